@@ -107,13 +107,15 @@ def answered(problem: Problem, thought: str = "") -> list[Message]:
     turns: list[Message] = []
     if problem.calls:
         turns.append(calls_message(problem.calls, thought))
-        turns += (
-            {"role": "tool", "content": json.dumps(dict(call.result))}
-            for call in problem.calls
-        )
+        turns += ({"role": "tool", "content": _result(call)} for call in problem.calls)
         thought = ""
     last: Message = {"role": "assistant", "content": problem.answer}
     return [*turns, last | ({"reasoning_content": thought} if thought else {})]
+
+
+def _result(call: Call) -> str:
+    """What a tool's turn has: JSON, or a text as it is."""
+    return call.result if isinstance(call.result, str) else json.dumps(dict(call.result))
 
 
 def any_dialogue(rng: Random, stage: Stage = Stage.FIRST) -> Dialogue:

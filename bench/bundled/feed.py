@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bench.bundled import corpus
-from bench.bundled.packing import HEAVY, LEARNT, WINDOW, Pack, circles, texts
+from bench.bundled.packing import HEAVY, LEARNT, WINDOW, Pack, circles, halves, texts
 from bench.bundled.prepare import CORPUS, TOKENIZER
 from bench.bundled.shards import Shards
 from bench.bundled.tasks.code import document
@@ -23,7 +23,10 @@ from bench.bundled.tasks.code import document
 AT_ONCE: Final = 32  # shards that a step draws from
 STEPS: Final = 12  # until the oldest of them is replaced
 WEIGHT: Final = 32  # of a heavy token, in plain ones
-RECIPES: Final = 4000
+RECIPES: Final = 8000
+# Shares of documents that are cut in two, as if their beginning had been typed.
+CUT_OPENINGS: Final = 0.3
+CUT_RECIPES: Final = 0.6
 # Rows of 64: conversations, whole files from anywhere, definitions, recipes, circles.
 SHARES: Final[Mapping[str, int]] = {
     "talk": 36,
@@ -82,8 +85,9 @@ def read_python(
     openings = found.openings
     rng.shuffle(openings)
     files = texts(tokenizer, found.files[:limit])
-    definitions = texts(tokenizer, openings[:limit])
-    written = texts(tokenizer, [document(rng) for _ in range(RECIPES)])
+    definitions = halves(tokenizer, openings[:limit], rng, CUT_OPENINGS)
+    recipes = [document(rng) for _ in range(RECIPES)]
+    written = halves(tokenizer, recipes, rng, CUT_RECIPES)
     rounds = circles(
         rng, [*definitions[:20_000], *written], 20_000 if limit is None else limit
     )

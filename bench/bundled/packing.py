@@ -22,6 +22,8 @@ HEAVY: Final = 1 << 13  # learnt, and worth as much as many tokens
 Tokens = NDArray[numpy.int16]
 END_ID: Final = 0
 ROUNDS: Final = 2  # a text that has repeated itself so often has to end
+TYPED: Final = 200  # characters of the longest beginning that is cut off
+LINES: Final = 0.6  # of all cuts, at the end of a line
 WINDOW: Final = CONTEXT + 1  # inputs, and one further what follows each
 
 
@@ -57,6 +59,35 @@ def texts(
         ):
             found.append(numpy.array([*one.ids, END_ID], numpy.int16) | LEARNT)
     return found
+
+
+def halves(
+    tokenizer: Tokenizer, documents: Iterable[str], rng: Random, share: float
+) -> list[Tokens]:
+    """Texts as `texts` has them, but for a share that is cut in two somewhere in its
+    first lines, as if the first part was a prompt: what is typed ends where it likes, and
+    not where a token of the whole text does. ("def f(x):" is one token less than its
+    beginning in a file, where the colon and what follows it are one.)
+    """
+    parts, cut = list[str](), list[bool]()
+    for one in documents:
+        at = _cut(one, rng) if rng.random() < share else 0
+        cut.append(at > 0)
+        parts += [one[:at], one[at:]] if at else [one]
+    encoded, found = iter(texts(tokenizer, parts)), list[Tokens]()
+    for both in cut:
+        first = next(encoded)
+        found.append(numpy.concatenate([first[:-1], next(encoded)]) if both else first)
+    return found
+
+
+def _cut(document: str, rng: Random) -> int:
+    """A place in the first lines: mostly the end of one, without its line break."""
+    head = document[: 1 + rng.randrange(TYPED)]
+    ends = [at for at, char in enumerate(head) if char == "\n" and at]
+    if ends and rng.random() < LINES:
+        return rng.choice(ends)
+    return rng.randrange(1, max(2, len(head)))
 
 
 def circles(rng: Random, documents: Sequence[Tokens], count: int) -> list[Tokens]:

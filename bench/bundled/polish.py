@@ -17,7 +17,7 @@ A step takes some seconds of two processors, and some hundredths of one of a GPU
 
 import argparse
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from shutil import copytree
@@ -59,7 +59,7 @@ SHARES: Final = {
     "mistakes": 7,
     "files": 4,
     "openings": 4,
-    "recipes": 1,
+    "recipes": 3,
     "circles": 1,
     "own circles": 3,
 }
@@ -172,6 +172,8 @@ class Polishing:
     rate: float  # the highest, as a share of `train`'s highest
     seed: int
     device: str
+    share: float  # of the windows that `SHARES` has
+    losses: Callable[..., tuple[Tensor, Tensor, Tensor]]
     generator: torch.Generator = field(init=False)
     muon: Muon = field(init=False)
     adam: torch.optim.AdamW = field(init=False)
@@ -204,7 +206,7 @@ class Polishing:
     def advance(self, share: float) -> float:
         """One step, when so much of the whole is done; returns the loss."""
         rate = self.rate * (1 - share)
-        loss, _, _ = losses(self.model, self.teacher, self._batch())
+        loss, _, _ = self.losses(self.model, self.teacher, self._batch())
         loss.backward()  # type: ignore[no-untyped-call] # torch leaves it without types
         self.adam.param_groups[0]["lr"] = OTHER_RATE * rate
         self.adam.step()
@@ -216,10 +218,13 @@ class Polishing:
     def _batch(self) -> Tensor:
         span = torch.arange(LENGTH + 1, device=self.device)
         parts = [
-            tape.tokens[tape.draw(SHARES[name], self.generator)[:, None] + span]
+            tape.tokens[tape.draw(self._windows(name), self.generator)[:, None] + span]
             for name, tape in self.tapes.items()
         ]
         return torch.cat(parts).int()
+
+    def _windows(self, name: str) -> int:
+        return max(1, round(SHARES[name] * self.share))
 
     def write(self, folder: Path) -> None:
         """The model's weights, into a folder that has all else."""
@@ -258,6 +263,8 @@ def polish(args: argparse.Namespace) -> None:
         args.rate,
         args.seed,
         device,
+        args.share,
+        torch.compile(losses, dynamic=False) if args.compiled else losses,
     )
     problems = probe.sheet(tokenizer, device, each=args.each)
     rows = probe.held_rows(python, LENGTH, device)
@@ -306,6 +313,8 @@ def main() -> None:
     add("--minutes", type=float, default=40, help="of steps")
     add("--rounds", type=int, default=5)
     add("--rate", type=float, default=0.05, help="a share of `train`'s highest")
+    add("--share", type=float, default=1, help="of a step's windows; fewer on a CPU")
+    add("--compiled", action="store_true", help="worth its minute if there are many")
     add("--seed", type=int, default=17, help="another than the training's")
     add("--documents", type=int, help="so many of the sources only, for a trial")
     add("--each", type=int, default=probe.EACH, help="problems of a task in a probe")

@@ -15,6 +15,8 @@ _PRODUCT: Final = phrases("arithmetic", "product")
 _QUOTIENT: Final = phrases("arithmetic", "quotient")
 _GAIN: Final = phrases("arithmetic", "gain")
 _LOSS: Final = phrases("arithmetic", "loss")
+_BOTH: Final = phrases("arithmetic", "both")
+_SEQUENCE: Final = phrases("arithmetic", "sequence")
 
 
 def _number(rng: Random, most: int) -> int:
@@ -67,13 +69,16 @@ def draw_sum(rng: Random) -> Problem:
 def draw_difference(rng: Random) -> Problem:
     """A difference of numbers up to 999, sometimes below zero."""
     a, b = _number(rng, MOST), _number(rng, MOST)
-    if a < b and rng.random() < 0.7:
+    if a < b and rng.random() < 0.5:
         a, b = b, a
+    forms = _DIFFERENCE  # what two numbers differ by is not below zero
+    if a < b:
+        forms = tuple(form for form in _DIFFERENCE if "difference" not in form)
     turned = f"{a} is less than {b}: it is minus what {b} - {a} is. " if a < b else ""
     return Problem(
         task="difference",
         key=f"{a} {b}",
-        question=varied(rng, rng.choice(_DIFFERENCE).format(a=a, b=b)),
+        question=varied(rng, rng.choice(forms).format(a=a, b=b)),
         answer=f"{a} - {b} = {a - b}",
         thought=turned + column_difference(max(a, b), min(a, b)),
         truth=str(a - b),
@@ -81,27 +86,32 @@ def draw_difference(rng: Random) -> Problem:
 
 
 def draw_chain(rng: Random) -> Problem:
-    """Three or four numbers to be added, one after the other."""
+    """Three or four numbers to be added or subtracted, one after the other."""
     numbers = [rng.randint(1, 99) for _ in range(rng.choice((3, 3, 4)))]
-    total, steps = numbers[0], []
+    total, steps, asked = numbers[0], list[str](), str(numbers[0])
+    mixed = rng.random() < 0.4
     for number in numbers[1:]:
-        steps.append(f"{total} + {number} = {total + number}")
-        total += number
-    asked = " + ".join(map(str, numbers))
+        less = mixed and total >= number and rng.random() < 0.6
+        sign, after = ("-", total - number) if less else ("+", total + number)
+        steps.append(f"{total} {sign} {number} = {after}")
+        asked, total = f"{asked} {sign} {number}", after
     listed = ", ".join(map(str, numbers))
     forms: tuple[str, ...] = (
         f"What is {asked}?",
         asked,
         f"Calculate {asked}.",
-        f"Add {listed}.",
+        f"{asked} =",
+        f"How much is {asked}?",
     )
-    forms += (f"What is the sum of {listed}?", f"Sum: {listed}", f"Add up {listed}.")
+    if "-" not in asked:
+        forms += (f"What is the sum of {listed}?", f"Sum: {listed}", f"Add {listed}.")
+        forms += (f"Add up {listed}.",)
     return Problem(
         task="chain",
         key=" ".join(map(str, sorted(numbers))),
         question=varied(rng, rng.choice(forms)),
         answer=", ".join(steps),
-        thought=f"I add one number after the other: {', '.join(steps)}.",
+        thought=f"I take one number after the other: {', '.join(steps)}.",
         truth=str(total),
     )
 
@@ -143,7 +153,7 @@ def division(a: int, b: int) -> str:
 def draw_quotient(rng: Random) -> Problem:
     """A number divided by a small one, mostly without a remainder."""
     b, whole = rng.randint(1, TABLE), rng.randint(0, rng.choice((12, 12, 99)))
-    rest = rng.randint(1, b - 1) if b > 1 and rng.random() < 0.3 else 0
+    rest = rng.randint(1, b - 1) if b > 1 and rng.random() < 0.45 else 0
     a = b * whole + rest
     left = f" remainder {rest}" if rest else ""
     back = f"{whole} × {b} = {whole * b}" + (f", and {rest} is left" if rest else "")
@@ -160,7 +170,9 @@ def draw_quotient(rng: Random) -> Problem:
 
 
 def draw_story(rng: Random) -> Problem:
-    """A sum or a difference, told."""
+    """A sum or a difference, or one after the other, told."""
+    if rng.random() < 0.3:
+        return _long_story(rng)
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     a, b = rng.randint(2, rng.choice((20, 99, 500))), rng.randint(2, rng.choice((20, 99)))
     more = rng.random() < 0.5
@@ -177,6 +189,52 @@ def draw_story(rng: Random) -> Problem:
         answer=f"{a} {sign} {b} = {total}, so {total} {thing}.",
         thought=f"They become {how}: {a} {sign} {b} = {total}.",
         truth=str(total),
+    )
+
+
+def _long_story(rng: Random) -> Problem:
+    """Something is given away, and something is got, in either order."""
+    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    a, b, c = rng.randint(2, 60), rng.randint(1, 40), rng.randint(1, 40)
+    a, b = max(a, b), min(a, b)
+    middle, total = a - b, a - b + c
+    first, second = f"{a} - {b} = {middle}", f"{middle} + {c} = {total}"
+    form = rng.choice(_BOTH)
+    if form.index("{b}") > form.index("{c}"):
+        first, second = f"{a} + {c} = {a + c}", f"{a + c} - {b} = {total}"
+    return Problem(
+        task="story",
+        key=f"{a} - {b} + {c} {thing}",
+        question=form.format(n=name, t=thing, a=a, b=b, c=c),
+        answer=f"{first}, {second}, so {total} {thing}.",
+        thought=f"One after the other: {first}, {second}.",
+        truth=str(total),
+    )
+
+
+def draw_sequence(rng: Random) -> Problem:
+    """The next number of a row that rises, falls or doubles evenly."""
+    start, step = rng.randint(0, rng.choice((9, 20, 99))), rng.randint(1, 12)
+    count = rng.choice((3, 4, 4, 5))
+    match rng.randrange(5):
+        case 0:
+            start = rng.randint(1, 9)
+            numbers = [start * 2**i for i in range(count + 1)]
+            how = "Each number is twice the one before"
+        case 1:
+            numbers = [start + step * (count - i) for i in range(count + 1)]
+            how = f"The numbers fall by {step}"
+        case _:
+            numbers = [start + step * i for i in range(count + 1)]
+            how = f"The numbers rise by {step}"
+    *told, last = map(str, numbers)
+    return Problem(
+        task="sequence",
+        key=" ".join(told[:3]),
+        question=varied(rng, rng.choice(_SEQUENCE).format(x=", ".join(told))),
+        answer=f"{how}, so the next one is {last}.",
+        thought=f"{how}.",
+        truth=last,
     )
 
 

@@ -25,8 +25,8 @@ Values = Mapping[str, Any]
 class Tool:
     """A function, questions that need it, and answers made of its result.
 
-    A field's type is a JSON type; `optional` ones are asked for only where a question
-    names them. Questions and answers are formats over arguments and results.
+    A field's type is a JSON type. Questions and answers are formats over arguments and
+    results.
     """
 
     names: Sequence[str]

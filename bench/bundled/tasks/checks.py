@@ -90,6 +90,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "product": last_number,
     "quotient": quotient,
     "story": last_number,
+    "sequence": last_number,
     "next": last_number,
     "compare": exactly,
     "missing tool": exactly,

@@ -7,6 +7,7 @@ answers are judged, too.
 import ast
 import doctest
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -20,6 +21,39 @@ from bench.bundled.tasks.vocabulary import PHRASES, phrases
 _ASKED: Final = phrases("code", "asked")
 _DOING: Final = phrases("code", "doing")
 _DOES: Final = PHRASES["code"]["does"]
+# What else people call parameters, and functions.
+_ALSO: Final[Mapping[str, Sequence[str]]] = {
+    "n": ("n", "number", "num"),
+    "x": ("x", "n", "number"),
+    "text": ("text", "s", "string", "word", "sentence"),
+    "numbers": ("numbers", "nums", "values", "lst", "arr", "xs"),
+    "items": ("items", "arr", "lst", "nums", "values", "a"),
+    "target": ("target", "x", "key", "value"),
+    "lists": ("lists", "nested", "list_of_lists"),
+    "path": ("path", "filename", "file_name"),
+    "base": ("base", "x"),
+    "exponent": ("exponent", "n", "power"),
+    "celsius": ("celsius", "c"),
+    "fahrenheit": ("fahrenheit", "f"),
+    "mapping": ("mapping", "d", "dictionary"),
+}
+_CALLED: Final[Mapping[str, Sequence[str]]] = {
+    "factorial": ("factorial", "fact"),
+    "fibonacci": ("fibonacci", "fib"),
+    "is_prime": ("is_prime", "prime", "isprime"),
+    "is_palindrome": ("is_palindrome", "palindrome"),
+    "reverse_string": ("reverse_string", "reverse", "reverse_text"),
+    "quicksort": ("quicksort", "quick_sort"),
+    "sum_list": ("sum_list", "sum_of_list"),
+    "maximum": ("maximum", "find_max"),
+    "minimum": ("minimum", "find_min"),
+    "average": ("average", "mean"),
+    "unique": ("unique", "remove_duplicates"),
+    "chunks": ("chunks", "chunk"),
+    "hello": ("hello", "greet"),
+    "fizzbuzz": ("fizzbuzz", "fizz_buzz"),
+}
+_FUNCTION: Final = ast.FunctionDef
 _BY_DOING: Final = 0.4  # of all questions: by what the code does, not by its name
 
 
@@ -113,6 +147,64 @@ def draw_code(rng: Random) -> Problem:
 def document(rng: Random) -> str:
     """A text to be continued: one of the functions by itself, or some in one file."""
     if rng.random() < 0.75:
-        return rng.choice(recipes()).code + "\n"
+        return variant(rng, rng.choice(recipes())) + "\n"
     some = rng.sample(recipes(), rng.randint(2, 3))
-    return "\n\n\n".join(recipe.code for recipe in some) + "\n"
+    return "\n\n\n".join(variant(rng, recipe) for recipe in some) + "\n"
+
+
+def variant(rng: Random, recipe: Recipe) -> str:
+    """A recipe as another person begins it, half of the time: under another name, with
+    other parameters, with types, without its docstring. The rest follows from that.
+    """
+    code = recipe.code
+    if rng.random() < 0.5:
+        return code
+    names = dict[str, str]()
+    if recipe.kind == "function":
+        names = {
+            name: rng.choice(_ALSO[name]) for name in _parameters(code) if name in _ALSO
+        }
+        names |= {recipe.name: rng.choice(_CALLED.get(recipe.name, (recipe.name,)))}
+    taken = {name for name in re.findall(r"[A-Za-z_]\w*", code) if name not in names}
+    if not taken & set(names.values()) and len({*names.values()}) == len(names):
+        code = _renamed(code, names)
+    if rng.random() < 0.5:
+        code = re.sub(r'\n    """.*?"""(?=\n)', "", code, count=1)
+    if recipe.kind == "function" and rng.random() < 0.3:
+        code = _typed(code, recipe)
+    return code
+
+
+def _parameters(code: str) -> list[str]:
+    node = ast.parse(code).body[0]
+    return [one.arg for one in node.args.args] if isinstance(node, _FUNCTION) else []
+
+
+def _renamed(code: str, names: Mapping[str, str]) -> str:
+    """Code with other names; its docstring has words for most of them, but no letters."""
+    first, docstring, rest = re.split(r'(""".*?""")', code, maxsplit=1)
+    letters = {name: other for name, other in names.items() if len(name) == 1}
+    return _with(first, names) + _with(docstring, letters) + _with(rest, names)
+
+
+def _with(text: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"[A-Za-z_]\w*", lambda found: names.get(found[0], found[0]), text)
+
+
+def _typed(code: str, recipe: Recipe) -> str:
+    """A function with the types of its example: of what is given, and of what comes."""
+    call = ast.parse(recipe.example.splitlines()[0].removeprefix(">>> ")).body[0]
+    value = call.value if isinstance(call, ast.Expr) else None
+    if not isinstance(value, ast.Call) or value.keywords:
+        return code
+    try:
+        given = [type(ast.literal_eval(one)).__name__ for one in value.args]
+        came = type(ast.literal_eval(recipe.example.partition("\n")[2] or "None"))
+    except (SyntaxError, ValueError):
+        return code
+    parameters = _parameters(code)
+    if len(given) != len(parameters):  # the example does more than call it
+        return code
+    listed = ", ".join(map("{}: {}".format, parameters, given))
+    back = came.__name__ if came is not type(None) else "None"
+    return re.sub(r"\(.*?\):", f"({listed}) -> {back}:", code, count=1)

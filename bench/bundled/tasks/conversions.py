@@ -1,5 +1,6 @@
 """Units, dates, times of day and days of the week."""
 
+import calendar
 import datetime
 from random import Random
 from typing import Final
@@ -45,6 +46,9 @@ _UNITS: Final = (
 _INTO: Final = phrases("conversions", "into")
 _DATES: Final = phrases("conversions", "dates")
 _AFTER: Final = phrases("conversions", "after")
+_DURATION: Final = phrases("conversions", "duration")
+_DAY_AFTER: Final = phrases("conversions", "day_after")
+_DAY_BEFORE: Final = phrases("conversions", "day_before")
 
 
 def draw_units(rng: Random) -> Problem:
@@ -68,29 +72,54 @@ def draw_units(rng: Random) -> Problem:
 
 
 def draw_duration(rng: Random) -> Problem:
-    """Minutes as hours and minutes."""
-    hours, minutes = rng.randint(1, 9), rng.randint(0, 59)
-    total = 60 * hours + minutes
-    named = f"{hours} hour{'s' * (hours > 1)}"
-    found = f"{named} and {minutes} minute{'s' * (minutes != 1)}" if minutes else named
-    forms = (
-        "Convert {n} minutes to hours and minutes.",
-        "How many hours and minutes are {n} minutes?",
-        "{n} minutes in hours and minutes",
-        "What is {n} minutes in hours and minutes?",
+    """Minutes as hours and minutes, seconds as minutes and seconds, hours as seconds."""
+    large, small = rng.choice(
+        (("hour", "minute"), ("hour", "minute"), ("minute", "second"))
     )
+    if rng.random() < 0.15:
+        return _in_seconds(rng)
+    many, few = rng.randint(1, 9), rng.randint(0, 59)
+    total = 60 * many + few
+    found = _counted(many, large)
+    if few:
+        found += f" and {_counted(few, small)}"
+    form = rng.choice((*_DURATION, *_INTO[:3]) if few else _DURATION)
     return Problem(
         task="duration",
-        key=str(total),
-        question=varied(rng, rng.choice(forms).format(n=total)),
-        answer=f"{total} minutes = {found}",
-        thought=f"{hours} × 60 = {60 * hours}, and {total} - {60 * hours} = {minutes}.",
+        key=f"{total} {small}s" if small == "second" else str(total),
+        question=varied(rng, form.format(n=total, a=f"{small}s", b=f"{large}s")),
+        answer=f"{total} {small}s = {found}",
+        thought=f"{many} × 60 = {60 * many}, and {total} - {60 * many} = {few}.",
         truth=found,
     )
 
 
+def _counted(count: int, of: str) -> str:
+    return f"{count} {of}{'s' * (count != 1)}"
+
+
+def _in_seconds(rng: Random) -> Problem:
+    """Hours or days in a unit that is two smaller."""
+    large, small, factor, most = rng.choice(
+        (("hour", "seconds", 3600, 24), ("day", "minutes", 1440, 14))
+    )
+    count = rng.randint(1, most)
+    unit, found = large if count == 1 else f"{large}s", count * factor
+    form = rng.choice(_INTO)
+    return Problem(
+        task="duration",
+        key=f"{count} {unit} {small}",
+        question=varied(rng, form.format(n=count, a=unit, b=small)),
+        answer=f"{count} {unit} = {found} {small}",
+        thought=f"1 {large} is {factor} {small}: {count} × {factor} = {found}.",
+        truth=f"{found} {small}",
+    )
+
+
 def draw_temperature(rng: Random) -> Problem:
-    """Degrees of one scale in the other, where both are whole."""
+    """Degrees of one scale in the other, to a tenth of one."""
+    if rng.random() < 0.5:
+        return _any_temperature(rng)
     celsius = 5 * rng.randint(-8, 40)
     part = celsius * 9 // 5
     warm = part + 32
@@ -122,6 +151,33 @@ def draw_temperature(rng: Random) -> Problem:
         thought=f"{answer.split(',')[0]}.",
         truth=truth,
     )
+
+
+def _any_temperature(rng: Random) -> Problem:
+    """Whole degrees, of which the other scale has tenths."""
+    given, other = rng.choice((("Celsius", "Fahrenheit"), ("Fahrenheit", "Celsius")))
+    if given == "Celsius":
+        n = rng.randint(-20, 50)
+        found = _tenths(n * 9 / 5 + 32)
+        working = f"{n} × 9 / 5 + 32 = {_tenths(n * 9 / 5)} + 32 = {found}"
+    else:
+        n = rng.randint(0, 120)
+        found = _tenths((n - 32) * 5 / 9)
+        working = f"({n} - 32) × 5 / 9 = {n - 32} × 5 / 9 = {found}"
+    unit = rng.choice(("degrees {}", "{}", "{}")).format(given)
+    return Problem(
+        task="temperature",
+        question=varied(
+            rng, rng.choice(_INTO[:5:2] + _INTO[3:4]).format(n=n, a=unit, b=other)
+        ),
+        answer=f"{working}, so {found} {other}.",
+        thought=f"{working}.",
+        truth=f"{found} {other}",
+    )
+
+
+def _tenths(value: float) -> str:
+    return f"{round(value, 1) + 0.0:g}"
 
 
 def _suffix(day: int) -> str:
@@ -174,24 +230,27 @@ def draw_next_day(rng: Random) -> Problem:
     date = datetime.date(rng.randint(1950, 2060), 1, 1) + datetime.timedelta(
         rng.randrange(365)
     )
-    if rng.random() < 0.2:  # ends of months are rare otherwise
-        date = date.replace(day=1) - datetime.timedelta(1)
     back = rng.random() < 0.3
-    found = (date + datetime.timedelta(-1 if back else 1)).isoformat()
+    if rng.random() < 0.4:  # ends of months are rare otherwise
+        month = rng.choice((date.month, 1, 3, 3))
+        date = date.replace(month=month, day=1) - datetime.timedelta(0 if back else 1)
+    after = date + datetime.timedelta(-1 if back else 1)
+    given, found = date.isoformat(), after.isoformat()
+    if rng.random() < 0.3:
+        given, found = _in_words(date), _in_words(after)
     word = "before" if back else "after"
-    forms = (
-        "Which date comes {w} {d}?",
-        "What is the day {w} {d}?",
-        "What date is one day {w} {d}?",
-        "Give me the date one day {w} {d}.",
-    )
+    forms = _DAY_BEFORE if back else _DAY_AFTER
     return Problem(
         task="next date",
         key=date.isoformat(),
-        question=varied(rng, rng.choice(forms).format(w=word, d=date.isoformat())),
+        question=varied(rng, rng.choice(forms).format(w=word, d=given)),
         answer=found,
         truth=found,
     )
+
+
+def _in_words(date: datetime.date) -> str:
+    return f"{MONTHS[date.month - 1]} {date.day}, {date.year}"
 
 
 def draw_weekday(rng: Random) -> Problem:
@@ -209,6 +268,23 @@ def draw_weekday(rng: Random) -> Problem:
         thought=f"{weeks}I count: {steps}.",
         truth=found,
     )
+
+
+def _days_of(rng: Random, month: int) -> tuple[str, str]:
+    """How many days a month of a year has."""
+    year = rng.randint(1990, 2040)
+    days = calendar.monthrange(year, month + 1)[1]
+    form = rng.choice(
+        (
+            "How many days does {m} {y} have?",
+            "How many days are in {m} {y}?",
+            "How many days does {m} have in {y}?",
+        )
+    )
+    told = f"{MONTHS[month]} {year} has {days} days."
+    if month == 1:
+        told += f" {year} is {'a' if days == 29 else 'no'} leap year."
+    return form.format(m=MONTHS[month], y=year), told
 
 
 def draw_calendar(rng: Random) -> Problem:
@@ -236,6 +312,11 @@ def draw_calendar(rng: Random) -> Problem:
         (f"Which month comes after {MONTHS[month]}?", f"{MONTHS[(month + 1) % 12]}."),
         (f"Which month comes before {MONTHS[month]}?", f"{MONTHS[month - 1]}."),
         (f"What is month number {month + 1}?", f"{MONTHS[month]}."),
+        _days_of(rng, month),
+        _days_of(rng, 1),
+        (f"Which weekday comes after {WEEKDAYS[day]}?", f"{WEEKDAYS[(day + 1) % 7]}."),
+        (f"Which weekday is before {WEEKDAYS[day]}?", f"{WEEKDAYS[day - 1]}."),
+        (f"Which day is before {WEEKDAYS[day]}?", f"{WEEKDAYS[day - 1]}."),
         (f"What day comes after {WEEKDAYS[day]}?", f"{WEEKDAYS[(day + 1) % 7]}."),
         (f"What day comes before {WEEKDAYS[day]}?", f"{WEEKDAYS[day - 1]}."),
         ("How many days are in a week?", "A week has 7 days."),

@@ -21,7 +21,7 @@ class Call:
 
     name: str
     arguments: Mapping[str, Any]
-    result: Mapping[str, Any]
+    result: Mapping[str, Any] | str
 
 
 @frozen(kw_only=True)

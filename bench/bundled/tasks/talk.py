@@ -9,6 +9,7 @@ from bench.bundled.tasks.vocabulary import COLORS, NAMES, PHRASES, PLACES, WORDS
 _TURNS: Final = tuple(
     (tuple(one["asked"]), str(one["answer"])) for one in PHRASES["talk"]["turns"]
 )
+_GREETINGS: Final = ("Hi! ", "Hello! ", "Hi, ", "Hey, ", "Hello. ", "Good morning! ")
 _MEET: Final = phrases("talk", "meet")
 _LIVE: Final = phrases("talk", "live")
 _COLOR: Final = phrases("talk", "color")
@@ -38,6 +39,8 @@ def draw_talk(rng: Random) -> Problem:
     """Something that everybody says, and what to say to it."""
     asked, answer = rng.choice(_TURNS)
     question = rng.choice(asked)
+    if question.endswith("?") and rng.random() < 0.25:  # the question is what counts
+        question = rng.choice(_GREETINGS) + question
     return Problem(task="talk", question=question, answer=answer, truth=answer)
 
 

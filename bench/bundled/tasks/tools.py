@@ -16,6 +16,17 @@ from bench.bundled.tasks.problem import Call, Problem, syllables
 from bench.bundled.tasks.vocabulary import NAMES, WORDS, phrases
 
 MOST_OFFERED: Final = 4
+SAID: Final = 0.15  # of all calls, those whose result is a sentence, which is passed on
+HAS_SPARE: Final = 0.25  # of all tools, those with a field that need not be said
+_SPARE: Final[Sequence[tuple[str, Mapping[str, Any]]]] = (
+    ("unit", {"type": "string", "enum": ["celsius", "fahrenheit"]}),
+    ("units", {"type": "string", "enum": ["metric", "imperial"]}),
+    ("format", {"type": "string", "description": "How it is written"}),
+    ("language", {"type": "string", "description": "Language of the answer"}),
+    ("limit", {"type": "integer", "description": "At most so many"}),
+    ("verbose", {"type": "boolean", "description": "Say more"}),
+    ("country", {"type": "string", "description": "Country code"}),
+)
 _COUNTING: Final = frozenset(
     name
     for tool in CATALOGUE
@@ -34,12 +45,16 @@ class Offer:
     tool: Tool
     name: str
     fields: Mapping[str, str]  # as the catalogue has it -> as offered
+    spare: Mapping[str, Any]  # that need not be said, and is not
 
     @classmethod
     def of(cls, rng: Random, tool: Tool) -> "Offer":
         """One of a tool's names, and of its fields'."""
         fields = {name: rng.choice(tool.also.get(name, (name,))) for name in tool.fields}
-        return cls(tool, rng.choice(tool.names), fields)
+        spare = dict(rng.sample(_SPARE, 1)) if rng.random() < HAS_SPARE else {}
+        if spare.keys() & {*fields.values()}:
+            spare = {}
+        return cls(tool, rng.choice(tool.names), fields, spare)
 
     def described(self) -> dict[str, Any]:
         """As a request has it."""
@@ -50,7 +65,7 @@ class Offer:
                 properties[self.fields[name]]["enum"] = list(self.tool.choices[name])
         parameters = {
             "type": "object",
-            "properties": properties,
+            "properties": properties | dict(self.spare),
             "required": list(properties),
         }
         function = {
@@ -176,6 +191,8 @@ def draw_call(rng: Random) -> Problem:
         question = asked.format(city=f"{values['city']} and {other['city']}")
         calls.append(offer.call(other, more))
         answer += " " + _answer(rng, tool, other, more)
+    elif rng.random() < SAID:
+        calls = [evolve(calls[0], result=answer)]
     return Problem(
         task="tool call",
         key=f"{offer.name} {' '.join(map(str, values.values()))}",

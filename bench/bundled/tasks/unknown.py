@@ -41,6 +41,8 @@ def draw_unknown(rng: Random) -> Problem:
         "y": rng.randint(1500, 2030),
         "a": rng.randint(2, 99),
         "b": rng.randint(2, 99),
+        "c": rng.randint(0, 99),
+        "d": rng.randint(0, 9),
         "big": rng.randint(2000, 99999),
         "big2": rng.randint(1000, 99999),
     }

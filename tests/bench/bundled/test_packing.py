@@ -13,6 +13,7 @@ from bench.bundled.packing import (
     Conversations,
     Pack,
     circles,
+    halves,
     texts,
 )
 from bench.bundled.shards import make
@@ -86,3 +87,16 @@ def test_conversations_end_their_turns(tokenizer: Tokenizer) -> None:
     ):
         ends = (tokens & (LEARNT - 1)) == tokenizer.token_to_id("<|im_end|>")
         assert (tokens[ends] & LEARNT).any()
+
+
+def test_of_halves_the_first_is_a_prompts_tokens(tokenizer: Tokenizer) -> None:
+    text = "def add(a, b):\n    return a + b\n"
+    whole = texts(tokenizer, [text])[0]
+    found = halves(tokenizer, [text] * 40, Random(2), 0.5)
+    different = [one for one in found if not numpy.array_equal(one, whole)]
+    assert 4 < len(different) < 30
+    ids = [one[:-1] & (LEARNT - 1) for one in found]
+    assert {tokenizer.decode(one.tolist()) for one in ids} == {text}
+    assert all((one & LEARNT).all() and one[-1] == LEARNT for one in found)
+    typed = tokenizer.encode("def add(a, b):", add_special_tokens=False).ids
+    assert any(one[: len(typed)].tolist() == typed for one in ids)

@@ -1,6 +1,7 @@
 """Each task: its answers are right by its check, others are not, and none leaks."""
 
 import json
+import re
 from itertools import pairwise
 from random import Random
 
@@ -9,7 +10,7 @@ import pytest
 from bench.bundled.dialogues import answered
 from bench.bundled.tasks.arithmetic import column_difference, column_sum, working
 from bench.bundled.tasks.checks import CHECKS, right
-from bench.bundled.tasks.code import recipes, works
+from bench.bundled.tasks.code import Recipe, recipes, variant, works
 from bench.bundled.tasks.problem import Problem, drawn
 from bench.bundled.tasks.tasks import TASKS, any_problem
 
@@ -94,6 +95,28 @@ def test_workings_are_true() -> None:
 def test_recipes_do_what_their_examples_say(recipe: object) -> None:
     assert works(recipe.code, recipe.example)  # type: ignore[attr-defined]
     assert not works("def nothing():\n    pass\n", recipe.example)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.name)
+def test_variants_of_recipes_do_what_they_do(recipe: Recipe) -> None:
+    rng, found = Random(recipe.name), set[str]()
+    for _ in range(40):
+        code = variant(rng, recipe)
+        name = code.split("(")[0].split(":")[0].split()[1]
+        assert works(code, re.sub(rf"\b{recipe.name}\b", name, recipe.example)), code
+        found.add(code)
+    assert recipe.code in found
+    assert len(found) > 1
+
+
+def test_variants_have_other_names_types_and_no_docstring() -> None:
+    recipe = next(one for one in recipes() if one.name == "factorial")
+    rng = Random(0)
+    found = {variant(rng, recipe) for _ in range(300)}
+    begins = {code.split("\n", 1)[0] for code in found}
+    assert {"def fact(n):", "def factorial(number: int) -> int:"} <= begins
+    assert any('"""Return the factorial of num."""' in code for code in found)
+    assert any('"""' not in code for code in found)
 
 
 @pytest.mark.parametrize(
