@@ -64,27 +64,28 @@ class Parsed:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._parsing = request.parsing
+        self._streaming = request.stream
         self._parsers: dict[int, Parser] = {}  # by choice, until they end
-        self._calling: set[int] = set()  # choices in which there was a call
+        self._calling: set[int] = set()  # choices in which a call was whole
 
     def read(self, choice: int, output: CompletionOutput) -> list[Delta]:
         """What is new of a choice."""
         if self._parsing is None:
             return [Content(output.text)] if output.text else []
         if choice not in self._parsers:
-            self._parsers[choice] = self._parsing.parser()
+            self._parsers[choice] = self._parsing.parser(streaming=self._streaming)
         parser = self._parsers[choice]
         deltas = parser.push(output.text, final=output.finish_reason is not None)
         if not self._parsing.parallel:
             deltas = [one for one in deltas if not getattr(one, "index", 0)]
-        if any(isinstance(one, CallStart) for one in deltas):
+        if any(isinstance(one, CallEnd) and one.whole for one in deltas):
             self._calling.add(choice)
         if output.finish_reason is not None:
             del self._parsers[choice]
         return deltas
 
     def calls(self, choice: int) -> bool:
-        """Whether a choice has calls, as far as it has come."""
+        """Whether a choice has calls that can be made, as far as it has come."""
         return choice in self._calling
 
 

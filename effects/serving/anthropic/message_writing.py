@@ -200,7 +200,7 @@ def _blocks(said: Said) -> list[JsonObject]:
 
 
 def _called(call: Call) -> JsonObject:
-    """A call as a block. One that broke off is text: nobody should do it."""
+    """A call as a block; as text if its arguments nest more deeply than can be read."""
     try:
         return _tool_use(call.id, call.name, json.loads(call.arguments))
     except (ValueError, RecursionError):

@@ -2,9 +2,12 @@
 
 A call begins for the client once its name and the first brace of its arguments are there;
 until then it may turn out to be none, and its text is kept. From then on arguments go out
-as they come. `parameters` means the same as `arguments`, in either order with the name
-(arguments that come before it are held), and models write arguments as a string that
-holds JSON, too.
+as they come, as far as they begin a JSON object: one that goes wrong broke off for the
+client, and what is wrong is content behind it. Where nothing is streamed, a call begins
+once its arguments are whole.
+
+`parameters` means the same as `arguments`, in either order with the name (arguments that
+come before it are held), and models write arguments as a string that holds JSON, too.
 """
 
 import json
@@ -56,11 +59,14 @@ def string(source: Source) -> Reading[str | None]:
 
 
 def streamed(source: Source, out: Outlet, name: str) -> Reading[bool]:
-    """Take the arguments of a call, and tell of it; returns whether they are whole."""
-    source.kept()
+    """Take the arguments of a call, and tell of it; returns whether they are whole.
+
+    `source` keeps what was not told.
+    """
     out.start(name)
     whole = yield from value(source, out.arguments)
-    out.end(whole=whole)
+    if out.end(whole=whole):
+        source.keep()
     return whole
 
 
@@ -97,9 +103,7 @@ class _Call:
         first = yield from char(self.source)
         if first == "{" and self.name is not None:
             self.told = True
-            whole = yield from streamed(self.source, self.out, self.name)
-            self.source.keep()
-            return whole
+            return (yield from streamed(self.source, self.out, self.name))
         if first not in ("{", '"', "n"):
             return False
         parts: list[str] = []

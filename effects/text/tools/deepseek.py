@@ -79,7 +79,6 @@ def _call(source: Source, out: Outlet) -> Reading[bool]:
     if not name or not any_name(name) or (yield from char(source)) != "{":
         return False
     whole = yield from streamed(source, out, name)
-    source.keep()
     yield from space(source)
     yield from run(source, _FENCE)
     yield from space(source)

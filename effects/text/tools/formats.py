@@ -81,12 +81,12 @@ class Parsing:
         thinking = REASONING[self.reasoning]
         return (*found, thinking.opens, thinking.closes)
 
-    def parser(self) -> Parser:
-        """A parser for an answer."""
+    def parser(self, *, streaming: bool = True) -> Parser:
+        """A parser for an answer, which is told in one piece unless it is `streaming`."""
         tools = TOOLS.get(self.tools)
         thinking = REASONING.get(self.reasoning)
         offered = Offered(frozenset(self.names), frozenset(self.typed))
-        return Parser(tools, offered, thinking, opened=self.opened)
+        return Parser(tools, offered, thinking, opened=self.opened, streaming=streaming)
 
 
 @frozen

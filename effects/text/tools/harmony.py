@@ -95,15 +95,20 @@ def _message(source: Source, out: Outlet, begun: str) -> Reading[str]:
 
 def _call(source: Source, out: Outlet, header: _Header) -> Reading[None]:
     """Take the arguments of a call; what are none are content."""
+    source.keep(header.text)
     yield from space(source)
-    if (yield from char(source)) == "{":
-        yield from streamed(source, out, header.function)
-    elif (yield from ahead(source, _STOPS)) or source.at == len(source.text):
-        out.start(header.function)
-        out.arguments(_NONE)
-        out.end(whole=True)
+    first = yield from char(source)
+    if first == "{":
+        whole = yield from streamed(source, out, header.function)
     else:
-        out.content(header.text)
+        whole = not first or bool((yield from ahead(source, _STOPS)))
+        if whole:
+            out.start(header.function)
+            out.arguments(_NONE)
+            out.end(whole=True)
+    left = source.kept()
+    if not whole:
+        out.content(left)
 
 
 def _answer(source: Source, out: Outlet) -> Reading[None]:

@@ -1,25 +1,51 @@
 """Where a JSON value ends, while it comes; it is not built.
 
-A machine with a stack: strict as `json.loads` is, so what it lets through parses. But for
-one thing: models write line breaks and tabs into strings as they are, which JSON forbids,
-and these are passed on as escapes.
+A machine with a stack: strict as `json.loads` is, so what it lets through parses, and
+what it has let through so far begins a value at any time. But for one thing: models write
+line breaks and tabs into strings as they are, which JSON forbids, and these are passed on
+as escapes.
 """
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from minfer.effects.text.tools.source import SPACE
 
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')  # within a string
-_WORD: Final = re.compile(r"[-+.0-9A-Za-z]+")
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_LONGEST: Final = 512  # characters of a number: it is kept until it ends
-_WORDS: Final = frozenset({"true", "false", "null"})
+_LONGEST: Final = 512  # characters of a number: `json.loads` has a bound, too
+_WORDS: Final = ("true", "false", "null")
 _CLOSES: Final = {"{": "}", "[": "]"}
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 Step = Callable[[str, int], int]
+
+
+def _each(characters: str, then: str) -> dict[str, str]:
+    return dict.fromkeys(characters, then)
+
+
+_EXPONENT: Final = _each("eE", "e")
+# Words and numbers, by what came of them: what may come next, and what of them that is
+# then. Numbers are written with one digit for any number of them.
+_NEXT: Final[Mapping[str, Mapping[str, str]]] = {
+    "": {"-": "-", "0": "0", **_each("123456789", "1"), "t": "t", "f": "f", "n": "n"},
+    "-": {"0": "0", **_each("123456789", "1")},
+    "0": {".": "1.", **_EXPONENT},
+    "1": {**_each("0123456789", "1"), ".": "1.", **_EXPONENT},
+    "1.": _each("0123456789", "1.1"),
+    "1.1": {**_each("0123456789", "1.1"), **_EXPONENT},
+    "e": {**_each("0123456789", "e1"), **_each("+-", "e+")},
+    "e+": _each("0123456789", "e1"),
+    "e1": _each("0123456789", "e1"),
+    **{
+        word[:at]: {word[at]: word[: at + 1]}
+        for word in _WORDS
+        for at in range(1, len(word))
+    },
+    **{word: {} for word in _WORDS},
+}
+_WHOLE: Final = frozenset({"0", "1", "1.1", "e1", *_WORDS})
 
 
 class JsonScanner:
@@ -31,7 +57,8 @@ class JsonScanner:
         self.passed: list[str] = []  # what was taken
         self._open: list[str] = []  # braces and brackets
         self._step: Step = self._value
-        self._word = ""
+        self._word = ""  # what came of one, as `_NEXT` has it
+        self._length = 0  # of what came of it
         self._digits = 0  # of an escape, still to come
         self._key = False  # the string is one
 
@@ -43,8 +70,8 @@ class JsonScanner:
 
     def end(self) -> None:
         """There is no more text: a number may end so, and nothing else."""
-        if self._step == self._in_word and not self._open:
-            self._end_word()
+        if self._step == self._in_word and self._word in _WHOLE:
+            self._closed()
         self.broken = not self.done
 
     def taken(self) -> str:
@@ -79,10 +106,8 @@ class JsonScanner:
         if char in _CLOSES:
             self._open.append(char)
             return self._pass(text, at, self._key_or_end if char == "{" else self._first)
-        if _WORD.match(char):
-            self._step = self._in_word
-            return at
-        return self._break(at)
+        self._word, self._length = "", 0
+        return self._in_word(text, at)
 
     def _first(self, text: str, at: int) -> int:
         """The first value of a list, or its end."""
@@ -142,19 +167,13 @@ class JsonScanner:
 
     def _in_word(self, text: str, at: int) -> int:
         """A number, true, false or null: until something else comes."""
-        if (match := _WORD.match(text, at)) is None:
-            self._end_word()
-            return at
-        self._word += match[0][: _LONGEST + 1]
-        if len(self._word) > _LONGEST:
+        if (word := _NEXT[self._word].get(text[at])) is not None:
+            self._word = word
+            self._length += 1
+            if self._length > _LONGEST:
+                return self._break(at)
+            return self._pass(text, at, self._in_word)
+        if self._word not in _WHOLE:
             return self._break(at)
-        self.passed.append(match[0])
-        return match.end()
-
-    def _end_word(self) -> None:
-        good = self._word in _WORDS or _NUMBER.fullmatch(self._word) is not None
-        self._word = ""
-        if good:
-            self._step = self._closed()
-        else:
-            self.broken = True
+        self._step = self._closed()
+        return at

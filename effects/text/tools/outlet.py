@@ -4,6 +4,10 @@ White space beside markers is layout: formats put lines between reasoning, answe
 calls, and clients show what they get. So white space is held until it is known what comes
 behind it. Beside markers it is left out; parts of one kind that a marker was between are
 paragraphs.
+
+What was sent in a stream cannot be taken back: there a call that goes wrong is one that
+broke off. An answer that is told in one piece has only calls that are whole: others were
+none, and their text is given back.
 """
 
 from collections.abc import Callable
@@ -36,11 +40,16 @@ class _Flow:
 
 
 class Outlet:
-    """Deltas, until they are taken. `new_id` names each call that begins."""
+    """Deltas, until they are taken. `new_id` names each call that begins; with
+    `streaming`, it is told of while it comes.
+    """
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self.calls = 0  # that began
+    def __init__(self, new_id: Callable[[], str], *, streaming: bool = True) -> None:
+        self.calls = 0  # that were told of
         self._new_id = new_id
+        self._streaming = streaming
+        self._name = ""  # of the call that began last
+        self._arguments: list[str] = []  # of it, where they are held
         self._deltas: list[Delta] = []
         self._content = _Flow(Content)
         self._reasoning = _Flow(Reasoning)
@@ -74,17 +83,32 @@ class Outlet:
 
     def start(self, name: str) -> None:
         """A call begins."""
-        self.mark()
-        self._put(CallStart(self.calls, self._new_id(), name))
-        self.calls += 1
+        self._name = name
+        self._arguments = []
+        if self._streaming:
+            self._start()
 
     def arguments(self, text: str) -> None:
         """More arguments of the call that began last."""
-        self._put(Arguments(self.calls - 1, text))
+        if self._streaming:
+            self._put(Arguments(self.calls - 1, text))
+        else:
+            self._arguments.append(text)
 
-    def end(self, *, whole: bool) -> None:
-        """The call that began last is over."""
+    def end(self, *, whole: bool) -> bool:
+        """The call that began last is over; returns whether it was told of."""
+        if not self._streaming:
+            if not whole:
+                return False
+            self._start()
+            self._put(Arguments(self.calls - 1, "".join(self._arguments)))
         self._put(CallEnd(self.calls - 1, whole))
+        return True
+
+    def _start(self) -> None:
+        self.mark()
+        self._put(CallStart(self.calls, self._new_id(), self._name))
+        self.calls += 1
 
     def _flows(self, flow: _Flow, text: str) -> None:
         body = text.rstrip(SPACE)

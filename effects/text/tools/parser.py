@@ -38,7 +38,8 @@ class Parser:
     """Tells content, reasoning and calls apart; see `Format` and `Thinking`.
 
     Without a format all that is no reasoning is content. `offered` are the tools that
-    may be called; `opened` says that the answer begins within reasoning.
+    may be called; `opened` says that the answer begins within reasoning; `streaming`
+    that whoever asked hears of calls before they are whole.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class Parser:
         thinking: Thinking | None = None,
         *,
         opened: bool = False,
+        streaming: bool = True,
     ) -> None:
         self._source = Source()
-        self._out = Outlet((tools or Format(_content)).new_id)
+        new_id = (tools or Format(_content)).new_id
+        self._out = Outlet(new_id, streaming=streaming)
         self._reading = self._read(tools, offered or Offered(), thinking, opened)
         self._over = False
 

@@ -49,12 +49,13 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
         source.keep(marker)
         name = yield from _name(source, marker)
         known = name in tools.names or (marker == OPENS and any_name(name))
+        told = False
+        if name and known:
+            out.start(name)
+            told = yield from _arguments(source, out, name, tools)
         left = source.kept()
-        if not name or not known:
+        if not told:
             out.content(left)
-            continue
-        out.start(name)
-        yield from _arguments(source, out, name, tools)
 
 
 def _name(source: Source, marker: str) -> Reading[str]:
@@ -71,8 +72,10 @@ def _name(source: Source, marker: str) -> Reading[str]:
     return name
 
 
-def _arguments(source: Source, out: Outlet, name: str, tools: Offered) -> Reading[None]:
-    """Take parameters and tell of them as an object, up to the end of a call."""
+def _arguments(source: Source, out: Outlet, name: str, tools: Offered) -> Reading[bool]:
+    """Take parameters and tell of them as an object, up to the end of a call; returns
+    whether it was told of.
+    """
     before = "{"
     odd: list[str] = []
     marker = yield from until(source, _WITHIN, odd.append)
@@ -92,12 +95,14 @@ def _arguments(source: Source, out: Outlet, name: str, tools: Offered) -> Readin
             marker = yield from until(source, _WITHIN, odd.append)
     if marker:
         out.arguments("{}" if before == "{" else "}")
-    out.end(whole=bool(marker))
+    if not out.end(whole=bool(marker)):
+        return False
     if marker == _FUNCTION_ENDS:
         yield from space(source)
         if (yield from ahead(source, [CLOSES])):
             source.take(len(CLOSES))
     out.content(_without_begun_tag("".join(odd).strip()))
+    return True
 
 
 def _without_begun_tag(text: str) -> str:
@@ -123,8 +128,16 @@ def _typed(source: Source, out: Outlet) -> Reading[str]:
     parts: list[str] = []
     marker = yield from until(source, _BEHIND, parts.append)
     value = "".join(parts)
-    out.arguments(_as_json(value) if marker else _without_begun_tag(value).rstrip())
+    out.arguments(_as_json(value) if marker else _begun(_without_begun_tag(value)))
     return marker
+
+
+def _begun(value: str) -> str:
+    """A value that breaks off, as the beginning of JSON."""
+    text = value.strip()
+    scanner = JsonScanner()
+    begins = scanner.feed(text) == len(text)
+    return scanner.taken() if begins else _quoted(value)[:-1]
 
 
 def _as_json(value: str) -> str:

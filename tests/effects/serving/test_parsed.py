@@ -26,7 +26,7 @@ CALLS = "".join(
 
 
 def parsed(parsing: Parsing | None) -> Parsed:
-    request: Any = SimpleNamespace(parsing=parsing)
+    request: Any = SimpleNamespace(parsing=parsing, stream=True)
     return Parsed(request)
 
 

@@ -107,6 +107,15 @@ def test_there_is_always_a_block() -> None:
 
 
 def test_a_call_that_broke_off_is_none() -> None:
-    told = whole('<tool_call>{"name": "add", "arguments": {"a": [1', "length")
-    assert told["content"] == [{"type": "text", "text": '{"a": [1'}]
+    text = 'Yes <tool_call>{"name": "add", "arguments": {"a": [1'
+    told = whole(text, "length")
+    assert told["content"] == [{"type": "text", "text": text}]
     assert told["stop_reason"] == "max_tokens"
+
+
+def test_a_call_that_goes_wrong_is_none() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"a": oops}}</tool_call>'
+    told = whole(text, "stop")
+    assert told["content"] == [{"type": "text", "text": text}]
+    assert told["stop_reason"] == "end_turn"
+    assert streamed(text, "stop")[-2]["delta"]["stop_reason"] == "end_turn"

@@ -52,6 +52,26 @@ def test_an_object() -> None:
     assert message == {**plain, **thought}
 
 
+def test_a_call_that_is_none() -> None:
+    """In one piece it is content; of a stream it broke off before what is wrong."""
+    text = 'Yes <tool_call>{"name": "add", "arguments": {"a": oops}}</tool_call>'
+    writer = writer_of(chat(), parsing=PARSING)
+    writer.write(0, delta(text, "stop"))
+    (told,) = read(writer.end(served(1, 2, 0)))
+    plain = {"role": "assistant", "content": text, "refusal": None}
+    assert told["choices"][0]["message"] == plain
+    assert told["choices"][0]["finish_reason"] == "stop"
+    writer = writer_of(chat(stream=True), parsing=PARSING)
+    chunks = [one for char in text for one in read(writer.write(0, delta(char)))]
+    (last,) = read(writer.write(0, delta("", "stop")))
+    assert last["choices"][0]["finish_reason"] == "stop"
+    said = [one["choices"][0]["delta"] for one in chunks]
+    calls = [call for one in said for call in one.get("tool_calls", [])]
+    assert "".join(one["function"]["arguments"] for one in calls) == '{"a": '
+    content = "".join(one.get("content", "") for one in said)
+    assert content == "Yes\n\noops}}</tool_call>"
+
+
 def test_why_it_ended() -> None:
     for text, end, told in (
         (TEXT, "stop", "tool_calls"),

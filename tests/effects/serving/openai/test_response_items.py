@@ -80,14 +80,20 @@ def test_events_are_the_sdks_and_each_item_is_whole() -> None:
     assert done == told[-1]["response"]["output"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_breaks_off_is_incomplete(stream: bool) -> None:
+def test_a_call_that_breaks_off_is_incomplete() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": [1'
-    last = written(text, stream=stream, end="length")[-1]
-    response = last["response"] if stream else last
+    response = written(text, stream=True, end="length")[-1]["response"]
     (call,) = response["output"]
     assert (call["status"], call["arguments"]) == ("incomplete", '{"a": [1')
     assert response["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("end", ["stop", "length"])
+def test_a_call_that_is_none_is_text_in_a_response_in_one_piece(end: str) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": [1, oops'
+    (response,) = written(text, stream=False, end=end)
+    (message,) = response["output"]
+    assert message["content"][0]["text"] == text
 
 
 @pytest.mark.parametrize("stream", [False, True])

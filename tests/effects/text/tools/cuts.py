@@ -42,11 +42,15 @@ class Found:
 
 
 def parser(
-    tools: str | None, reasoning: str | None = None, *, opened: bool = False
+    tools: str | None,
+    reasoning: str | None = None,
+    *,
+    opened: bool = False,
+    streaming: bool = True,
 ) -> Parser:
     form = None if tools is None else TOOLS[tools]
     thinking = None if reasoning is None else REASONING[reasoning]
-    return Parser(form, OFFERED, thinking, opened=opened)
+    return Parser(form, OFFERED, thinking, opened=opened, streaming=streaming)
 
 
 def fed(one: Parser, pieces: Iterable[str]) -> list[Delta]:
@@ -86,6 +90,13 @@ def found(text: str, tools: str | None, *more: str, opened: bool = False) -> Fou
     first = fed(parser(tools, *more, opened=opened), [text])
     for pieces in cuts(text):
         assert fed(parser(tools, *more, opened=opened), pieces) == first, pieces
+    return told(first)
+
+
+def in_one_piece(text: str, tools: str) -> Found:
+    """What is found in an answer that is not streamed."""
+    first = fed(parser(tools, streaming=False), [text])
+    assert fed(parser(tools, streaming=False), list(text)) == first
     return told(first)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.effects.text.tools.cuts import found
+from tests.effects.text.tools.cuts import found, in_one_piece
 
 CALLS, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 WEATHER = '{"city": "Zürich", "days": [1, {"a": "```"}]}'
@@ -80,6 +80,14 @@ def test_an_answer_that_breaks_off_within_arguments(form: str) -> None:
         one = found(text[:at], form)
         assert (one.whole, one.content) == ([False], "")
         assert text[:at].endswith(one.calls[0][1])
+
+
+@both
+def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed(form: str) -> None:
+    for arguments in ('{"a": oops}', '{"a": 1'):
+        bad = calls(form, call(form, "add", arguments))
+        one = in_one_piece(bad, form)
+        assert (one.content, one.calls) == (bad, [])
 
 
 @both

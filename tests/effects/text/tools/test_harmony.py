@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.effects.text.tools.cuts import fed, found, parser, told
+from tests.effects.text.tools.cuts import fed, found, in_one_piece, parser, told
 
 THOUGHT = "<|channel|>analysis<|message|>User asks.\nCall it.<|end|>"
 CALL = (
@@ -67,6 +67,12 @@ def test_an_answer_that_breaks_off() -> None:
         assert "It rains.".startswith(one.content)
     one = found(THOUGHT + CALL[:-12], "openai")
     assert (one.whole, one.content) == ([False], "")
+
+
+def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed() -> None:
+    bad = CALL.replace("[1]", "[1, oops]").removesuffix("<|call|>")
+    one = in_one_piece(THOUGHT + bad, "openai")
+    assert (one.content, one.calls, one.reasoning) == (bad, [], "User asks.\nCall it.")
 
 
 def test_end_marks_that_were_left_out() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.effects.text.tools.cuts import found
+from tests.effects.text.tools.cuts import found, in_one_piece
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Zürich", "days": [1, 2]}}'
 ADD = '{"name": "add", "arguments": {"a": 1, "b": {"c": null}}}'
@@ -99,8 +99,31 @@ def test_a_marker_that_was_left_out_at_the_end() -> None:
 def test_arguments_that_go_wrong() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": oops}}</tool_call>'
     one = found(text, "hermes")
-    assert (one.calls, one.whole) == ([("add", '{"a": oops')], [False])
-    assert one.content == "}}</tool_call>"
+    assert (one.calls, one.whole) == ([("add", '{"a": ')], [False])
+    assert one.content == "oops}}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        """<tool_call>
+{"name": "get_weather", "arguments": {"city": "Berlin", "cost": celsius}}
+</tool_call>""",
+        '<tool_call>{"name": "add", "arguments": {"a": [1, 2}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": "1',
+        '<tool_call> {"name": "add", "arguments": {',
+    ],
+)
+def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed(bad: str) -> None:
+    one = in_one_piece(bad, "hermes")
+    assert (one.content, one.calls) == (bad, [])
+    one = in_one_piece(f"Hm.\n{marked(ADD)}\nSo: {bad}", "hermes")
+    assert (one.content, len(one.calls)) == (f"Hm.\n\nSo: {bad}", 1)
+
+
+def test_calls_are_the_same_where_nothing_is_streamed() -> None:
+    text = f"Let me look.\n\n{marked(WEATHER, ADD)}\nThat is all.\n"
+    assert in_one_piece(text, "hermes") == found(text, "hermes")
 
 
 def test_what_comes_behind_arguments_and_should_not() -> None:

@@ -77,6 +77,27 @@ def test_what_is_no_json(text: str, size: int) -> None:
     assert at < len(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "begun"),
+    [
+        ("[celsius]", "["),
+        ('{"a": oops}', '{"a": '),
+        ("[nulx]", "[nul"),
+        ("[truer]", "[true"),
+        ("[1.]", "[1."),
+        ("[1e+]", "[1e+"),
+        ("[01]", "[0"),
+        ('["\\x"]', '["\\'),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_no_more_is_let_through_than_begins_json(
+    text: str, begun: str, size: int
+) -> None:
+    scanner, at = scanned(text, size)
+    assert (scanner.taken(), text[:at]) == (begun, begun)
+
+
 @pytest.mark.parametrize("text", ["1", "-0.5e9", "true", "null"])
 def test_words_end_with_what_follows_or_with_the_text(text: str) -> None:
     scanner, at = scanned(text + "}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.effects.text.tools.cuts import found
+from tests.effects.text.tools.cuts import found, in_one_piece
 
 ADD = '{"name": "add", "parameters": {"a": "1;2", "b": [{}]}}'
 NOW = '{"name": "now", "parameters": {}}'
@@ -66,3 +66,10 @@ def test_text_behind_a_call() -> None:
 def test_an_answer_that_breaks_off() -> None:
     one = found(ADD[:-10], "llama3_json")
     assert (one.content, one.whole) == ("", [False])
+
+
+def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed() -> None:
+    for tag in ("", "<|python_tag|>"):
+        bad = tag + '{"name": "add", "parameters": {"a": oops}}'
+        one = in_one_piece(bad, "llama3_json")
+        assert (one.content, one.calls) == (bad, [])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.effects.text.tools.cuts import found
+from tests.effects.text.tools.cuts import found, in_one_piece
 
 WHOLE = [("add", {"a": "[ARGS]", "b": 2}), ("now", {})]
 
@@ -61,3 +61,15 @@ def test_an_answer_that_breaks_off() -> None:
     assert (one.calls, one.whole) == ([("add", '{"a": "x')], [False])
     one = found('[TOOL_CALLS] [{"name": "add", "arguments": {}}, {"na', "mistral")
     assert (one.calls, one.content) == ([("add", "{}")], ', {"na')
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '[TOOL_CALLS]add[ARGS]{"a": oops}',
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1',
+    ],
+)
+def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed(bad: str) -> None:
+    one = in_one_piece(f"[TOOL_CALLS]add[ARGS]{{}}{bad}", "mistral")
+    assert (one.content, one.calls) == (bad, [("add", "{}")])

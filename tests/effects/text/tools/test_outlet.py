@@ -64,3 +64,18 @@ def test_parts_of_reasoning_stand_apart() -> None:
     out.mark()
     out.close()
     assert out.take() == [Reasoning("a\n\nb")]
+
+
+def test_a_call_in_an_answer_that_is_told_in_one_piece_is_told_once_it_is_whole() -> None:
+    out = Outlet(lambda: "a", streaming=False)
+    out.content("x\n")
+    out.start("f")
+    out.arguments('{"a": ')
+    assert not out.end(whole=False)
+    out.content('{"a": oops')
+    out.start("g")
+    out.arguments("{")
+    out.arguments("}")
+    assert out.take() == [Content('x\n{"a": oops')]
+    assert out.end(whole=True)
+    assert out.take() == [CallStart(0, "a", "g"), Arguments(0, "{}"), CallEnd(0)]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.effects.text.tools.cuts import found
+from tests.effects.text.tools.cuts import found, in_one_piece
 
 FORM = "qwen3_coder"
 CODE = "def f(a):\n    return \"<b>\" if a < 1 else '\\n'\n"
@@ -114,6 +114,20 @@ def test_an_answer_that_breaks_off(at: int) -> None:
     one = found(text, FORM)
     assert (one.whole, one.content) == ([False], "")
     assert '{"a": 12, "c": "long text"}'.startswith(one.calls[0][1])
+
+
+@pytest.mark.parametrize(
+    ("value", "begun"), [("[1, 2", "[1, 2"), ("some text", '"some text'), ("1.", "1.")]
+)
+def test_a_value_that_breaks_off_is_a_beginning_of_json(value: str, begun: str) -> None:
+    one = found(f"<tool_call><function=add><parameter=a>{value}", FORM)
+    assert (one.calls, one.whole) == ([("add", f'{{"a": {begun}')], [False])
+
+
+def test_a_call_that_breaks_off_stays_text_where_nothing_is_streamed() -> None:
+    bad = call("add", ("a", "12"), ("c", "long text"))[:60]
+    one = in_one_piece(f"{call('now')} {bad}", FORM)
+    assert (one.content, one.calls) == (bad, [("now", "{}")])
 
 
 def test_what_stands_between_parameters_is_content_behind_the_call() -> None:
