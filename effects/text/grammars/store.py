@@ -25,6 +25,7 @@ from minfer.effects.text.grammars.protocol import (
     Compiler,
     Grammar,
     GrammarError,
+    MissingLibraryError,
     Move,
 )
 from minfer.effects.text.grammars.threads import Threads
@@ -206,9 +207,12 @@ class Grammars:
         except BaseException as raised:  # whoever waits must hear of it, whatever it is
             error = raised
             job.done.set_exception(raised)
+        # A library that is missing may be installed while this runs.
+        refused = isinstance(error, GrammarError)
+        settled = refused and not isinstance(error, MissingLibraryError)
         with self._lock:
             del self._jobs[job.asked]
-            if error is None or isinstance(error, GrammarError):
+            if error is None or settled:
                 self._kept[job.asked] = job.done
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)

@@ -10,7 +10,11 @@ from unittest.mock import patch
 import pytest
 
 from minfer.effects.text.grammars import store as module
-from minfer.effects.text.grammars.protocol import Grammar, GrammarError
+from minfer.effects.text.grammars.protocol import (
+    Grammar,
+    GrammarError,
+    MissingLibraryError,
+)
 from minfer.effects.text.grammars.store import (
     KEPT,
     MOST_WAITING,
@@ -91,12 +95,17 @@ def test_without_a_library_every_constraint_is_refused_until_there_is_one() -> N
 
     def make() -> Compiler:
         if not here:
-            raise GrammarError("not installed")
+            raise MissingLibraryError("not installed")
         return here[0]
 
     store = Grammars(make)
     with pytest.raises(GrammarError, match="not installed"):
         store.warm()
+    with pytest.raises(GrammarError, match="not installed"):
+        store.get(asked("a"))
+    with pytest.raises(GrammarError, match="not installed"):
+        store.begin(asked("a")).result(5)
+    assert not store.knows(asked("a"))
     here.append(Compiler())
     store.warm()
     assert store.get(asked("a")) is not None
