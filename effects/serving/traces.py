@@ -21,6 +21,7 @@ import minfer
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest
 from minfer.effects.serving.records import JsonObject
 from minfer.effects.serving.stamp import Stamp
+from minfer.extras import how_to_install
 from minfer.setting import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def check_endpoint(endpoint: str) -> None:
     except ModuleNotFoundError:  # not even what it is a part of
         missing = [*_NEEDS]
     if missing:
-        raise ConfigError(f"{option} needs {missing[0]}: pip install 'minfer[otel]'")
+        raise ConfigError(f"{option} needs {missing[0]}: {how_to_install('otel')}")
 
 
 @frozen

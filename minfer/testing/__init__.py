@@ -10,6 +10,8 @@ turn. README.md says which law is where.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from minfer.extras import how_to_install
+
 if TYPE_CHECKING:
     from minfer.testing.kit import PolicyMachine as PolicyMachine
     from minfer.testing.kit import check_policy as check_policy
@@ -38,8 +40,5 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
-        what = (
-            f"minfer.testing.{name} needs hypothesis: pip install hypothesis (or, in a "
-            "clone of minfer, pip install '.[testing]')"
-        )
+        what = f"minfer.testing.{name} needs hypothesis: {how_to_install('testing')}"
         raise ModuleNotFoundError(what, name="hypothesis") from None

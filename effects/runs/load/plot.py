@@ -9,6 +9,7 @@ import numpy as np
 
 from minfer.effects.runs.load import statistics
 from minfer.effects.runs.load.record import LoadError, Record
+from minfer.extras import how_to_install
 
 _BINS: Final = 60  # parts of a run
 _POINTS: Final = 500  # of a curve
@@ -17,7 +18,7 @@ _POINTS: Final = 500  # of a curve
 def check_plot(path: Path) -> None:
     """Raise LoadError if nothing could be drawn there after the load."""
     if find_spec("matplotlib") is None:
-        raise LoadError("--plot needs matplotlib; pip install matplotlib")
+        raise LoadError(f"--plot needs matplotlib: {how_to_install('bench')}")
     if path.suffix != ".svg":
         raise LoadError(f"--plot {path}: its name must end with .svg")
 

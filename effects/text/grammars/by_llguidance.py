@@ -23,6 +23,7 @@ from minfer.effects.text.grammars.protocol import (
 from minfer.effects.text.grammars.spelled import WHITESPACE, Spelled, spelled
 from minfer.effects.text.grammars.vocabulary import without_markers
 from minfer.effects.text.grammars.walking import LlguidanceMatcher, check, cut
+from minfer.extras import how_to_install
 from minfer.structured import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ SLICES: Final = (
     *(_QUOTED + lengths for lengths in ("{1,3}", "{1,6}", "{1,10}", "{1,30}", "+")),
 )
 NO_END: Final = "<|no end of sequence|>"  # the text of a token that stands for one
-MISSING: Final = "needs llguidance: pip install 'minfer[grammar]'"
+MISSING: Final = f"needs llguidance: {how_to_install('grammar')}"
 
 
 class LlguidanceCompiler:

@@ -24,6 +24,6 @@ def test_without_hypothesis_it_says_what_to_type() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert said.stdout == (
-        "minfer.testing.check_policy needs hypothesis: pip install hypothesis (or, in a "
-        "clone of minfer, pip install '.[testing]')\n"
+        "minfer.testing.check_policy needs hypothesis: "
+        "pip install '.[testing]' in a clone of minfer\n"
     )

@@ -178,7 +178,7 @@ def test_without_the_library_what_is_needed_is_said(
     with LLM(executor="oracle") as bare, pytest.raises(RequestError) as caught:
         bare.generate("x", params(StructuredOutputs(json_object=True)))
     assert "structured_outputs.json_object: needs llguidance" in str(caught.value)
-    assert "pip install 'minfer[grammar]'" in str(caught.value)
+    assert "pip install '.[grammar]' in a clone of minfer" in str(caught.value)
 
 
 REPLAY = """
