@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from attrs import frozen
+
 from minfer.config import EngineConfig
 from minfer.policy import Policy
 from minfer.runs import journal_writing as records
@@ -68,13 +70,27 @@ def write_journal(
         ) from None
 
 
+@frozen
+class RunFiles:
+    """A run, and the files that its journal is in."""
+
+    name: str
+    files: tuple[Path, ...]
+
+    def open(self, policies: Iterable[Policy] = ()) -> Journal:
+        """Its journal; `policies` are examples of policies that do not come with minfer.
+        Raises JournalError.
+        """
+        classes = {**RECORDS, **{type(one).__name__: type(one) for one in policies}}
+        content = {str(file): _mapped(file) for file in self.files}
+        return Journal(open_segments(content, classes))
+
+
 def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
     """The journal in a file, or the latest recorded run's in a folder, else its last
-    file's.
-
-    `policies` are examples of policies that do not come with minfer. Raises JournalError.
+    file's; `policies` are those of `RunFiles.open`. Raises JournalError.
     """
-    return _opened(_runs(path)[-1], policies)
+    return runs_in(path)[-1].open(policies)
 
 
 def journals_with(
@@ -86,19 +102,21 @@ def journals_with(
     Raises JournalError.
     """
     written = json.dumps(text)[1:-1].encode()
-    runs = _runs(path)
-    found = [run for run in runs if any(_mapped(one).find(written) >= 0 for one in run)]
-    return [_opened(run, policies) for run in found or runs[-1:]]
+    runs = runs_in(path)
+    found = [
+        run for run in runs if any(_mapped(one).find(written) >= 0 for one in run.files)
+    ]
+    return [run.open(policies) for run in found or runs[-1:]]
 
 
-def _runs(path: Path) -> list[list[Path]]:
-    """The files of each run, in order; those of the latest come last. Raises
-    JournalError.
+def runs_in(path: Path) -> list[RunFiles]:
+    """The run in a file, or the recorded ones in a folder, in order; the latest comes
+    last. Raises JournalError.
     """
     if not (path.is_file() or path.is_dir()):  # a pipe, too, would never end
         raise JournalError(f"{path}: there is no such file or folder")
     if path.is_file():
-        return [[path]]
+        return [RunFiles(path.stem, (path,))]
     every = sorted(path.glob(f"*{SUFFIX}"), key=_age)
     every = [file for file in every if _SEGMENT.search(file.stem)] or every[-1:]
     if not every:
@@ -106,13 +124,9 @@ def _runs(path: Path) -> list[list[Path]]:
     runs: dict[str, list[Path]] = {}
     for file in every:
         runs.setdefault(_SEGMENT.sub("", file.stem), []).append(file)
-    latest = runs.pop(_SEGMENT.sub("", every[-1].stem))
-    return [*runs.values(), latest]
-
-
-def _opened(files: Iterable[Path], policies: Iterable[Policy]) -> Journal:
-    classes = {**RECORDS, **{type(one).__name__: type(one) for one in policies}}
-    return Journal(open_segments({str(file): _mapped(file) for file in files}, classes))
+    latest = _SEGMENT.sub("", every[-1].stem)
+    runs[latest] = runs.pop(latest)
+    return [RunFiles(name, tuple(files)) for name, files in runs.items()]
 
 
 def _age(file: Path) -> tuple[str, list[int], str]:

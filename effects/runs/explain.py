@@ -15,10 +15,11 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.config import EngineConfig
-from minfer.effects.live.journal_files import journals_with, read_journal
+from minfer.effects.live.journal_files import RunFiles, journals_with, runs_in
 from minfer.effects.live.names import answer_of, named_by
+from minfer.effects.runs.explain_list import Listed, lines, listed
 from minfer.effects.runs.explain_list import figures as listed_figures
-from minfer.effects.runs.explain_list import lines, listed
+from minfer.effects.runs.recorded import of_each
 from minfer.effects.runs.report import drafts_told
 from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
 from minfer.runs.explain import explain as explained
@@ -92,10 +93,7 @@ def explain(options: argparse.Namespace) -> int:
     """Explain a request, or list them; returns the exit code. Raises JournalError."""
     name = options.request
     if name is None:
-        every = listed(read_journal(options.file).turns())
-        shown = lines(every, str(options.file))
-        print(json.dumps(listed_figures(every)) if options.json else "\n".join(shown))
-        return 0
+        return _list(options)
     # Engines that died, and those that went on with their requests, have a run each.
     journals = journals_with(options.file, answer_of(name))
     try:
@@ -112,6 +110,19 @@ def explain(options: argparse.Namespace) -> int:
     else:
         print("\n\n".join("\n".join(_story(one)) for one in found))
     return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    """List the requests of every run; returns the exit code. Raises JournalError."""
+
+    def find(run: RunFiles) -> list[Listed]:
+        return listed(run.open().turns(), run.name)
+
+    found, code = of_each(runs_in(options.file), find)
+    every = [one for requests in found for one in requests]
+    shown = lines(every, str(options.file))
+    print(json.dumps(listed_figures(every)) if options.json else "\n".join(shown))
+    return code
 
 
 def _parts(journal: Journal, name: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`minfer explain FILE` without a request: which requests there are in a run, by id.
+"""`minfer explain FILE` without a request: which requests there are in runs, by id.
 
 A fold over turns: of each request when it came, and of its samples the first token, the
 last word, and how they ended. Whoever wonders which request to explain looks for those
@@ -6,7 +6,7 @@ that took long.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import compress
+from itertools import compress, groupby
 from typing import Any, Final
 
 from attrs import asdict, define
@@ -31,10 +31,13 @@ class Listed:
     first: float | None = None  # from its arrival to the first token of any sample
     took: float | None = None  # from its arrival to its latest end
     end: str = "goes on"  # or why its last sample ended
+    run: str = ""  # in which it was
 
 
-def listed(turns: Iterable[Turn]) -> list[Listed]:
-    """All requests that came in some turns, in that order; of one id, the latest."""
+def listed(turns: Iterable[Turn], run: str = "") -> list[Listed]:
+    """All requests that came in some turns of a run, in that order; of one id, the
+    latest.
+    """
     found: dict[str, Listed] = {}
     begin: float | None = None
     for turn in turns:
@@ -45,7 +48,7 @@ def listed(turns: Iterable[Turn]) -> list[Listed]:
             if isinstance(event, Submit):
                 one = event.request
                 found.pop(one.id, None)
-                found[one.id] = Listed(one.id, now, len(one.prompt))
+                found[one.id] = Listed(one.id, now, len(one.prompt), run=run)
         for command in turn.transition.commands:
             if isinstance(command, Emit):
                 _hear(command, now, found)
@@ -71,10 +74,12 @@ def figures(every: Iterable[Listed]) -> list[dict[str, Any]]:
 
 
 def lines(every: list[Listed], source: str) -> Iterator[str]:
-    """The list for people."""
+    """The list for people; runs are named where there are several."""
+    runs = list(dict.fromkeys(one.run for one in every))
     shown = every[-SHOWN:]
     which = "" if shown == every else f"; the latest {len(shown)} (--json has all)"
-    yield f"{len(every):,} requests in {source}{which}"
+    of = f", of {len(runs)} runs" if len(runs) > 1 else ""
+    yield f"{len(every):,} requests in {source}{of}{which}"
     yield _LINE.format(
         name="id",
         arrived="came at, s",
@@ -84,18 +89,24 @@ def lines(every: list[Listed], source: str) -> Iterator[str]:
         took="took, ms",
         end="ended",
     )
-    for one in shown:
-        yield _LINE.format(
-            name=one.id if one.id.isprintable() else repr(one.id),
-            arrived=f"{one.arrived:,.3f}",
-            prompt=f"{one.prompt:,}",
-            tokens=f"{one.tokens:,}",
-            first=_ms(one.first),
-            took=_ms(one.took),
-            end=one.end,
-        )
+    for run, requests in groupby(shown, key=lambda one: one.run):
+        if len(runs) > 1:
+            yield f"run {run}"
+        yield from map(_row, requests)
     yield f"minfer explain {source} ID says where the time of one of them went"
     yield "an answer's own id will do: here it has the number of its prompt behind it"
+
+
+def _row(one: Listed) -> str:
+    return _LINE.format(
+        name=one.id if one.id.isprintable() else repr(one.id),
+        arrived=f"{one.arrived:,.3f}",
+        prompt=f"{one.prompt:,}",
+        tokens=f"{one.tokens:,}",
+        first=_ms(one.first),
+        took=_ms(one.took),
+        end=one.end,
+    )
 
 
 def _ms(seconds: float | None) -> str:

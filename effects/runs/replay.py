@@ -8,14 +8,15 @@ import argparse
 import json
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict
 
 from minfer.effects.live.driver import quiet_collector
-from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.journal_files import RunFiles, runs_in
+from minfer.effects.runs.recorded import latest, of_each
 from minfer.effects.runs.replay_fork import change_of, fork_options, print_fork
 from minfer.effects.runs.replay_state import line, state_told
 from minfer.effects.runs.report import Report
@@ -31,7 +32,7 @@ _RAISED: Final = 3
 _CODES: Final = (
     "exit codes: 0 every decision is the recorded one; 1 one is not (--json: see its "
     '"divergence"); 2 the arguments or the journal cannot be used; 3 the engine raised '
-    '("raised").'
+    '("raised"). Of several runs the highest.'
 )
 
 
@@ -43,7 +44,8 @@ def replay_options(parser: argparse.ArgumentParser) -> None:
         "file",
         type=Path,
         metavar="FILE",
-        help="a journal, or a folder: the latest run in it",
+        help="a journal, or a folder: every run in it, or with one of the options below "
+        "but --json the latest",
     )
     add("--json", action="store_true", help="print the findings as JSON")
     add("--until", type=int, metavar="N", help="replay the turns before turn N only")
@@ -52,14 +54,16 @@ def replay_options(parser: argparse.ArgumentParser) -> None:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Replay, show a state, or fork; returns the exit code."""
-    journal = read_journal(options.file)
-    change = change_of(journal, options)
+    """Replay, show a state, or fork; returns the exit code. Raises JournalError."""
+    runs = runs_in(options.file)
+    change = change_of(runs[-1].open(), options)
     _check_options(options, change)
+    if change == Change() and options.at is None:
+        one_alone = options.until is not None  # turns are counted in each
+        return _verify([latest(options.file)] if one_alone else runs, options)
+    journal = latest(options.file).open()
     if change != Change():
         return print_fork(journal, options)
-    if options.at is None:
-        return _verify(journal, options)
     deque(journal.turns(until=options.at), maxlen=0)
     print(json.dumps(dump(journal.state)) if options.json else state_told(journal))
     return 0
@@ -81,21 +85,45 @@ def _check_options(options: argparse.Namespace, change: Change) -> None:
         )
 
 
-def _verify(journal: Journal, options: argparse.Namespace) -> int:
-    """Replay, print what was found, and return the exit code."""
+def _verify(runs: Sequence[RunFiles], options: argparse.Namespace) -> int:
+    """Replay runs, print what was found, and return the exit code."""
+
+    def verify(run: RunFiles) -> Found:
+        found = {"run": run.name, **_verified(run.open(), options.until)}
+        if not options.json:
+            apart = "" if run is runs[0] else "\n"
+            print(apart + "\n".join(_summary(found)), flush=True)
+        return found
+
+    found, code = of_each(runs, verify)
+    if options.json:
+        *others, last = found
+        print(json.dumps({**last, "others": others}))
+    return max(code, *map(_code, found))
+
+
+def _code(found: Found) -> int:
+    """The exit code of what was found of a run."""
+    if found["raised"]:
+        return _RAISED
+    return _DIVERGED if found["divergence"] else 0
+
+
+def _verified(journal: Journal, until: int | None) -> Found:
+    """Replay a run; what was found."""
     report = Report(journal.config)
     divergence = raised = None
     begin = time.perf_counter()
     with quiet_collector():
         try:
-            deque(report.seen(journal.turns(until=options.until)), maxlen=0)
+            deque(report.seen(journal.turns(until=until)), maxlen=0)
         except DivergenceError as error:
             divergence = asdict(error.divergence)
         except EngineRaisedError as error:
             names = ("turn", "time", "error", "where")
             raised = {name: getattr(error, name) for name in names}
     took = time.perf_counter() - begin
-    found = {
+    return {
         "about": dict(journal.about),
         "segments": [one.name for one in journal.segments],
         "turns": journal.count,
@@ -111,10 +139,6 @@ def _verify(journal: Journal, options: argparse.Namespace) -> int:
         "row_results_per_second": journal.results / took,
         **report.figures(),
     }
-    print(json.dumps(found) if options.json else "\n".join(_summary(found)))
-    if raised:
-        return _RAISED
-    return _DIVERGED if divergence else 0
 
 
 def _summary(found: Found) -> Iterator[str]:
@@ -125,7 +149,7 @@ def _summary(found: Found) -> Iterator[str]:
     elif found["divergence"]:
         yield from _diverged(found["divergence"])
     else:
-        yield from _verified(found)
+        yield from _all_as_it_was(found)
 
 
 def _run(found: Found) -> Iterator[str]:
@@ -133,8 +157,8 @@ def _run(found: Found) -> Iterator[str]:
     about = found["about"]
     yield line(
         "run",
-        f"{about.get('model', '?')} on {about.get('device', '?')}, minfer "
-        f"{about.get('minfer', '?')}, {len(found['segments'])} segments",
+        f"{found['run']}: {about.get('model', '?')} on {about.get('device', '?')}, "
+        f"minfer {about.get('minfer', '?')}, {len(found['segments'])} segments",
     )
     yield line(
         "replayed",
@@ -184,7 +208,7 @@ def _diverged(one: Found) -> Iterator[str]:
     yield line("  now", json.dumps(one["found"]))
 
 
-def _verified(found: Found) -> Iterator[str]:
+def _all_as_it_was(found: Found) -> Iterator[str]:
     """That all is as it was, and how the journal ends."""
     states = f"{found['state_digests']} digests of whole states"
     if found["by_decisions_alone"]:

@@ -15,8 +15,8 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from minfer.checks import MOST
-from minfer.effects.live.journal_files import read_journal
 from minfer.effects.runs.arrivals import LONGEST, Row, Trace, TraceError
+from minfer.effects.runs.recorded import latest
 from minfer.messages import Cancel, Emit, Submit
 from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.simulate import Arrival
@@ -204,7 +204,7 @@ def _journal(path: Path, most: int | None) -> Trace:
     """What came while a journal was written; who was there before its first turn is left
     out.
     """
-    journal, events = read_journal(path), list[Arrival]()
+    journal, events = latest(path).open(), list[Arrival]()
     lengths = dict[SampleId, int]()
     stops = frozenset((1,))  # a text may have ended without a stop id
     came = 0

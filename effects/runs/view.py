@@ -5,14 +5,14 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from minfer.effects.live.journal_files import read_journal
 from minfer.effects.runs.page.make import write_page
+from minfer.effects.runs.recorded import latest
 
 
 def view_options(parser: argparse.ArgumentParser) -> None:
     """Add what `minfer view` takes."""
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="a journal, or a folder of them"
+        "file", type=Path, metavar="FILE", help="a journal, or a folder: its latest run"
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="PAGE", help="default: FILE.html"
@@ -24,7 +24,7 @@ def view(options: argparse.Namespace) -> int:
     """Write the page of a journal; returns the exit code. Raises ViewError and
     JournalError.
     """
-    journal = read_journal(options.file)
+    journal = latest(options.file).open()
     name = options.file.resolve().name.removesuffix(".journal")
     path = options.output or Path(f"{name}.html")
     size = write_page(path, name, journal.config, journal.turns())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.cli.main import main
-from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain_list import SHOWN, lines, listed
 from minfer.messages import Emit, Submit
 from tests.core.runs.clocked import Run, config, request
@@ -53,6 +53,29 @@ def test_the_list_as_people_see_it(
     assert other.startswith(r"'b\x1b[2J'")
     assert "\x1b" not in out
     assert hints[0] == f"minfer explain {path} ID says where the time of one of them went"
+
+
+def test_the_requests_of_every_run_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["20260101T000000Z-1.0", "20260102T000000Z-1.0"]
+    for number, name in enumerate(names):
+        run = Run(config())
+        run.turn(Submit(request(f"r{number}", 3, tokens=1)))
+        run.drain()
+        write_journal(tmp_path / f"{name}-000001.journal", run.config, run.turns)
+    assert main(["explain", str(tmp_path)]) == 0
+    first, _, *rows = capsys.readouterr().out.splitlines()
+    assert first == f"2 requests in {tmp_path}, of 2 runs"
+    began = [row.split()[:2] for row in rows[:4:2]]
+    assert began == [["run", name] for name in names]
+    assert [row.split()[0] for row in rows[1:4:2]] == ["r0", "r1"]
+    assert main(["explain", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["run"], one["id"]) for one in told] == [
+        (names[0], "r0"),
+        (names[1], "r1"),
+    ]
 
 
 def test_of_many_the_latest_are_shown() -> None:

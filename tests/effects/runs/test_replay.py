@@ -12,6 +12,7 @@ import pytest
 
 from minfer import LLM, SamplingParams, consult
 from minfer.effects.cli.main import main
+from minfer.effects.live.journal_files import write_journal
 from minfer.effects.setup.folders import bundled_folder
 from minfer.messages import Preempted
 from tests.core.changed import CHANGES
@@ -37,6 +38,27 @@ def test_a_replay_verifies_and_sums_up(
     assert f"digest {journal.digest.hex()}" in text
     assert "the engine was closed" in text
     assert found(capsys, run, "--until", 10)["turns"] == 10
+
+
+def test_of_a_folder_every_run_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, turns = recorded(1)
+    names = ["20260101T000000Z-1.0", "20260102T000000Z-1.0"]
+    for name, count in zip(names, (len(turns), 9), strict=True):
+        path = tmp_path / f"{name}-000001.journal"
+        write_journal(path, journal.config, turns[:count])
+    figures = found(capsys, tmp_path)
+    (other,) = figures["others"]
+    assert [one["run"] for one in (other, figures)] == names
+    assert [one["turns"] for one in (other, figures)] == [len(turns), 9]
+    text = said(capsys, tmp_path)
+    assert [f"run        {name}: " in text for name in names] == [True, True]
+    assert text.count("verified   every decision") == 2
+    CHANGES["another victim"](monkeypatch)
+    figures = found(capsys, tmp_path, code=1)  # in the first alone
+    assert figures["divergence"] is None
+    assert figures["others"][0]["divergence"] is not None
 
 
 def test_another_process_needs_no_torch_and_finds_the_same(run: Path) -> None:

@@ -1,0 +1,45 @@
+"""The runs of a file or a folder, for commands that look at each, or at one of them.
+
+A folder has a run for each time that an engine was started. What is said of others than
+was asked about goes to standard error: standard output is the command's.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from minfer.effects.live.journal_files import RunFiles, runs_in
+from minfer.runs.journal import JournalError
+
+Found = TypeVar("Found")
+UNUSABLE: Final = 2  # the exit code of a journal that cannot be used
+
+
+def latest(path: Path) -> RunFiles:
+    """The latest run; it is said which that is, if there are others. Raises
+    JournalError.
+    """
+    *others, last = runs_in(path)
+    if others:
+        which = f"the latest of its {1 + len(others)} runs, {last.name}"
+        print(f"minfer: {path}: this is {which}", file=sys.stderr)
+    return last
+
+
+def of_each(
+    runs: Sequence[RunFiles], find: Callable[[RunFiles], Found]
+) -> tuple[list[Found], int]:
+    """What is found of each run that can be used, in order, and the exit code of those
+    that cannot: what is wrong with them is said. Raises JournalError if none can be.
+    """
+    found, code = list[Found](), 0
+    for number, run in enumerate(runs, 1):
+        try:
+            found.append(find(run))
+        except JournalError as error:
+            if not found and number == len(runs):
+                raise
+            print(f"minfer: {error}", file=sys.stderr)
+            code = UNUSABLE
+    return found, code
