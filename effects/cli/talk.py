@@ -8,7 +8,7 @@ from typing import Final
 
 from minfer.effects.cli.options import sampling_params
 from minfer.effects.cli.streams import say, show_stats, write
-from minfer.effects.live.edge import RequestError
+from minfer.effects.live.edge import RequestError, TooLongError
 from minfer.effects.live.llm import LLM
 from minfer.effects.text.chat import ChatTemplateError
 
@@ -17,7 +17,9 @@ _HELP: Final = """\
 /undo   take back the last message and its answer
 /quit   leave; Ctrl-D does too, and Ctrl-C only ends an answer
 A message that begins with / needs a space before it."""
-_ROOM: Final = "; /undo takes the last exchange back, /clear starts anew"
+_FULL: Final = (
+    "the context is full; /undo takes the last exchange back, /clear starts anew"
+)
 
 
 class Talk:
@@ -65,11 +67,21 @@ class Talk:
             answer = self._stream(self.llm.render(self.history))
         except (RequestError, ChatTemplateError) as error:
             self.failures += 1
-            say(f"{error}{_ROOM if len(self.history) > len(self.begin) + 1 else ''}")
+            say(_FULL if self._full(error) else str(error))
         if answer:
             self.history.append({"role": "assistant", "content": answer})
         else:
             self.history.pop()  # many templates want the two to take turns
+
+    def _full(self, error: RequestError | ChatTemplateError) -> bool:
+        """Whether a message that failed would have room in a new conversation."""
+        if not isinstance(error, TooLongError):
+            return False
+        try:
+            alone = self.llm.render([*self.begin, self.history[-1]])
+        except (RequestError, ChatTemplateError):
+            return False
+        return len(alone) < self.llm.setup.config.max_model_len
 
     def _stream(self, ids: list[int]) -> str:
         """Write the answer as it comes; returns its text. Raises RequestError."""
@@ -86,7 +98,7 @@ class Talk:
         if output.outputs[0].finish_reason == "error":
             raise RequestError(f"the request failed: {output.outputs[0].error}")
         if len(ids) + output.metrics.output_tokens >= self.llm.setup.config.max_model_len:
-            say(f"the context is full{_ROOM}")
+            say(_FULL)
         if self.options.stats:
             show_stats(output)
         return answer

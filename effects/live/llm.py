@@ -307,7 +307,7 @@ def _numbered(make: Callable[[int], Assembly], i: int, count: int) -> Assembly:
         return make(i)
     except edge.RequestError as error:
         where = f"prompts[{i}]: " if count > 1 else ""
-        raise edge.RequestError(f"{where}{error}", i, error.param) from None
+        raise type(error)(f"{where}{error}", i, error.param) from None
 
 
 def _received(inbox: Inbox) -> RequestOutput:

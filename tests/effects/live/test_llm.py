@@ -15,7 +15,7 @@ import minfer
 from minfer import LLM, ConfigError, ParameterError, SamplingParams
 from minfer.effects.live import llm as llm_module
 from minfer.effects.live import opening
-from minfer.effects.live.errors import EngineDeadError, RequestError
+from minfer.effects.live.errors import EngineDeadError, RequestError, TooLongError
 from minfer.effects.live.prompts import Prompt
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
@@ -522,7 +522,7 @@ def test_a_prompt_that_the_cache_cannot_hold(folder: str) -> None:
     settings = SETTINGS | {"num_gpu_blocks_override": 5, "max_model_len": 41}
     with LLM(folder, **settings) as small:
         with pytest.raises(
-            RequestError, match="shorten the prompt, or raise max_model_len"
+            TooLongError, match="shorten the prompt, or raise max_model_len"
         ):
             small.generate([[1] * 41], GREEDY)
         whole = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
