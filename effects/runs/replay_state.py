@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final
+from typing import Any, Final
+
+from attrs import fields_dict, has
 
 from minfer.config import EngineConfig
+from minfer.pmap import Map
 from minfer.runs.replay import Journal
 from minfer.sequence import Sequence
 from minfer.state import EngineState
@@ -24,11 +27,23 @@ def state_told(journal: Journal) -> str:
         line("state", f"before turn {journal.count}, at {state.time:.6f} s"),
         line("blocks", _blocks(config, state)),
         line("in flight", _in_flight(state)),
-        line("policy", f"{config.policy}, its state {state.policy}"),
+        line("policy", f"{_plain(config.policy)}, its state {_plain(state.policy)}"),
     ]
     if state.held and state.waiting:
         lines.append(line("held", f"who is next in line waits for {state.held.cause}"))
     return "\n".join([*lines, *_running(state), *_waiting(state)])
+
+
+def _plain(value: Any) -> str:
+    """A value as Python writes it, its maps as dicts whose order is always the same."""
+    if isinstance(value, Map):
+        pairs = sorted(f"{_plain(key)}: {_plain(one)}" for key, one in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if has(type(value)):
+        names = fields_dict(type(value))
+        parts = (f"{name}={_plain(getattr(value, name))}" for name in names)
+        return f"{type(value).__name__}({', '.join(parts)})"
+    return repr(value)
 
 
 def _blocks(config: EngineConfig, state: EngineState) -> str:

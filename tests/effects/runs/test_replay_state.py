@@ -3,7 +3,13 @@
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
+from minfer.effects.live.journal_files import write_journal
+from minfer.messages import Submit
+from minfer.pmap import Map
+from minfer.policy_fair import FairQueue
+from tests.core.runs.clocked import Run, config, request
 from tests.core.runs.test_fork import recorded
 from tests.effects.runs.replays import found, said
 from tests.effects.runs.replays import run as run
@@ -20,3 +26,18 @@ def test_a_state_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert whole["next_step"] == state.next_step
     assert "there is no turn 9999" in said(capsys, run, "--at", 9999, code=2)
     assert journal.config
+
+
+def test_the_state_of_a_policy_is_plain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config(policy=FairQueue(weights=Map({"b": 2.0}))))
+    run.turn(Submit(evolve(request("r", 3, tokens=3), client="b")))
+    run.drain()
+    path = tmp_path / "a.journal"
+    write_journal(path, run.config, run.turns)
+    text = said(capsys, path, "--at", 1)
+    (policy,) = [line for line in text.splitlines() if line.startswith("policy")]
+    assert "Map" not in policy
+    assert "weights={'b': 2.0}" in policy
+    assert "times={0: 0.0}, by_owner={(0, 'b'): Account(" in policy
