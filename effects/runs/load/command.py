@@ -14,6 +14,7 @@ from minfer.effects.runs.load.figures import Figures
 from minfer.effects.runs.load.http import read_address
 from minfer.effects.runs.load.load import Load
 from minfer.effects.runs.load.making import check, load_of
+from minfer.effects.runs.load.options import base_url
 from minfer.effects.runs.load.processes import default_processes, put
 from minfer.effects.runs.load.record import LoadError, Record
 from minfer.effects.runs.load.server import find_model, warm_up
@@ -30,7 +31,7 @@ def bench_serve(options: argparse.Namespace) -> int:
     goals = figures.read_goals(options.goodput)
     check(options)
     _check_files(options)
-    served = find_model(read_address(options.base_url), options.api_key, options.model)
+    served = find_model(read_address(base_url(options)), options.api_key, options.model)
     load = load_of(options, served.model)
     warm_up(load, options.warmup)
     print(_heading(load, options), flush=True)

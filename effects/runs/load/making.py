@@ -10,7 +10,7 @@ from typing import Any, Final
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.load.http import read_address
 from minfer.effects.runs.load.load import Load, Target
-from minfer.effects.runs.load.options import PROMPTS
+from minfer.effects.runs.load.options import PROMPTS, base_url
 from minfer.effects.runs.load.pace import due_times
 from minfer.effects.runs.load.prompts import (
     Listed,
@@ -92,7 +92,7 @@ def _target(options: argparse.Namespace, model: str) -> Target:
         usage = {"include_usage": True, "continuous_usage_stats": True}
         body["stream_options"] = usage
     return Target(
-        address=read_address(options.base_url),
+        address=read_address(base_url(options)),
         model=model,
         chat=options.endpoint == "chat",
         stream=options.stream,

@@ -9,6 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from minfer.effects.runs.load.record import LoadError
+
+HOST: Final = "127.0.0.1"  # as `minfer serve` has it, and its port
+PORT: Final = 8000
+_LAST_PORT: Final = 65535
 _LARGEST: Final = 2**31  # no option takes a number as large
 PROMPTS: Final = 1000  # requests, unless something says how many
 
@@ -28,10 +33,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_server(add: Callable[..., Any]) -> None:
     add(
         "--base-url",
-        default="http://127.0.0.1:8000",
         metavar="URL",
-        help="where it is, with or without /v1 (default: %(default)s)",
+        help=f"where it is, with or without /v1 (default: http://{HOST}:{PORT})",
     )
+    add("--host", help="the same in short, as `minfer serve` has it: of http://HOST:PORT")
+    add("--port", type=whole(1, _LAST_PORT), metavar="PORT", help="likewise")
     add("--model", metavar="NAME", help="what to ask for (default: its first model)")
     add(
         "--api-key",
@@ -224,14 +230,28 @@ def _add_results(add: Callable[..., Any]) -> None:
     )
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """What reads a whole number from `least` on."""
+def base_url(options: argparse.Namespace) -> str:
+    """Where the server is. Raises LoadError if that is said twice."""
+    host, port = options.host, options.port
+    short = [name for name, value in (("host", host), ("port", port)) if value]
+    if not short:
+        return options.base_url or f"http://{HOST}:{PORT}"
+    if options.base_url:
+        named = " and ".join(f"--{name}" for name in short)
+        raise LoadError(f"--base-url says where the server is: leave {named} out")
+    host = host or HOST
+    return f"http://{f'[{host}]' if ':' in host else host}:{port or PORT}"
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """What reads a whole number from `least` on, to `most`."""
+    said = f"from {least}" + (f" to {most}" if most else "")
 
     def read(text: str) -> int:
         with contextlib.suppress(ValueError):
-            if least <= int(text) < _LARGEST:
+            if least <= int(text) <= (most or _LARGEST - 1):
                 return int(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {said}")
 
     return read
 

@@ -15,6 +15,7 @@ import attrs
 from attrs import frozen
 
 from minfer.effects.runs.load.figures import Figures, over_runs
+from minfer.effects.runs.load.options import base_url
 from minfer.effects.runs.load.record import Record
 from minfer.version import __version__
 
@@ -156,7 +157,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         if name not in _SECRET:
             plain = str(value) if isinstance(value, Path) else value
             found[name] = "inf" if value == float("inf") else plain
-    return found
+    return {**found, "base_url": base_url(options)}
 
 
 def _told(record: Record) -> dict[str, Any]:

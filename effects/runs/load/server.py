@@ -55,7 +55,7 @@ def find_model(address: Address, key: str, asked: str | None) -> Served:
     except HttpError as error:
         raise LoadError(
             f"cannot reach {address.url}: {error}; start a server, or say where it is "
-            "with --base-url"
+            "with --port or --base-url"
         ) from None
     if reply.status in _KEYLESS:
         had = "refuses this key" if key else "wants a key"

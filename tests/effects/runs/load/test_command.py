@@ -24,9 +24,8 @@ def test_a_load_is_put_measured_and_written(
 ) -> None:
     path = tmp_path / "found.json"
     with stub() as server:
-        told = options(
-            "--base-url", server.url, "--json", str(path), *FEW, "--repeat", "2"
-        )
+        port = server.url.rpartition(":")[2]
+        told = options("--port", port, "--json", str(path), *FEW, "--repeat", "2")
         assert bench_serve(told) == 0
         prompts = set(server.asked)
     out, err = capsys.readouterr()

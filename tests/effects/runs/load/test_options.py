@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from minfer.effects.runs.load.options import add_options
+from minfer.effects.runs.load.options import add_options, base_url
+from minfer.effects.runs.load.record import LoadError
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -16,7 +17,7 @@ def options(*words: str) -> argparse.Namespace:
 
 def test_defaults() -> None:
     told = options()
-    assert told.base_url == "http://127.0.0.1:8000"
+    assert base_url(told) == "http://127.0.0.1:8000"
     assert (told.endpoint, told.stream, told.warmup, told.repeat) == (
         "completions",
         True,
@@ -25,6 +26,27 @@ def test_defaults() -> None:
     )
     assert (told.request_rate, told.burstiness) == (math.inf, 1)
     assert (told.num_prompts, told.max_concurrency) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "url"),
+    [
+        (("--port", "9000"), "http://127.0.0.1:9000"),
+        (("--host", "gpu.local"), "http://gpu.local:8000"),
+        (("--host", "::1", "--port", "80"), "http://[::1]:80"),
+        (("--base-url", "https://x/y/v1"), "https://x/y/v1"),
+    ],
+)
+def test_where_the_server_is(words: tuple[str, ...], url: str) -> None:
+    assert base_url(options(*words)) == url
+
+
+def test_where_the_server_is_is_said_once() -> None:
+    told = options("--base-url", "http://x", "--host", "y", "--port", "9")
+    with pytest.raises(LoadError, match=r"--base-url .* leave --host and --port out"):
+        base_url(told)
+    with pytest.raises(LoadError, match="leave --port out"):
+        base_url(options("--base-url", "http://x", "--port", "9"))
 
 
 def test_values_are_read() -> None:
@@ -51,6 +73,7 @@ def test_values_are_read() -> None:
         ("--temperature", "-0.1"),
         ("--vocab-size", "2"),
         ("--timeout", "0"),
+        ("--port", "65536"),
         ("--extra-body", "[1]"),
         ("--extra-body", "{"),
         ("--endpoint", "embeddings"),

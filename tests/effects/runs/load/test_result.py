@@ -46,6 +46,7 @@ def test_the_file_has_settings_figures_and_no_key(tmp_path: Path) -> None:
     found = json.loads(text, parse_constant=lambda name: 1 / 0 if name else None)
     assert found["model"] == "m"
     assert found["settings"]["burstiness"] == "inf"
+    assert found["settings"]["base_url"] == "http://127.0.0.1:8000"
     (run,) = found["runs"]
     assert run["completed"] == 8
     assert run["records"][0]["events"] == [0.5, 1.0, 1.5]
