@@ -67,3 +67,27 @@ def test_everything_has_a_name(chromium: Browser, dry: Serving) -> None:
     }
     assert {("button", "Send"), ("link", "Live"), ("textbox", "Message")} <= named
     assert ("article", "You") in named
+
+
+@pytest.mark.parametrize("view", ["live", "both"])
+@pytest.mark.parametrize("wide", [390, 860, 1300, 1900])
+def test_no_figure_of_a_card_is_cut_off(
+    chromium: Browser, dry: Serving, view: str, wide: int
+) -> None:
+    visit(chromium, dry, view, wide=wide)
+    chromium.wait("document.querySelector('#health').dataset.state === 'well'")
+    cut = chromium.value(
+        """[...document.querySelectorAll('.figure')].filter((figure) => {
+          const [strong, unit, note] = figure.children;
+          strong.textContent = '123.4 ms';
+          unit.textContent = 'median';
+          note.textContent = '12.3k in the last 60 s';
+          const outer = figure.getBoundingClientRect();
+          return [strong, unit, note].some((one) => {
+            const { left, right } = one.getBoundingClientRect();
+            const whole = one.scrollWidth <= Math.ceil(right - left);
+            return !whole || left < outer.left - 1 || right > outer.right + 1;
+          });
+        }).length"""
+    )
+    assert cut == 0
