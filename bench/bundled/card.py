@@ -6,7 +6,7 @@
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
@@ -15,6 +15,8 @@ from bench.bundled import corpus
 from bench.bundled.model import SHAPES
 from bench.bundled.prepare import CORPUS, FOLDER
 from bench.bundled.probe import BY_HEART
+from bench.bundled.tasks.code import recipes
+from bench.bundled.tasks.tasks import TASKS
 
 _ROLES: Final = ("target", "draft")
 WIDTH: Final = 118  # characters of a line of licences
@@ -37,6 +39,12 @@ def card(found: Mapping[str, Any]) -> str:
             "tasks": _tasks(evaluated),
             "problems": evaluated["problems"],
             "refused": evaluated["refused"],
+            "later": _later(found.get("later", ())),
+            "functions": fill(
+                ", ".join(f"`{one.name}`" for one in recipes()),
+                WIDTH,
+                break_on_hyphens=False,
+            ),
             "agreement": held["agreement"],
             "overlap": held["overlap"],
             "talk_agreement": talk["agreement"],
@@ -63,11 +71,25 @@ def _sizes(measured: Mapping[str, Any]) -> str:
 
 def _tasks(evaluated: Mapping[str, Any]) -> str:
     thought = evaluated["right, having reasoned"]
-    rows = ["| task | right | right, where it reasons first |", "| --- | --- | --- |"]
+    rows = [
+        "| task | what is asked | right | right, where it reasons first |",
+        "| --- | --- | --- | --- |",
+    ]
     for name, share in evaluated["right"].items():
         mark = "*" if name in BY_HEART else ""
-        rows.append(f"| {name}{mark} | {share:.0%} | {thought[name]:.0%} |")
+        what = (TASKS[name].draw.__doc__ or "").split("\n")[0].rstrip(".")
+        rows.append(f"| {name}{mark} | {what} | {share:.0%} | {thought[name]:.0%} |")
     return "\n".join(rows)
+
+
+def _later(names: Sequence[str]) -> str:
+    """What has to be said of tasks that the models were not trained for as they are."""
+    if not names:
+        return ""
+    return (
+        f"Added or made harder since the models were trained, as people ask such things: "
+        f"{', '.join(names)}.\n"
+    )
 
 
 def _log(path: Path) -> list[Any]:
@@ -83,6 +105,7 @@ def main() -> None:
     add("--evaluated", type=Path, required=True, help="what `evaluate` wrote")
     add("--measured", type=Path, required=True, help="what `measure` printed")
     add("--logs", type=Path, nargs="*", default=[], help="what `train` printed")
+    add("--later", nargs="*", default=[], help="tasks that came after the training")
     add("--data", type=Path, default=FOLDER)
     args = parser.parse_args()
     found = {
@@ -90,6 +113,7 @@ def main() -> None:
         "evaluated": json.loads(args.evaluated.read_text("utf-8")),
         "measured": json.loads(args.measured.read_text("utf-8")),
         "training": {log.stem: _log(log) for log in args.logs},
+        "later": args.later,
     }
     text = json.dumps(found, indent=1) + "\n"
     (args.models / "training.json").write_text(text, "utf-8")

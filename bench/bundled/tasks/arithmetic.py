@@ -151,7 +151,7 @@ def division(a: int, b: int) -> str:
 
 
 def draw_quotient(rng: Random) -> Problem:
-    """A number divided by a small one, mostly without a remainder."""
+    """A number divided by one up to 12, often with a remainder."""
     b, whole = rng.randint(1, TABLE), rng.randint(0, rng.choice((12, 12, 99)))
     rest = rng.randint(1, b - 1) if b > 1 and rng.random() < 0.45 else 0
     a = b * whole + rest

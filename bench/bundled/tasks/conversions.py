@@ -52,7 +52,7 @@ _DAY_BEFORE: Final = phrases("conversions", "day_before")
 
 
 def draw_units(rng: Random) -> Problem:
-    """So many of one unit in another one."""
+    """So many kilometers, hours, feet ... in a smaller or a larger unit."""
     unit = rng.choice(_UNITS)
     n = rng.randint(1, unit.most)
     if rng.random() < 0.65:

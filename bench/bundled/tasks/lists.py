@@ -82,7 +82,7 @@ def _sorted(items: list[str] | list[int], *, down: bool) -> list[str] | list[int
 
 
 def draw_sort(rng: Random) -> Problem:
-    """Numbers or words to be put in order."""
+    """Two to six numbers up to 999, or words, to be put in order."""
     items, style, down = _items(rng, SORTED), rng.choice(_STYLES), rng.random() < 0.3
     found = style.write(_sorted(items, down=down))
     picks = _sorted(items, down=down)
@@ -104,7 +104,7 @@ def draw_sort(rng: Random) -> Problem:
 
 
 def draw_reverse(rng: Random) -> Problem:
-    """A list to be turned around."""
+    """Two to eight numbers or words to be turned around."""
     items, style = _items(rng), rng.choice(_STYLES)
     found = style.write(items[::-1])
     return Problem(

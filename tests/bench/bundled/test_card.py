@@ -26,6 +26,7 @@ def test_the_card() -> None:
                 "right, having reasoned": shares,
                 "circles": {"answers": 0.01, "completions": 0.02},
             },
+            "later": ["sequence", "chain"],
             "measured": {
                 "parameters": roles,
                 "folder_bytes": roles,
@@ -37,7 +38,9 @@ def test_the_card() -> None:
     )
     for part in (
         "1,234,567",
-        "| sum | 97% | 50% |",
+        "| sum | A sum of two numbers up to 999 | 97% | 50% |",
+        "`fibonacci`, ",
+        "since the models were trained, as people ask such things: sequence, chain.\n",
         "| talk* |",
         "click (BSD-3-Clause)",
         "71.0%",
