@@ -108,6 +108,8 @@ def test_rounds_change_weights_and_nothing_else(
             documents=8,
             each=1,
             device="cpu",
+            share=0.3,
+            compiled=False,
             **how,
         )
     )
