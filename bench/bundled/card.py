@@ -19,7 +19,7 @@ from bench.bundled.tasks.code import recipes
 from bench.bundled.tasks.tasks import TASKS
 
 _ROLES: Final = ("target", "draft")
-WIDTH: Final = 118  # characters of a line of licences
+WIDTH: Final = 118  # characters of a line of a list
 TEXT: Final = Path(__file__).with_name("card.md")
 
 
@@ -32,25 +32,23 @@ def card(found: Mapping[str, Any]) -> str:
         **{
             **data,
             **evaluated["circles"],
-            "licences": fill(
-                f"Licences: {', '.join(licences)}.", WIDTH, break_on_hyphens=False
-            ),
+            "licences": _filled(f"Licences: {', '.join(licences)}."),
             "sizes": _sizes(measured),
             "tasks": _tasks(evaluated),
             "problems": evaluated["problems"],
             "refused": evaluated["refused"],
             "later": _later(found.get("later", ())),
-            "functions": fill(
-                ", ".join(f"`{one.name}`" for one in recipes()),
-                WIDTH,
-                break_on_hyphens=False,
-            ),
+            "functions": _filled(", ".join(f"`{one.name}`" for one in recipes())),
             "agreement": held["agreement"],
             "overlap": held["overlap"],
             "talk_agreement": talk["agreement"],
             "talk_overlap": talk["overlap"],
         }
     )
+
+
+def _filled(text: str) -> str:
+    return fill(text, WIDTH, break_on_hyphens=False)
 
 
 def _sizes(measured: Mapping[str, Any]) -> str:
@@ -86,10 +84,8 @@ def _later(names: Sequence[str]) -> str:
     """What has to be said of tasks that the models were not trained for as they are."""
     if not names:
         return ""
-    return (
-        f"Added or made harder since the models were trained, as people ask such things: "
-        f"{', '.join(names)}.\n"
-    )
+    told = "Added or made harder since the models were trained, as people ask such things"
+    return f"{told}: {', '.join(names)}.\n"
 
 
 def _log(path: Path) -> list[Any]:

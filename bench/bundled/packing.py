@@ -69,16 +69,13 @@ def halves(
     not where a token of the whole text does. ("def f(x):" is one token less than its
     beginning in a file, where the colon and what follows it are one.)
     """
-    parts, cut = list[str](), list[bool]()
+    begun, rest = list[str](), list[str]()
     for one in documents:
         at = _cut(one, rng) if rng.random() < share else 0
-        cut.append(at > 0)
-        parts += [one[:at], one[at:]] if at else [one]
-    encoded, found = iter(texts(tokenizer, parts)), list[Tokens]()
-    for both in cut:
-        first = next(encoded)
-        found.append(numpy.concatenate([first[:-1], next(encoded)]) if both else first)
-    return found
+        begun.append(one[:at])
+        rest.append(one[at:])
+    both = zip(texts(tokenizer, begun), texts(tokenizer, rest), strict=True)
+    return [numpy.concatenate([first[:-1], last]) for first, last in both]
 
 
 def _cut(document: str, rng: Random) -> int:

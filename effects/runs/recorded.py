@@ -17,10 +17,13 @@ UNUSABLE: Final = 2  # the exit code of a journal that cannot be used
 
 
 def latest(path: Path) -> RunFiles:
-    """The latest run; it is said which that is, if there are others. Raises
-    JournalError.
-    """
-    *others, last = runs_in(path)
+    """The latest run, told of as by `latest_of`. Raises JournalError."""
+    return latest_of(path, runs_in(path))
+
+
+def latest_of(path: Path, runs: Sequence[RunFiles]) -> RunFiles:
+    """The latest of all runs; it is said which that is, if there are others."""
+    *others, last = runs
     if others:
         which = f"the latest of its {1 + len(others)} runs, {last.name}"
         print(f"minfer: {path}: this is {which}", file=sys.stderr)

@@ -16,7 +16,7 @@ from attrs import asdict
 
 from minfer.effects.live.driver import quiet_collector
 from minfer.effects.live.journal_files import RunFiles, runs_in
-from minfer.effects.runs.recorded import latest, of_each
+from minfer.effects.runs.recorded import latest_of, of_each
 from minfer.effects.runs.replay_fork import change_of, fork_options, print_fork
 from minfer.effects.runs.replay_state import line, state_told
 from minfer.effects.runs.report import Report
@@ -56,12 +56,15 @@ def replay_options(parser: argparse.ArgumentParser) -> None:
 def replay(options: argparse.Namespace) -> int:
     """Replay, show a state, or fork; returns the exit code. Raises JournalError."""
     runs = runs_in(options.file)
-    change = change_of(runs[-1].open(), options)
+    journal = runs[-1].open()
+    change = change_of(journal, options)
     _check_options(options, change)
-    if change == Change() and options.at is None:
-        one_alone = options.until is not None  # turns are counted in each
-        return _verify([latest(options.file)] if one_alone else runs, options)
-    journal = latest(options.file).open()
+    verifies = change == Change() and options.at is None
+    if verifies and options.until is None:  # turns are counted in each run
+        return _verify(runs, options)
+    last = latest_of(options.file, runs)
+    if verifies:
+        return _verify([last], options)
     if change != Change():
         return print_fork(journal, options)
     deque(journal.turns(until=options.at), maxlen=0)

@@ -21,7 +21,7 @@ from bench.bundled.tasks.vocabulary import PHRASES, phrases
 _ASKED: Final = phrases("code", "asked")
 _DOING: Final = phrases("code", "doing")
 _DOES: Final = PHRASES["code"]["does"]
-# What else people call parameters, and functions.
+# What else people call parameters and functions.
 _ALSO: Final[Mapping[str, Sequence[str]]] = {
     "n": ("n", "number", "num"),
     "x": ("x", "n", "number"),
@@ -36,8 +36,6 @@ _ALSO: Final[Mapping[str, Sequence[str]]] = {
     "celsius": ("celsius", "c"),
     "fahrenheit": ("fahrenheit", "f"),
     "mapping": ("mapping", "d", "dictionary"),
-}
-_CALLED: Final[Mapping[str, Sequence[str]]] = {
     "factorial": ("factorial", "fact"),
     "fibonacci": ("fibonacci", "fib"),
     "is_prime": ("is_prime", "prime", "isprime"),
@@ -53,7 +51,6 @@ _CALLED: Final[Mapping[str, Sequence[str]]] = {
     "hello": ("hello", "greet"),
     "fizzbuzz": ("fizzbuzz", "fizz_buzz"),
 }
-_FUNCTION: Final = ast.FunctionDef
 _BY_DOING: Final = 0.4  # of all questions: by what the code does, not by its name
 
 
@@ -159,12 +156,8 @@ def variant(rng: Random, recipe: Recipe) -> str:
     code = recipe.code
     if rng.random() < 0.5:
         return code
-    names = dict[str, str]()
-    if recipe.kind == "function":
-        names = {
-            name: rng.choice(_ALSO[name]) for name in _parameters(code) if name in _ALSO
-        }
-        names |= {recipe.name: rng.choice(_CALLED.get(recipe.name, (recipe.name,)))}
+    said = (*_parameters(code), recipe.name)
+    names = {name: rng.choice(_ALSO[name]) for name in said if name in _ALSO}
     taken = {name for name in re.findall(r"[A-Za-z_]\w*", code) if name not in names}
     if not taken & set(names.values()) and len({*names.values()}) == len(names):
         code = _renamed(code, names)
@@ -177,7 +170,9 @@ def variant(rng: Random, recipe: Recipe) -> str:
 
 def _parameters(code: str) -> list[str]:
     node = ast.parse(code).body[0]
-    return [one.arg for one in node.args.args] if isinstance(node, _FUNCTION) else []
+    return (
+        [one.arg for one in node.args.args] if isinstance(node, ast.FunctionDef) else []
+    )
 
 
 def _renamed(code: str, names: Mapping[str, str]) -> str:

@@ -44,6 +44,7 @@ _UNITS: Final = (
     Unit("yards", "feet", 3, 99),
 )
 _INTO: Final = phrases("conversions", "into")
+_OF_DEGREES: Final = _INTO[:5:2] + _INTO[3:4]
 _DATES: Final = phrases("conversions", "dates")
 _AFTER: Final = phrases("conversions", "after")
 _DURATION: Final = phrases("conversions", "duration")
@@ -144,9 +145,7 @@ def draw_temperature(rng: Random) -> Problem:
         truth = f"{celsius} {given}"
     return Problem(
         task="temperature",
-        question=varied(
-            rng, rng.choice(_INTO[:5:2] + _INTO[3:4]).format(n=n, a=asked, b=into)
-        ),
+        question=varied(rng, rng.choice(_OF_DEGREES).format(n=n, a=asked, b=into)),
         answer=answer,
         thought=f"{answer.split(',')[0]}.",
         truth=truth,
@@ -167,9 +166,7 @@ def _any_temperature(rng: Random) -> Problem:
     unit = rng.choice(("degrees {}", "{}", "{}")).format(given)
     return Problem(
         task="temperature",
-        question=varied(
-            rng, rng.choice(_INTO[:5:2] + _INTO[3:4]).format(n=n, a=unit, b=other)
-        ),
+        question=varied(rng, rng.choice(_OF_DEGREES).format(n=n, a=unit, b=other)),
         answer=f"{working}, so {found} {other}.",
         thought=f"{working}.",
         truth=f"{found} {other}",
@@ -238,12 +235,11 @@ def draw_next_day(rng: Random) -> Problem:
     given, found = date.isoformat(), after.isoformat()
     if rng.random() < 0.3:
         given, found = _in_words(date), _in_words(after)
-    word = "before" if back else "after"
     forms = _DAY_BEFORE if back else _DAY_AFTER
     return Problem(
         task="next date",
         key=date.isoformat(),
-        question=varied(rng, rng.choice(forms).format(w=word, d=given)),
+        question=varied(rng, rng.choice(forms).format(d=given)),
         answer=found,
         truth=found,
     )

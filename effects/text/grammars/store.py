@@ -207,12 +207,10 @@ class Grammars:
         except BaseException as raised:  # whoever waits must hear of it, whatever it is
             error = raised
             job.done.set_exception(raised)
-        # A library that is missing may be installed while this runs.
-        refused = isinstance(error, GrammarError)
-        settled = refused and not isinstance(error, MissingLibraryError)
+        missing = isinstance(error, MissingLibraryError)  # it may yet be installed
         with self._lock:
             del self._jobs[job.asked]
-            if error is None or settled:
+            if error is None or (isinstance(error, GrammarError) and not missing):
                 self._kept[job.asked] = job.done
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
