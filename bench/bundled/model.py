@@ -6,15 +6,18 @@ logits. Norms of queries and keys keep attention calm at high learning rates.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from attrs import frozen
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from bench.bundled.vocabulary import CONTEXT, PAD, SIZE, SPECIAL
 
+WEIGHTS: Final = "model.safetensors"
 EPSILON: Final = 1e-6
 THETA: Final = 10_000.0
 HEAD: Final = 64  # wide, for both: attention kernels of GPUs ask for it
@@ -189,6 +192,12 @@ class Model(nn.Module):
             elif weight.dim() > 1:
                 scale = 0.05 if "embed" in name else 0.5 * weight.shape[1] ** -0.5
                 nn.init.normal_(weight, std=scale, generator=generator)
+        return self
+
+    def load(self, folder: Path) -> "Model":
+        """The weights of a folder in the Hugging Face layout; kept in float32."""
+        weights = load_file(folder / WEIGHTS)
+        self.load_state_dict({name: one.float() for name, one in weights.items()})
         return self
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -47,6 +47,19 @@ class Pack:
         starts = numpy.cumsum(lengths) - lengths
         return cls(numpy.concatenate([tokens, tokens[:WINDOW]]), starts)
 
+    @classmethod
+    def joined(cls, packs: Sequence["Pack"]) -> "Pack":
+        """Several packs as one."""
+        parts = [pack.tokens[:-WINDOW] for pack in packs]
+        begins = numpy.cumsum([0, *map(len, parts)])
+        starts = [
+            pack.starts + begin for pack, begin in zip(packs, begins[:-1], strict=True)
+        ]
+        tokens = numpy.concatenate(parts)
+        return cls(
+            numpy.concatenate([tokens, tokens[:WINDOW]]), numpy.concatenate(starts)
+        )
+
 
 def texts(
     tokenizer: Tokenizer, documents: Iterable[str], batch: int = 2000

@@ -18,6 +18,9 @@ A step takes some seconds of two processors, and some hundredths of one of a GPU
 import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from shutil import copytree
@@ -26,14 +29,14 @@ from typing import Any, Final
 import numpy
 import torch
 from attrs import define, field, frozen
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from bench.bundled import evaluate, probe, shards
 from bench.bundled.dialogues import THINK, Dialogue, answered, asked
 from bench.bundled.feed import Python, Tape, read_python
-from bench.bundled.model import SHAPES, Model
+from bench.bundled.model import SHAPES, WEIGHTS, Model
 from bench.bundled.muon import Muon
 from bench.bundled.packing import (
     END_ID,
@@ -50,7 +53,6 @@ from bench.bundled.tasks.tasks import Stage, any_problem
 from bench.bundled.train import MATRIX_RATE, OTHER_RATE, losses, say
 from minfer import LLM, SamplingParams
 
-WEIGHTS: Final = "model.safetensors"
 LENGTH: Final = 512  # tokens of a window
 # Windows of a step by source: conversations, those answered wrongly, whole files,
 # definitions, recipes, circles made up, circles that it fell into.
@@ -63,7 +65,7 @@ SHARES: Final = {
     "circles": 1,
     "own circles": 3,
 }
-TALK: Final = 600_000  # tokens of fresh conversations in a round
+TALK: Final = 600_000  # tokens of a shard of fresh conversations
 PROBLEMS: Final = 10_000  # that it answers in a round
 OPENINGS: Final = 1500  # that it continues
 SHORTEST, LONGEST = 2, 24  # tokens of an opening
@@ -173,6 +175,7 @@ class Polishing:
     seed: int
     device: str
     share: float  # of the windows that `SHARES` has
+    shards: int  # of fresh conversations in a round
     losses: Callable[..., tuple[Tensor, Tensor, Tensor]]
     generator: torch.Generator = field(init=False)
     muon: Muon = field(init=False)
@@ -193,8 +196,14 @@ class Polishing:
 
     def begin_round(self, number: int, found: Mistakes | None) -> None:
         """Have fresh conversations, and what was wrong just now."""
-        made = shards.make(self.tokenizer, self.seed, number, TALK, Stage.LAST)
-        self.tapes["talk"] = Tape.of(made, self.device)
+        numbers = range(number * self.shards, (number + 1) * self.shards)
+        write = partial(_shard, self.tokenizer.to_str(), self.seed)
+        if self.shards == 1:
+            made = [write(number)]
+        else:  # fresh ones at a GPU's speed take many processors
+            with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+                made = list(pool.map(write, numbers))
+        self.tapes["talk"] = Tape.of(Pack.joined(made), self.device)
         if found is not None and found.problems:
             wrong = _corrected(found.problems, Random(self.seed))
             tokens = Conversations(self.tokenizer).tokens(wrong)
@@ -236,12 +245,14 @@ class Polishing:
         (folder / WEIGHTS).chmod(0o644)
 
 
+def _shard(tokenizer: str, seed: int, number: int) -> Pack:
+    """Fresh conversations, in a process of their own if there are several."""
+    return shards.make(Tokenizer.from_str(tokenizer), seed, number, TALK, Stage.LAST)
+
+
 def load(folder: Path, role: str, device: str) -> Model:
     """The model of a folder, which computes in bfloat16 and keeps float32."""
-    model = Model(SHAPES[role], torch.bfloat16)
-    weights = load_file(folder / WEIGHTS)
-    model.load_state_dict({name: one.float() for name, one in weights.items()})
-    return model.to(device)
+    return Model(SHAPES[role], torch.bfloat16).load(folder).to(device)
 
 
 def polish(args: argparse.Namespace) -> None:
@@ -264,6 +275,7 @@ def polish(args: argparse.Namespace) -> None:
         args.seed,
         device,
         args.share,
+        args.shards,
         torch.compile(losses, dynamic=False) if args.compiled else losses,
     )
     problems = probe.sheet(tokenizer, device, each=args.each)
@@ -314,6 +326,7 @@ def main() -> None:
     add("--rounds", type=int, default=5)
     add("--rate", type=float, default=0.05, help="a share of `train`'s highest")
     add("--share", type=float, default=1, help="of a step's windows; fewer on a CPU")
+    add("--shards", type=int, default=1, help="of fresh conversations in a round")
     add("--compiled", action="store_true", help="worth its minute if there are many")
     add("--seed", type=int, default=17, help="another than the training's")
     add("--documents", type=int, help="so many of the sources only, for a trial")

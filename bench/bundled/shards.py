@@ -73,16 +73,23 @@ class Shards:
 
 @contextmanager
 def writing(
-    tokenizer: Path, seed: int, first: int, workers: int, size: int = SHARD
+    tokenizer: Path,
+    seed: int,
+    first: int,
+    workers: int,
+    size: int = SHARD,
+    stage: Stage | None = None,
 ) -> Iterator[Shards]:
-    """Processes that write shards from number `first` on, while the context is open."""
+    """Processes that write shards from number `first` on, while the context is open: of
+    one stage, or of that which a number is of.
+    """
     context = multiprocessing.get_context("spawn")
     wanted = context.Value("q", first + AHEAD)
     folder = Path(tempfile.mkdtemp(prefix="bundled-shards-"))
     processes = [
         context.Process(
             target=_write,
-            args=(tokenizer, seed, first + at, workers, wanted, folder, size),
+            args=(tokenizer, seed, first + at, workers, wanted, folder, size, stage),
             daemon=True,
         )
         for at in range(workers)
@@ -106,6 +113,7 @@ def _write(
     wanted: Any,
     folder: Path,
     size: int,
+    stage: Stage | None,
 ) -> None:
     """One of the processes: every `step`-th shard."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -113,7 +121,8 @@ def _write(
     while True:
         while number > wanted.value:
             time.sleep(0.05)
-        pack = make(read, seed, number, size, stage_of(number))
+        own = stage_of(number) if stage is None else stage
+        pack = make(read, seed, number, size, own)
         part = folder / f"{number}.part.npz"
         numpy.savez(part, tokens=pack.tokens, starts=pack.starts)
         part.rename(folder / f"{number}.npz")

@@ -3,13 +3,19 @@
     python -m bench.bundled.train --role target --minutes 8 --whole 14
     python -m bench.bundled.train --role target --minutes 8 --whole 14 --resume
     python -m bench.bundled.train --role draft --minutes 5 --whole 4
+    python -m bench.bundled.train --begin MODELS/target --rate 0.3 --whole 11
 
 `--whole` is how many minutes all pieces together may spend in steps: the learning rate
 follows the share of it that is spent, and is zero at the end, however fast the machine
 is. (`--steps` counts steps instead of minutes, for trials that shall repeat exactly.)
-`--minutes` bounds a piece, start and compilation included. Each ends with a checkpoint in
-`--state`, and a copy under `--out` in parts small enough to travel. One line of JSON is
-printed each half minute: tokens per second, losses by source, and what is learnt so far.
+`--minutes` bounds a piece, start and compilation included. Each leaves a checkpoint in
+`--state` every two minutes and at its end, and a copy of the last under `--out` in parts
+small enough to travel. One line of JSON is printed each half minute: tokens per second,
+losses by source, and what is learnt so far.
+
+`--begin` trains a finished model once more, with the tokenizer that it has: on tasks that
+came after it was trained, and on those that it still gets wrong. `--rate` is then below
+one, lest it forget more than it learns, and `--stage last` weighs its conversations.
 """
 
 import argparse
@@ -33,6 +39,7 @@ from bench.bundled.feed import STEPS, Feed, parted, read_python
 from bench.bundled.model import SHAPES, Model
 from bench.bundled.muon import Muon, orthogonal
 from bench.bundled.prepare import FOLDER, TOKENIZER
+from bench.bundled.tasks.tasks import Stage
 from bench.bundled.vocabulary import CONTEXT
 
 STATE: Final = Path(".carry/bundled-state")
@@ -99,6 +106,7 @@ class Run:
     whole: float  # seconds of steps, or steps, in all
     by_steps: bool
     compiled: bool
+    rate: float = 1.0  # the highest, as a share of `MATRIX_RATE` and `OTHER_RATE`
     step: int = 0
     spent: float = 0.0  # seconds of steps so far
     muon: Muon = field(init=False)
@@ -129,7 +137,7 @@ class Run:
 
     def advance(self) -> tuple[Tensor, Tensor]:
         """One step; returns each row's loss and its tokens."""
-        rate = rate_at(self.share)
+        rate = self.rate * rate_at(self.share)
         loss, text, count = self.losses(
             self.model, self.teacher, self.feed.batch(self.step)
         )
@@ -195,6 +203,8 @@ def piece(run: Run, args: argparse.Namespace, look: Callable[[], dict[str, Any]]
                 loss=found,
                 **(look() if lines % PROBED == 0 else {}),
             )
+            if lines % PROBED == 0:
+                checkpoint.save(run.state(), args.state, args.role)
             lines, began, sums = lines + 1, run.step, {}
             told = mark = time.perf_counter()
 
@@ -233,16 +243,21 @@ def train(args: argparse.Namespace) -> Run:
     if args.resume and old is None:
         raise SystemExit(f"{args.state} has no checkpoint of {args.role} to resume")
     first = (old["step"] if old else 0) // STEPS
+    path = (args.begin or args.data) / TOKENIZER
+    tokenizer = Tokenizer.from_file(str(path))
     with shards.writing(
-        args.data / TOKENIZER,
+        path,
         args.seed + (args.teacher is not None),
         first,
         args.workers,
         args.shard,
+        None if args.stage is None else Stage[args.stage.upper()],
     ) as written:
-        python = read_python(args.data, args.device, args.documents)
+        python = read_python(args.data, args.device, args.documents, tokenizer)
         say(tokens=dict(python.counts))
-        model = Model(SHAPES[args.role], precision).begin(args.seed).to(args.device)
+        model = Model(SHAPES[args.role], precision)
+        model = model.begin(args.seed) if args.begin is None else model.load(args.begin)
+        model = model.to(args.device)
         feed = Feed(python, written, args.rows, args.length, args.device, args.seed)
         whole = float(args.steps or 60 * args.whole)
         run = Run(
@@ -252,6 +267,7 @@ def train(args: argparse.Namespace) -> Run:
             whole,
             by_steps=bool(args.steps),
             compiled=args.device == "cuda" and not args.eager,
+            rate=args.rate,
         )
         if old is not None:
             run.restore(old)
@@ -260,7 +276,6 @@ def train(args: argparse.Namespace) -> Run:
             step=run.step,
             share=round(run.share, 4),
         )
-        tokenizer = Tokenizer.from_file(str(args.data / TOKENIZER))
         problems = probe.sheet(tokenizer, args.device, each=args.each)
         rows = probe.held_rows(python, args.length, args.device)
 
@@ -292,6 +307,17 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     add("--data", type=Path, default=FOLDER, help="what `prepare` made")
     add("--state", type=Path, default=STATE, help="where checkpoints are")
+    add(
+        "--begin",
+        type=Path,
+        help="a model's folder to begin with, not with random weights",
+    )
+    add("--rate", type=float, default=1, help="the highest, as a share of the usual one")
+    add(
+        "--stage",
+        choices=[stage.name.lower() for stage in Stage],
+        help="how tasks are weighed (by default as training goes on)",
+    )
     add("--out", type=Path, help="where a copy of the checkpoint goes, too")
     add("--resume", action="store_true", help="go on from the checkpoint")
     add("--minutes", type=float, default=8, help="of this piece")

@@ -72,6 +72,17 @@ def test_a_window_may_begin_anywhere() -> None:
     assert len(pack.tokens) >= WINDOW + 5
 
 
+def test_joined_packs_have_the_documents_of_all() -> None:
+    first = [numpy.array([1, 2, 0], numpy.int16), numpy.array([3, 0], numpy.int16)]
+    second = [numpy.array([4, 5, 6, 0], numpy.int16)]
+    joined = Pack.joined([Pack.of(first), Pack.of(second)])
+    for start, one in zip(joined.starts[:2], first, strict=True):
+        assert joined.tokens[start : start + len(one)].tolist() == one.tolist()
+    begin = joined.starts[2]
+    assert joined.tokens[begin : begin + 4].tolist() == [4, 5, 6, 0]
+    assert len(joined.tokens) >= begin + WINDOW
+
+
 def test_a_shard_is_made_of_seed_and_number(tokenizer: Tokenizer) -> None:
     one, again, other = (
         make(tokenizer, 3, number, 2000, Stage.FIRST) for number in (4, 4, 5)

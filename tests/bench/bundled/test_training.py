@@ -22,7 +22,7 @@ from bench.bundled.muon import orthogonal
 from bench.bundled.packing import LEARNT, Pack
 from bench.bundled.prepare import TOKENIZER
 from bench.bundled.tasks.tasks import TASKS, Stage
-from bench.bundled.train import Run, losses, rate_at
+from bench.bundled.train import Run, arguments, losses, rate_at, train
 from minfer import LLM, SamplingParams
 
 TINY = SHAPES["tiny"]
@@ -74,6 +74,25 @@ def trained(
     folder = tmp_path_factory.mktemp("state")
     checkpoint.save(run.state(), folder, "tiny")
     return folder
+
+
+def test_a_finished_model_is_trained_once_more(
+    data: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From its weights, with its tokenizer, at the rate and stage that were asked for."""
+    export(trained, "tiny", data, tmp_path / "model")
+    given = "--role tiny --steps 3 --rows 5 --length 32 --workers 1 --shard 1500"
+    more = "--documents 8 --each 1 --device cpu --told 0 --stage last --rate 0.1"
+    paths = f"--data {data} --begin {tmp_path / 'model'} --state {tmp_path / 'state'}"
+    run = train(arguments([*given.split(), *more.split(), *paths.split()]))
+    before = Model(TINY).load(tmp_path / "model").state_dict()
+    apart = [
+        (one - before[name]).abs().max().item()
+        for name, one in run.model.state_dict().items()
+    ]
+    assert 0 < max(apart) < 0.03
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-1]["saved"]
 
 
 def test_it_learns(python: Python, written: Written) -> None:
