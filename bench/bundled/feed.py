@@ -35,6 +35,7 @@ SHARES: Final[Mapping[str, int]] = {
     "recipes": 2,
     "circles": 2,
 }
+SOURCES: Final = ("files", "openings")  # which are what was found, and no more
 
 
 @frozen
@@ -122,7 +123,9 @@ class Feed:
         length: int,
         device: str,
         seed: int,
+        python_share: float = 1.0,
     ) -> None:
+        """`python_share`: of the rows that files and definitions usually have."""
         self._tapes, self._shards = python.tapes, shards
         self._device = device
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -130,6 +133,8 @@ class Feed:
             name: max(1, rows * share // sum(SHARES.values()))
             for name, share in SHARES.items()
         }
+        for name in SOURCES:
+            self.rows[name] = max(1, round(self.rows[name] * python_share))
         self.rows["talk"] += rows - sum(self.rows.values())
         self._talk: dict[int, Tape] = {}
         self._span = torch.arange(length + 1, device=device)

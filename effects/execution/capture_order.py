@@ -61,12 +61,14 @@ def capture_order(
     cut: Cut,
     *,
     grammars: bool = False,
+    fewer_drafts: bool = False,
 ) -> list[Kind]:
     """Kinds that can have graphs, the most useful first, each once.
 
     most: inputs from history that a graph may have. likely: how those draw who say
     nothing of it. contexts: lengths by which kernels are chosen, the shortest first.
-    grammars: whether some can be asked for.
+    grammars: whether some can be asked for. fewer_drafts: whether rows have as many as
+    pay, which is told to the engine after this (`config` may not say it yet).
     """
     short, longer = contexts[:1], contexts[1:]
     other = evolve(likely, filtered=not likely.filtered)
@@ -76,7 +78,7 @@ def capture_order(
     sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
     prompts = _with_history([0], config, most)
     beside = _with_history(sizes, config, most)
-    drafts = _with_drafts(decode, config)
+    drafts = _with_drafts(decode, config, fewer=fewer_drafts)
     bound = _under_grammars(decode, [*prompts.few, *beside.few]) if grammars else []
     told = partial(_told, cut)
     order = (
@@ -91,7 +93,7 @@ def capture_order(
         told([*prompts.several, *prompts.few], scored, short),
         told([*prompts.several, *beside.several], other, short),
         told([*decode, *prompts.few], shaped, short),
-        told(_with_drafts(beside.few, config).usual, likely, short),
+        told(_with_drafts(beside.few, config, fewer=False).usual, likely, short),
         told([*beside.many, *prompts.many], likely, short),
         told([*beside.few, *beside.several], likely, longer),
         told(decode, other, longer),
@@ -174,8 +176,10 @@ class WithDrafts:
     fewer: list[Kind]
 
 
-def _with_drafts(kinds: Sequence[Kind], config: EngineConfig) -> WithDrafts:
-    """These kinds with drafts, where there are any."""
+def _with_drafts(
+    kinds: Sequence[Kind], config: EngineConfig, *, fewer: bool
+) -> WithDrafts:
+    """These kinds with drafts, where there are any; `fewer`: also than the most."""
     how, found = config.speculation, WithDrafts([], [])
     if how is None:
         return found
@@ -188,7 +192,7 @@ def _with_drafts(kinds: Sequence[Kind], config: EngineConfig) -> WithDrafts:
             continue
         drafting = evolve(kind, verified=kind.alone, proposes=how.drafter == DEVICE)
         found.usual.append(evolve(drafting, drafts=min(most, room)))
-        if how.adaptive:
+        if fewer:
             found.fewer.extend(evolve(drafting, drafts=n) for n in few if n < room)
     return found
 

@@ -69,6 +69,7 @@ class Readiness:
     likely: Wants = PLAIN  # of requests that say nothing
     capturing: float = SECONDS  # how long, at most
     grammars: bool = False  # whether requests may be bound by some
+    fewer_drafts: bool = False  # whether rows will have as many as pay
 
 
 def open_backend(
@@ -265,6 +266,7 @@ class TorchExecutor:
             readiness.likely,
             seconds=readiness.capturing,
             grammars=readiness.grammars,
+            fewer_drafts=readiness.fewer_drafts,
         )
         warm_up.before_ready()
         self.background = Background(

@@ -39,6 +39,7 @@ class WarmUp:
     likely: Wants  # how those draw who say nothing of it
     seconds: float = SECONDS
     grammars: bool = False  # whether some can be asked for
+    fewer_drafts: bool = False  # whether rows have as many as pay
     pending: deque[Kind] = field(factory=deque)
     stopped: bool = False  # graphs cannot be captured, or do not fit
 
@@ -121,6 +122,7 @@ class WarmUp:
             contexts,
             runner.cut,
             grammars=self.grammars,
+            fewer_drafts=self.fewer_drafts,
         )
 
     def _capture_for(self, seconds: float) -> None:

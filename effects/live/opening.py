@@ -140,7 +140,12 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
             setup.device.kind,
             graphs=not setup.args.enforce_eager,
             checked=setup.args.check_steps,
-            readiness=Readiness(report, likely, grammars=_may_have_grammars(setup)),
+            readiness=Readiness(
+                report,
+                likely,
+                grammars=_may_have_grammars(setup),
+                fewer_drafts=_may_have_fewer_drafts(setup),
+            ),
             draft=draft,
         )
     except (MemoryError, RuntimeError) as error:
@@ -154,6 +159,14 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
 def _may_have_grammars(setup: Setup) -> bool:
     """Whether requests may be bound by grammars: there is a library, and a tokenizer."""
     return find_spec("llguidance") is not None and not setup.args.skip_tokenizer_init
+
+
+def _may_have_fewer_drafts(setup: Setup) -> bool:
+    """Whether rows have fewer drafts than the most there may be: as many as pay, or as
+    were found.
+    """
+    asked = setup.speculative
+    return asked is not None and (asked.adaptive or asked.proposer is not None)
 
 
 def _weights(setup: Setup, folder: Path, spec: ModelSpec) -> "Weights | Model":
