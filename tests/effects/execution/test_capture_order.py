@@ -26,7 +26,6 @@ from minfer.messages import (
 from minfer.plan import Plan
 from minfer.policies import policy_named
 from minfer.request import Request
-from minfer.speculate.length import Costs
 from minfer.speculate.settings import DEVICE, HOST, Speculation
 from minfer.state import EngineState, initial
 
@@ -56,9 +55,17 @@ def order(
     config: EngineConfig = CONFIG,
     *,
     grammars: bool = False,
+    fewer_drafts: bool = False,
 ) -> list[Kind]:
-    lengths = [1024, 2048, 4096]
-    return capture_order(config, most, likely, lengths, cut, grammars=grammars)
+    return capture_order(
+        config,
+        most,
+        likely,
+        [1024, 2048, 4096],
+        cut,
+        grammars=grammars,
+        fewer_drafts=fewer_drafts,
+    )
 
 
 @pytest.mark.parametrize("filtered", [False, True])
@@ -134,9 +141,9 @@ def test_no_more_inputs_than_graphs_may_have() -> None:
 def test_steps_with_drafts_come_behind_those_without(
     drafter: str, drafts: int, sizes: set[int]
 ) -> None:
-    costs = Costs(((1, 1.0), (99, 2.0)))
-    how = Speculation(drafter=drafter, drafts=drafts, rows=20, costs=costs)
-    found = order(config=evolve(CONFIG, speculation=how))
+    how = Speculation(drafter=drafter, drafts=drafts, rows=20, adaptive=False)
+    config = evolve(CONFIG, speculation=how)
+    found = order(config=config, fewer_drafts=True)
     drafting = [kind for kind in found if kind.drafts]
     assert all(kind.padded() == kind for kind in drafting)
     assert all(kind.verified == kind.alone <= 24 for kind in drafting)
@@ -147,8 +154,7 @@ def test_steps_with_drafts_come_behind_those_without(
     before = [kind.drafts for kind in found[:first] if kind.drafts]
     assert before[:6] == [max(sizes)] * 6
     assert len(before) == 6 * len(sizes)
-    fixed = evolve(how, adaptive=False)
-    without = order(config=evolve(CONFIG, speculation=fixed))
+    without = order(config=config)
     assert {kind.drafts for kind in without} == {0, max(sizes)}
     assert [kind for kind in found if not kind.drafts] == order()
 

@@ -64,6 +64,18 @@ def test_so_has_that_of_a_step_with_drafts(
     assert evolve(kind, proposes=True).padded() != padded
 
 
+@pytest.mark.parametrize(
+    ("alone", "verified", "drafts", "padded"),
+    [(4, 1, 6, 4), (13, 2, 8, 16), (40, 21, 5, 40), (64, 1, 2, 64), (64, 3, 3, 4)],
+)
+def test_where_it_costs_little_all_rows_have_drafts(
+    alone: int, verified: int, drafts: int, padded: int
+) -> None:
+    """Of such steps there are graphs."""
+    kind = Kind(alone=alone, draws=alone, verified=verified, drafts=drafts)
+    assert kind.padded().verified == padded
+
+
 @pytest.mark.parametrize("draws", [1, 5, 100])
 @pytest.mark.parametrize("verified", [1, 3, 70])
 def test_so_has_that_of_late_draws_with_drafts(draws: int, verified: int) -> None:
@@ -83,9 +95,8 @@ def test_there_is_room_for_the_drafts_of_every_step() -> None:
             speculation=how,
         )
         room, lines = most_drafts(config), most_lines(config)
-        for alone in range(1, seqs + 1):
-            verified = min(alone, rows or alone)
-            kind = Kind(alone=alone, draws=alone, verified=verified, drafts=drafts)
+        for alone in range(1, min(seqs, rows or seqs) + 1):  # in more there are none
+            kind = Kind(alone=alone, draws=alone, verified=alone, drafts=drafts)
             for one in (kind, kind.padded()):
                 assert one.verified <= room
                 fitting = evolve(one, drafts=min(one.drafts, room // one.verified))

@@ -186,13 +186,15 @@ def test_rows_with_drafts_come_first(pad: bool) -> None:
     packs.drafts = 99
     [forward] = packs.forwards(DRAFTED)
     kind = forward.kind
-    assert (kind.verified, kind.drafts, kind.proposes) == (2, 3, True)
+    nobody = 2 if pad else 0  # all four rows have lines for drafts
+    assert (kind.verified, kind.drafts, kind.proposes) == (2 + nobody, 3, True)
     assert forward.draw.places == [1, 3, 0, 2]
     assert forward.longest == 10
     inputs = Inputs.of(forward.words, kind)
     assert inputs.drafts is not None
-    assert inputs.drafts.counts.tolist() == [3, 2]
-    assert inputs.drafts.said.T.tolist() == [[11, 12, 13], [-1, -1, 0]]
+    assert inputs.drafts.counts.tolist() == [3, 2] + [0] * nobody
+    said = [[11, 12, 13], [-1, -1, 0]] + [[0, 0, 0]] * nobody
+    assert inputs.drafts.said.T.tolist() == said
     assert forward.draw.further is not None
     assert forward.draw.further.places == [1, 3]
     _, batch = packs.rows.changes[-1]

@@ -100,6 +100,34 @@ def test_it_is_told_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch)
         assert made[-1].report == told.append
 
 
+@pytest.mark.parametrize(
+    ("config", "fewer"),
+    [
+        (None, False),
+        ({"method": "ngram", "adaptive": False}, True),
+        ({"method": "draft_model", "adaptive": False}, False),
+        ({"method": "draft_model"}, True),
+    ],
+)
+def test_an_executor_foresees_that_rows_have_fewer_drafts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, config: Any, fewer: bool
+) -> None:
+    """It is opened before costs are known, when the engine's own settings do not say yet
+    that rows have as many as pay.
+    """
+    made = list[Readiness]()
+
+    def executor(*_: object, readiness: Readiness, **__: object) -> None:
+        made.append(readiness)
+
+    where = "minfer.effects.execution.torch_executor.TorchExecutor"
+    monkeypatch.setattr(where, executor)
+    if config and config["method"] == "draft_model":
+        config = {**config, "model": str(folder)}
+    open_executor(prepared(folder, speculative_config=config), None)
+    assert made[-1].fewer_drafts == fewer
+
+
 def test_without_a_folder_there_is_no_journal(folder: Path) -> None:
     setup = prepared(folder, executor="oracle")
     assert open_journal(setup, open_executor(setup, None)) is None
