@@ -96,6 +96,9 @@ def _order(
 ) -> None:
     """Whoever was let in ranks before all who still wait, save those that had
     to go back, and those of other clients who had to let others pass.
+
+    The first in rank does not go back. But who went back may rank better for what it had
+    done (`Policy.again`), be let in again at once, and be the first from then on.
     """
     back = {victim for victim, _ in planning.preempted}
     admitted = set(planning.admitted) - back
@@ -111,8 +114,10 @@ def _order(
         left = {seq.place[1:] for seq in here}
         were = [seq for seq in before.running.seqs if seq.place[1:] in left]
         stayed = [seq for seq in here if seq.id not in back]
-        first = min((seq.place, seq.id) for seq in (*were, *stayed))
-        require(first[1] not in back, "order", "the first in rank was preempted")
+        place, name = min((seq.place, seq.id) for seq in (*were, *stayed))
+        ahead = [s for s in after.running.seqs if s.id in back and s.place < place]
+        right = ahead or name not in back
+        require(right, "order", "the first in rank was preempted")
 
 
 def _may_pass(

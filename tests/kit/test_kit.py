@@ -78,6 +78,32 @@ def test_what_is_sound_passes(policy: Policy, bounds: dict[str, Any]) -> None:
     check_policy(policy, max_examples=8, **bounds)
 
 
+def test_who_went_back_may_come_in_again_ahead_of_who_was_first() -> None:
+    """By what it had done: r1 gives way, ranks before r0 for it, is let in in the same
+    turn, and r0 gives way to it.
+    """
+    config = EngineConfig(
+        num_blocks=6,
+        block_size=3,
+        max_model_len=32,
+        max_num_seqs=3,
+        depth=3,
+        max_repeat=3,
+        vocab_size=40,
+        policy=Shortest(),
+    )
+    trial = Trial(config)
+    for name in ("r0", "r1", "r2"):
+        trial.tell(Submit(Request(id=name, prompt=tuple(range(7)), max_tokens=9)))
+    while trial.state.requests or not trial.turns[1:]:
+        trial.turn()
+    gone = [
+        [one.id for one in turn.transition.reasons if isinstance(one, Preempted)]
+        for turn in trial.turns
+    ]
+    assert ["r1", "r0"] in gone
+
+
 @frozen
 class AlwaysDisplaces(FirstCome):
     """Whoever waits may take the place of the last that runs: the engine asks only in

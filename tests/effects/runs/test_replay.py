@@ -256,10 +256,10 @@ def test_a_run_whose_drafts_stand_by_coins_replays(
             speculative_config={**how, **rule, "num_speculative_tokens": 3},
         ) as llm:
             params = [
-                SamplingParams(max_tokens=20, seed=seed, temperature=0.7)
+                SamplingParams(max_tokens=40, seed=seed, temperature=0.7)
                 for seed in range(3)
             ]
-            prompts = ["        self.a = a\n" * 4] * 3
+            prompts = ["class A:\n    def __init__(self, a, b):\n"] * 3
             outputs = llm.generate(prompts, params, use_tqdm=False)
         figures = found(capsys, tmp_path / name)
         assert figures["divergence"] is None
