@@ -5,10 +5,11 @@ many of them never come. What every request needs comes first: steps in which al
 feed themselves, at every size, drawing as requests do that say nothing of it; where
 there is speculation, such steps again, in which all of these rows have drafts, as many as
 there may be, and then each smaller number: which of them pays differs from step to step,
-and a step that is launched kernel by kernel loses more than its drafts win. Then
-prompts, alone and beside those rows. Where grammars can be asked for, draws that come
-late follow, steps whose rows are sampled apart, and short prompts beside these. Then what
-few ask for: other ways to draw, contexts that are cut otherwise, many prompts at once.
+and a step that is launched kernel by kernel loses more than its drafts win. (Beside
+prompts these rows are a forward of their own: packing.py.) Then prompts, alone and beside
+rows without drafts. Where grammars can be asked for, draws that come late follow, steps
+whose rows are sampled apart, and short prompts beside these. Then what few ask for: other
+ways to draw, contexts that are cut otherwise, many prompts at once.
 Steps of many inputs come last: launching them takes no longer than their work.
 
 There is time for half of the prompts' kinds. How many rows decode beside them and how
@@ -88,12 +89,13 @@ def capture_order(
         told(bound, likely, short),
         told([*decode, *drafts.usual], other, short),
         told([*decode, *drafts.usual], likely, longer),
+        told(drafts.fewer, likely, longer),
+        told(drafts.fewer, other, short),
         told([*prompts.few, *beside.few], other, short),
         told(decode, scored, short),
         told([*prompts.several, *prompts.few], scored, short),
         told([*prompts.several, *beside.several], other, short),
         told([*decode, *prompts.few], shaped, short),
-        told(_with_drafts(beside.few, config, fewer=False).usual, likely, short),
         told([*beside.many, *prompts.many], likely, short),
         told([*beside.few, *beside.several], likely, longer),
         told(decode, other, longer),

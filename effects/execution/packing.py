@@ -4,6 +4,11 @@ Theory. What a forward is sent are the lines of its `Inputs`, written here with 
 read on the device as views of what was copied. Rows that feed themselves need no words:
 the device has all of it, and knows who decodes until that changes. Those of them that
 have drafts come first. Padding belongs to the scratch row.
+
+A plan with drafts and with chunks of history is two forwards. One would have to have a
+graph for each number of rows, drafts and inputs, and is a thousand launches without; so
+each of the two is of a kind that there is a graph for, and the weights are read twice.
+(Rows that are sampled apart are of one forward: then there is one.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -93,14 +98,15 @@ class Packer:
         """
         if plan.opens:
             self.forget()
-        if plan.fills:
-            yield self._mixed(plan)
+        selves = drafted_first(plan.drafts, _unfilled(plan))
+        if plan.fills and plan.drafts and not plan.apart:
+            yield self._decode(plan, picked(plan.rows, selves), selves, 0)
+            yield self._mixed(plan, [])
+        elif plan.fills:
+            yield self._mixed(plan, selves)
         elif plan.repeat == 1:
-            places = drafted_first(plan.drafts, range(len(plan.rows)))
-            rows = plan.rows
-            if plan.drafts:
-                rows = tuple(plan.rows[i] for i in places)
-            yield self._decode(plan, rows, places, 0)
+            rows = picked(plan.rows, selves) if plan.drafts else plan.rows
+            yield self._decode(plan, rows, selves, 0)
         if plan.repeat > 1:
             yield from self._repeated(plan, 1 if plan.fills else 0)
 
@@ -131,7 +137,8 @@ class Packer:
                     shaped=wants.shaped,
                 )
             )
-        longest = max(plan.starts) + turn + 1
+        starts = picked(plan.starts, places) if plan.fills else plan.starts
+        longest = max(starts) + turn + 1
         if not (plan.apart or plan.drafts):
             return Forward(self.kind, EMPTY, self.draw, longest)
         kind = self._with_drafts(plan, evolve(self.kind, apart=bool(plan.apart)))
@@ -176,28 +183,26 @@ class Packer:
                 kept = evolve(kept, further=further)
         return evolve(forward, draw=draw, kept=kept)
 
-    def _mixed(self, plan: Plan) -> Forward:
-        """Rows that feed themselves, and chunks of history."""
-        filled = {fill.index for fill in plan.fills}
-        selves = [i for i in range(len(plan.rows)) if i not in filled]
-        selves = drafted_first(plan.drafts, selves)
+    def _mixed(self, plan: Plan, selves: list[int]) -> Forward:
+        """Rows that feed themselves, if they are in this forward, and chunks of
+        history.
+        """
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
         counts = [len(fill.tokens) for fill in plan.fills]
-        wants = self.rows.wants(plan.rows)
-        kind = self._with_drafts(
-            plan,
-            Kind(
-                alone=len(selves),
-                draws=len(selves) + len(drawing),
-                filtered=wants.filtered,
-                scored=wants.scored,
-                shaped=wants.shaped,
-                tokens=sum(counts),
-                chunks=len(counts),
-                longest=max(counts),
-                apart=bool(plan.apart),
-            ),
+        here = [*selves, *(fill.index for fill in plan.fills)]
+        wants = self.rows.wants(picked(plan.rows, here))
+        kind = Kind(
+            alone=len(selves),
+            draws=len(selves) + len(drawing),
+            filtered=wants.filtered,
+            scored=wants.scored,
+            shaped=wants.shaped,
+            tokens=sum(counts),
+            chunks=len(counts),
+            longest=max(counts),
+            apart=bool(plan.apart),
         )
+        kind = self._with_drafts(plan, kind) if selves else self.pad(kind)
         words = self._empty(kind)
         history = History(*views(words, kind)[:3])
         self._write_history(plan, history, counts, kind.fed)
@@ -285,6 +290,15 @@ class Packer:
         for line, some in zip(lines, two, strict=True):
             line[some.at] = picked(plan.rows, some.places)
         return two
+
+
+def _unfilled(plan: Plan) -> Sequence[int]:
+    """Entries whose rows feed themselves."""
+    every = range(len(plan.rows))
+    if not plan.fills:
+        return every
+    filled = {fill.index for fill in plan.fills}
+    return [i for i in every if i not in filled]
 
 
 def _some(draw: Draw, which: list[int], at: Sequence[int]) -> Draw:

@@ -213,30 +213,59 @@ def test_a_step_without_drafts_behind_it_has_its_rows_in_order() -> None:
         assert (forward.draw.further is None) == (not plan.drafts)
 
 
-def test_beside_prompts_drafts_come_before_them() -> None:
+BESIDE = evolve(MIXED, counts=(1, 3, 3, 2), most=(1, 0, 3, 1), drafts=(Draft(2),))
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_rows_with_drafts_and_prompts_are_two_forwards(pad: bool) -> None:
+    """Each of a kind that there is a graph for."""
+    packs = packer(pad)
+    packs.drafts = 99
+    rows, prompts = packs.forwards(BESIDE)
+    assert (rows.kind.tokens, rows.kind.alone, rows.kind.drafts) == (0, 2, 2)
+    assert rows.draw.places == [2, 0]
+    assert rows.draw.further is not None
+    assert rows.longest == 10
+    inputs = Inputs.of(rows.words, rows.kind)
+    assert inputs.drafts is not None
+    assert inputs.drafts.counts.tolist()[:1] == [2]
+    assert (prompts.kind.alone, prompts.kind.drafts) == (0, 0)
+    assert prompts.draw.places == [3]
+    assert prompts.draw.further is None
+    inputs = Inputs.of(prompts.words, prompts.kind)
+    assert inputs.history is not None
+    assert inputs.history.chunks[3, :2].tolist() == [0, 3]
+    assert inputs.history.draws[:, 0].tolist() == [4, 4]
+
+
+def test_beside_rows_apart_they_are_one_and_drafts_come_before_prompts() -> None:
     packs = packer(pad=False)
     packs.drafts = 99
-    mixed = evolve(MIXED, counts=(1, 3, 3, 2), most=(1, 0, 3, 1), drafts=(Draft(2),))
-    [forward] = packs.forwards(mixed)
+    [forward] = packs.forwards(evolve(BESIDE, apart=(0,)))
     inputs = Inputs.of(forward.words, forward.kind)
     assert inputs.history is not None
     assert inputs.drafts is not None
-    assert forward.draw.places == [2, 0, 3]
+    assert forward.draw.places == [2, 3]
+    assert forward.kept is not None
+    assert forward.kept.places == [0]
     assert inputs.history.chunks[3].tolist() == [4, 7]  # behind two rows and two drafts
     assert inputs.history.draws.tolist() == [[2, 5, 4], [0, 1, 8]]
     assert inputs.drafts.counts.tolist() == [2]
 
 
-def test_prompts_are_scored_at_their_own_inputs() -> None:
+@pytest.mark.parametrize(("apart", "inputs"), [((), [3, 4]), ((0,), [7, 8])])
+def test_prompts_are_scored_at_their_own_inputs(
+    apart: tuple[int, ...], inputs: list[int]
+) -> None:
+    """Behind a prompt, and rows and drafts if these are of the same forward."""
     packs = packer(pad=False)
     packs.drafts = 99
     sampling = SamplingParams(prompt_logprobs=0)
     scored = Request(id="x", prompt=(1, 5, 21, 22), max_tokens=9, sampling=sampling)
     packs.rows.open(4, opened(scored, (4,)))
-    mixed = evolve(MIXED, counts=(1, 3, 3, 2), most=(1, 0, 3, 1), drafts=(Draft(2),))
-    [forward] = packs.forwards(mixed)
+    *_, forward = packs.forwards(evolve(BESIDE, apart=apart))
     assert forward.targets is not None
-    assert forward.targets.inputs.tolist() == [7, 8]  # behind rows, drafts and a prompt
+    assert forward.targets.inputs.tolist() == inputs
 
 
 def uneven(rows: int, deepest: int) -> Plan:
