@@ -10,18 +10,22 @@ PART: Final = 15 << 20  # bytes
 
 
 def save(state: dict[str, Any], folder: Path, role: str) -> list[Path]:
-    """Write a checkpoint as `ROLE-0.part` and on, over an older one."""
+    """Write a checkpoint as `ROLE-0.part` and on, over an older one, which stays whole
+    until the new one is there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     torch.save(state, buffer)
     whole = buffer.getvalue()
+    parts = [whole[at : at + PART] for at in range(0, len(whole), PART)]
+    paths = [folder / f"{role}-{number}.part" for number in range(len(parts))]
+    new = [path.with_suffix(".new") for path in paths]
+    for path, part in zip(new, parts, strict=True):
+        path.write_bytes(part)
     for old in folder.glob(f"{role}-*.part"):
         old.unlink()
-    paths = []
-    for number, at in enumerate(range(0, len(whole), PART)):
-        path = folder / f"{role}-{number}.part"
-        path.write_bytes(whole[at : at + PART])
-        paths.append(path)
+    for path, written in zip(paths, new, strict=True):
+        written.rename(path)
     return paths
 
 

@@ -34,7 +34,7 @@ DOUBLING = 64
 # Drafts of a step up to which all rows are taken to have some: a forward so small takes
 # as long for its weights alone (a 7B: 6.3 ms with 64 inputs, 6.5 with 128, on an H100),
 # and graphs are foreseen for steps whose rows all have drafts. With more, they are taken
-# to if more than half of them do.
+# to if that is less than twice the number to which those that do are padded.
 FEW_DRAFTS: Final = 128
 # inputs of a chunk: kinds differ above it, as programs are launched for the longest
 LONGEST = 1024
@@ -55,7 +55,8 @@ class Kind:
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
     apart: bool = False  # somebody is sampled apart: logits are kept until then
     late: bool = False  # these are drawn now, from what was kept: there are no inputs
-    # Of the rows that feed themselves, or are drawn late, the first, which have drafts.
+    # Of the rows that feed themselves, or are drawn late, the first, which have lines for
+    # drafts, if not all of them drafts.
     verified: int = 0
     drafts: int = 0  # of each of these, at most
     proposes: bool = False  # the draft model says some of them

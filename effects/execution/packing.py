@@ -5,10 +5,11 @@ read on the device as views of what was copied. Rows that feed themselves need n
 the device has all of it, and knows who decodes until that changes. Those of them that
 have drafts come first. Padding belongs to the scratch row.
 
-A plan with drafts and with chunks of history is two forwards. One would have to have a
-graph for each number of rows, drafts and inputs, and is a thousand launches without; so
-each of the two is of a kind that there is a graph for, and the weights are read twice.
-(Rows that are sampled apart are of one forward: then there is one.)
+Where steps have graphs, a plan with drafts and with chunks of history is two forwards.
+One would have to have a graph for each number of rows, drafts and inputs, and is a
+thousand launches without; so each of the two is of a kind that there is a graph for, and
+the weights are read twice. (Rows that are sampled apart are of one forward: then there is
+one.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from minfer.effects.execution.verified import (
     most_of,
     write_drafts,
 )
+from minfer.effects.models.shapes import power_from
 from minfer.plan import Open, Plan
 
 Item = TypeVar("Item")
@@ -75,14 +77,17 @@ class Packer:
         drafts: int = 0,
         *,
         remembers: bool = False,
+        parts_drafts: bool = False,
     ) -> None:
         """`pad` says which kind serves another; `drafts` is how many there is room for in
-        a step. `remembers`: rows keep the token before their last, too.
+        a step. `remembers`: rows keep the token before their last, too. `parts_drafts`:
+        rows with drafts and prompts are two forwards.
         """
         self.rows = rows
         self.pad = pad
         self.drafts = drafts
         self.remembers = remembers
+        self.parts_drafts = parts_drafts
         self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
         self.draw = Draw([], [])  # theirs
         self.kind = Kind(alone=0, draws=0)  # of a step in which they feed themselves
@@ -99,7 +104,7 @@ class Packer:
         if plan.opens:
             self.forget()
         selves = drafted_first(plan.drafts, _unfilled(plan))
-        if plan.fills and plan.drafts and not plan.apart:
+        if plan.fills and plan.drafts and self.parts_drafts and not plan.apart:
             yield self._decode(plan, picked(plan.rows, selves), selves, 0)
             yield self._mixed(plan, [])
         elif plan.fills:
@@ -159,10 +164,10 @@ class Packer:
         count, most = len(plan.drafts), most_of(plan)
         kind = evolve(kind, verified=count, drafts=most, proposes=modelled)
         kind = self.pad(kind)
-        if (
-            kind.verified * most > self.drafts
-        ):  # all that is asked for goes before padding
-            kind = evolve(kind, verified=count)
+        # All that is asked for goes before padding.
+        for fewer in (min(kind.verified, power_from(count)), count):
+            if kind.verified * most > self.drafts:
+                kind = evolve(kind, verified=fewer)
         room = self.drafts // kind.verified
         return kind if kind.drafts <= room else evolve(kind, drafts=room)
 

@@ -151,6 +151,13 @@ class ModelRunner:
         self.rows.batch.fill_(self.rows.scratch)
         return graph.replay
 
+    @property
+    def parts_drafts(self) -> bool:
+        """Whether rows with drafts are a forward of their own beside prompts: where steps
+        have graphs, of which there cannot be one for each combination.
+        """
+        return self.shortcuts.graphs
+
     def padded(self, kind: Kind) -> Kind:
         """The kind that serves another: padded if there can be a graph of it."""
         return kind.padded() if self._may_be_captured(kind) else kind

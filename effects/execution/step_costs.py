@@ -40,7 +40,9 @@ def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
     verify = tuple(zip((kind.fed for kind in kinds), rising, strict=True))
     one = Kind(alone=1, draws=1, verified=1, drafts=drafts)
     judged = _seconds(runner, one)
-    costs = Costs(verify, fixed=TURN[runner.backend.device.type])
+    # A forward more, of few inputs at least.
+    beside = verify[0][1] if runner.parts_drafts else 0.0
+    costs = Costs(verify, fixed=TURN[runner.backend.device.type], beside=beside)
     more = judged - costs.seconds(min(one.fed, kinds[-1].fed))
     if how.drafter != DEVICE:
         return evolve(costs, fixed=costs.fixed + max(0.0, more))

@@ -144,7 +144,11 @@ class TorchExecutor:
         )
         modelled = draft is not None
         self.packer = Packer(
-            self.runner.rows, self.runner.padded, self.runner.drafts, remembers=modelled
+            self.runner.rows,
+            self.runner.padded,
+            self.runner.drafts,
+            remembers=modelled,
+            parts_drafts=self.runner.parts_drafts,
         )
         # A plan takes a slot for each forward; one more if rows are sampled apart, but
         # then it has one forward.

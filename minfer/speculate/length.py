@@ -111,6 +111,8 @@ class Costs:
     # Seconds that a forward of the draft model takes longer for up to so many rows; both
     # rising. For more rows than any of these it takes as long as for the most.
     draft_more: Table = ()
+    # What drafts cost beside inputs of prompts, where they take a forward of their own.
+    beside: float = _setting(0.0)
 
     def __attrs_post_init__(self) -> None:
         if not self.verify or self.verify[0][1] <= 0:
@@ -118,15 +120,20 @@ class Costs:
         for table in (self.verify, self.draft_more):
             _check_table(table)
 
-    def seconds(self, inputs: int, depth: int = 0, rows: int = 1) -> float:
+    def seconds(
+        self, inputs: int, depth: int = 0, rows: int = 1, *, prompts: bool = False
+    ) -> float:
         """A step with so many inputs, in which `rows` have up to `depth` drafts; endless
-        if that was not measured.
+        if that was not measured. `prompts`: some inputs are of prompts.
         """
         at = bisect_left(self.verify, (inputs, 0.0))
         if at == len(self.verify):
             return math.inf
         verified = self.verify[at][1]
-        return verified + (depth * self.drafted(rows) + self.fixed if depth else 0.0)
+        if not depth:
+            return verified
+        fixed = self.fixed + (self.beside if prompts else 0.0)
+        return verified + depth * self.drafted(rows) + fixed
 
     def drafted(self, rows: int) -> float:
         """A forward of the draft model for so many rows."""
@@ -203,10 +210,13 @@ def lengths(
     others: int = 0,
     margin: float = 0.0,
     room: float = math.inf,
+    *,
+    prompts: bool = False,
 ) -> Lengths:
     """The numbers of drafts with the most expected tokens a second, in a step that has
     `others` inputs besides one for each row; none, unless they are better by `margin`.
     There is `room` for so many, if each row that has some takes as much as the deepest.
+    `prompts`: some of these inputs are of prompts.
 
     Inputs of prompts count as tokens, too: they must not be slowed down for less.
     """
@@ -214,7 +224,7 @@ def lengths(
     none = Lengths((0,) * len(rows), float(load), costs.seconds(load))
     promises = _promises(rows)
     best, bar = None, none.rate * (1 + margin)
-    for tried in _rectangles(promises, costs, load, room):
+    for tried in _rectangles(promises, costs, load, room, prompts):
         if tried.rate > bar:
             best, bar = tried, tried.rate
     if best is None:
@@ -226,7 +236,11 @@ def lengths(
 
 
 def _rectangles(
-    promises: Sequence[Promise], costs: Costs, load: int, room: float
+    promises: Sequence[Promise],
+    costs: Costs,
+    load: int,
+    room: float,
+    prompts: bool,
 ) -> Iterator[Rectangle]:
     """All that are worth a try, beside so many inputs that are tokens, too."""
     for depth in _depths(promises):
@@ -236,7 +250,8 @@ def _rectangles(
         for size, _ in costs.verify:
             count = min(int(min(size - load, room)) // depth, len(order))
             if count > 0:
-                seconds = costs.seconds(load + count * depth, depth, count)
+                inputs = load + count * depth
+                seconds = costs.seconds(inputs, depth, count, prompts=prompts)
                 yield Rectangle(depth, order, count, sums[count], seconds)
 
 

@@ -69,9 +69,10 @@ def waits_for_results(config: EngineConfig, state: EngineState) -> bool:
     if not state.drafting.proposals or 0 < how.rows < rows:
         return False
     drafters, _ = _bounded(config, state, how, _proposed_for(how, state))
-    inputs = rows + _to_be_filled(state)
-    room = config.max_num_batched_tokens - inputs
-    return any(_numbers(how, state, drafters, inputs - len(drafters), room))
+    more = _to_be_filled(state)
+    room = config.max_num_batched_tokens - rows - more
+    others, prompts = rows + more - len(drafters), more > 0
+    return any(_numbers(how, state, drafters, others, room, prompts))
 
 
 def plan_drafts(work: Work) -> None:
@@ -87,7 +88,8 @@ def plan_drafts(work: Work) -> None:
     drafters, work.state = _bounded(work.config, work.state, how, drafters)
     inputs = len(work.state.running) - len(work.idle) + sum(work.shares.values())
     inputs -= len(work.shares)
-    numbers = _numbers(how, work.state, drafters, inputs - len(drafters), work.room)
+    others, prompts = inputs - len(drafters), bool(work.shares)
+    numbers = _numbers(how, work.state, drafters, others, work.room, prompts)
     each = zip(drafters, numbers, strict=True)
     _give(work, [evolve(one, most=number) for one, number in each if number])
 
@@ -162,15 +164,19 @@ def _numbers(
     drafters: list[Drafter],
     others: int,
     room: int,
+    prompts: bool,
 ) -> tuple[int, ...]:
-    """How many drafts each has, at most `room` together, beside `others` inputs."""
+    """How many drafts each has, at most `room` together, beside `others` inputs, some of
+    which may be of `prompts`.
+    """
     if how.adaptive and how.costs is not None:
         names, step = state.running.ids, state.next_step
         rows = [
             Row(state.drafting.likelihood(how.learning, names[one.i], step), one.most)
             for one in drafters
         ]
-        return lengths(rows, how.costs, others, how.margin, room).drafts
+        found = lengths(rows, how.costs, others, how.margin, room, prompts=prompts)
+        return found.drafts
     return _fitting(tuple(_as_they_come((one.most for one in drafters), room)), room)
 
 

@@ -115,7 +115,11 @@ def _order(
         were = [seq for seq in before.running.seqs if seq.place[1:] in left]
         stayed = [seq for seq in here if seq.id not in back]
         place, name = min((seq.place, seq.id) for seq in (*were, *stayed))
-        ahead = [s for s in after.running.seqs if s.id in back and s.place < place]
+        ahead = [
+            seq
+            for seq in after.running.seqs
+            if seq.id in back and seq.id != name and seq.place < place
+        ]
         right = ahead or name not in back
         require(right, "order", "the first in rank was preempted")
 

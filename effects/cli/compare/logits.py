@@ -102,7 +102,8 @@ def sanity(llm: LLM, passages: list[list[int]]) -> Check:
     again = [cost([*ids, *ids], len(ids)) for ids in passages]
     # The passage that the model knows better, and the one that gains more.
     text, ids = min(zip(costs, passages, strict=True))
-    first, then = min(zip(costs, again, strict=True), key=lambda one: one[1] / one[0])
+    pairs = zip(costs, again, strict=True)
+    first, then = max(pairs, key=lambda one: AGAIN * one[0] - one[1])
     shuffled = cost(random.Random(0).sample(ids, len(ids)))  # noqa: S311 - no secrets
     uniform = math.log(llm.setup.spec.vocab_size)
     figures = (

@@ -126,7 +126,7 @@ def test_rows_with_fewer_than_others_cost_as_much(
     records = Map((name, Learnt(one, step)) for name, one in some.items())
     state = evolve(bench.state, drafting=Drafting(learnt=records))
     drafters = [Drafter(0, 4), Drafter(1, 4)]
-    assert _numbers(how, state, drafters, 2, room=6) == numbers
+    assert _numbers(how, state, drafters, 2, room=6, prompts=False) == numbers
 
 
 def test_inputs_that_were_not_measured_get_no_drafts_beside_them() -> None:
@@ -135,6 +135,37 @@ def test_inputs_that_were_not_measured_get_no_drafts_beside_them() -> None:
     assert sum(bench.plans[-1].counts) == 4
     bench.turn(Submit(ask("ccc", 20, 3)))
     assert not bench.plans[-1].drafts, "a prompt is beside them"
+    bench.drain()
+
+
+@pytest.mark.parametrize(("beside", "drafted"), [(0.0, True), (9.0, False)])
+def test_beside_prompts_drafts_may_cost_a_forward_more(
+    beside: float, drafted: bool
+) -> None:
+    costs = Costs(((64, 1.0),), beside=beside)
+    bench = begun(adaptive(DEVICE, costs), ask("a", 6, 50), ask("bb", 6, 50), turns=2)
+    assert bench.plans[-1].drafts
+    bench.turn(Submit(ask("ccc", 20, 3)))
+    assert bench.plans[-1].fills
+    assert bool(bench.plans[-1].drafts) == drafted
+    bench.turn()
+    assert not bench.plans[-1].fills
+    assert bench.plans[-1].drafts
+    bench.drain()
+
+
+@pytest.mark.parametrize(("beside", "depth"), [(0.0, 1), (9.0, 2)])
+def test_nor_does_anybody_wait_for_them_then(beside: float, depth: int) -> None:
+    """As for drafts beside a prompt's last chunk, which leaves room for some."""
+    costs = Costs(((64, 1.0),), beside=beside)
+    small = evolve(ROOMY, max_num_batched_tokens=12)
+    bench = begun(adaptive(HOST, costs), ask("a", 6, 50), config=small, turns=2)
+    bench.turn(Submit(ask("ccc", 25, 3)))
+    bench.turn()
+    assert bench.deep == depth
+    bench.turn()
+    assert bench.plans[-1].fills
+    assert len(bench.plans[-1].drafts) == 2 - depth
     bench.drain()
 
 

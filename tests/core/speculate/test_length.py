@@ -111,6 +111,14 @@ def test_a_forward_is_filled_up_to_its_size() -> None:
     assert lengths([Row(0.9, 6)], steps, others=3).drafts == (4,)
 
 
+def test_beside_prompts_they_may_cost_a_forward_more() -> None:
+    some = Costs(((99, 1.0),), fixed=0.25, beside=2.0)
+    assert lengths([Row(0.9, 4)], some).drafts == (4,)
+    assert lengths([Row(0.9, 4)], some, 9, prompts=True).drafts == (0,)
+    assert some.seconds(9, 2, prompts=True) == 3.25
+    assert some.seconds(9, 0, prompts=True) == some.seconds(9) == 1.0
+
+
 def test_what_hardly_promises_anything_is_left_out() -> None:
     assert lengths([Row(0.05, 9)], Costs(((99, 1.0),))).drafts == (1,)
     assert lengths([Row(0.01, 9)], Costs(((99, 1.0),))).drafts == (1,)

@@ -220,7 +220,7 @@ BESIDE = evolve(MIXED, counts=(1, 3, 3, 2), most=(1, 0, 3, 1), drafts=(Draft(2),
 def test_rows_with_drafts_and_prompts_are_two_forwards(pad: bool) -> None:
     """Each of a kind that there is a graph for."""
     packs = packer(pad)
-    packs.drafts = 99
+    packs.drafts, packs.parts_drafts = 99, True
     rows, prompts = packs.forwards(BESIDE)
     assert (rows.kind.tokens, rows.kind.alone, rows.kind.drafts) == (0, 2, 2)
     assert rows.draw.places == [2, 0]
@@ -238,16 +238,20 @@ def test_rows_with_drafts_and_prompts_are_two_forwards(pad: bool) -> None:
     assert inputs.history.draws[:, 0].tolist() == [4, 4]
 
 
-def test_beside_rows_apart_they_are_one_and_drafts_come_before_prompts() -> None:
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("apart", [(), (0,)])
+def test_or_one_in_which_drafts_come_before_prompts(
+    apart: tuple[int, ...], parts: bool
+) -> None:
+    """Without graphs, or beside rows apart."""
     packs = packer(pad=False)
-    packs.drafts = 99
-    [forward] = packs.forwards(evolve(BESIDE, apart=(0,)))
+    packs.drafts, packs.parts_drafts = 99, parts and bool(apart)
+    [forward] = packs.forwards(evolve(BESIDE, apart=apart))
     inputs = Inputs.of(forward.words, forward.kind)
     assert inputs.history is not None
     assert inputs.drafts is not None
-    assert forward.draw.places == [2, 3]
-    assert forward.kept is not None
-    assert forward.kept.places == [0]
+    kept = [] if forward.kept is None else forward.kept.places
+    assert (forward.draw.places, kept) == (([2, 3], [0]) if apart else ([2, 0, 3], []))
     assert inputs.history.chunks[3].tolist() == [4, 7]  # behind two rows and two drafts
     assert inputs.history.draws.tolist() == [[2, 5, 4], [0, 1, 8]]
     assert inputs.drafts.counts.tolist() == [2]
@@ -259,7 +263,7 @@ def test_prompts_are_scored_at_their_own_inputs(
 ) -> None:
     """Behind a prompt, and rows and drafts if these are of the same forward."""
     packs = packer(pad=False)
-    packs.drafts = 99
+    packs.drafts, packs.parts_drafts = 99, True
     sampling = SamplingParams(prompt_logprobs=0)
     scored = Request(id="x", prompt=(1, 5, 21, 22), max_tokens=9, sampling=sampling)
     packs.rows.open(4, opened(scored, (4,)))

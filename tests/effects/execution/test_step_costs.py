@@ -46,6 +46,7 @@ def test_costs_are_of_all_sizes_that_an_engine_has(
     assert costs.draft >= 0 if drafter == DEVICE else costs.draft == 0
     assert costs.fixed >= (0 if drafter == DEVICE else measured.TURN["cpu"])
     assert 0 < costs.seconds(1) < 10
+    assert costs.beside == 0  # there are no graphs
 
 
 def test_what_is_measured_is_what_is_said(

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from minfer import LLM, SamplingParams
+from minfer.effects.execution.packing import Forward, Packer
+from minfer.effects.execution.runner import ModelRunner
+from minfer.plan import Plan
 from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS, Tally
 from tests.circles import long
@@ -94,6 +97,30 @@ def test_with_what_the_host_looks_up(method: str, asked: str) -> None:
     told, tally = answers(config, asked, ROUND)
     assert told == plain(asked, ROUND)
     assert tally.rows > 2
+    assert sum(tally.accepted) > 0
+
+
+@pytest.mark.parametrize("asked", ["greedy", "mixed"])
+def test_beside_prompts_as_a_forward_of_their_own(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where steps have graphs."""
+    parted = list[bool]()
+    forwards = Packer.forwards
+
+    def counted(packer: Packer, plan: Plan) -> Iterator[Forward]:
+        kinds = []
+        for forward in forwards(packer, plan):
+            kinds.append(forward.kind)
+            yield forward
+        parted.append(bool(plan.drafts and plan.fills) and len(kinds) == 2)
+
+    monkeypatch.setattr(ModelRunner, "parts_drafts", True)
+    monkeypatch.setattr(Packer, "forwards", counted)
+    config = {"method": "draft_model", "num_speculative_tokens": 3}
+    told, tally = answers(config, asked, max_num_batched_tokens=12)
+    assert told == plain(asked)
+    assert any(parted)
     assert sum(tally.accepted) > 0
 
 
