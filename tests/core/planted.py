@@ -761,7 +761,7 @@ BUGS: Final = (
         "a kind: what was proposed is late for each step, and never used",
         "speculate/plan_drafts.py",
         "waits_for_results",
-        "any(_numbers(how, state, drafters, inputs - len(drafters), room))",
+        "any(_numbers(how, state, drafters, others, room, prompts))",
         "False",
     ),
     Bug(
