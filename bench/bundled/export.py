@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from bench.bundled import checkpoint
-from bench.bundled.model import SHAPES
+from bench.bundled.model import SHAPES, WEIGHTS
 from bench.bundled.prepare import FOLDER, TOKENIZER
 from bench.bundled.train import STATE
 from bench.bundled.vocabulary import generation, settings
@@ -28,8 +28,8 @@ def export(state: Path, role: str, data: Path, out: Path) -> int:
     weights = {
         name: one.to(torch.bfloat16).contiguous() for name, one in found["model"].items()
     }
-    save_file(weights, out / "model.safetensors", {"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)
+    save_file(weights, out / WEIGHTS, {"format": "pt"})
+    (out / WEIGHTS).chmod(0o644)
     _write(out / "config.json", SHAPES[role].config())
     _write(out / "generation_config.json", generation())
     _write(out / "tokenizer_config.json", settings())

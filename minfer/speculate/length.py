@@ -6,7 +6,8 @@ is expected to yield. Verifying it costs what the step takes longer for one more
 which is measured at start, for each number of inputs (`Costs`): next to nothing while a
 forward is bound by reading weights, and the more the busier the server is. A draft model
 costs a forward of its own for each place that any row has a draft in, which takes the
-longer the more rows take part.
+longer the more rows take part. Beside prompts, rows with drafts may be a forward of their
+own, which is a cost as well (`Costs.beside`).
 
 A device takes as many inputs of each row that drafts as of the one that has the most
 drafts: what a row leaves empty costs as much as what it uses. So drafts are a rectangle,
