@@ -51,10 +51,13 @@ class Learning:
     """How quickly estimates follow. Raises ConfigError for what is not from 0 to 1."""
 
     assumed: float = _setting(0.6)  # acceptance, before anything is known
-    weight: float = _setting(2.0, above=True)  # of that, in drafts
+    # Of that, in drafts: by a few that were rejected nobody is given up.
+    weight: float = _setting(10.0, above=True)
     kept: float = _setting(0.98)  # of older counts, whenever drafts were judged
     most: float = _setting(100.0, above=True)  # drafts that are remembered
-    rested: float = _setting(0.999)  # likewise, for each step without drafts
+    # Likewise, for each step without drafts: who was given up is tried again before most
+    # answers are over.
+    rested: float = _setting(0.995)
 
     def __attrs_post_init__(self) -> None:
         for name in ("assumed", "kept", "rested"):
