@@ -22,7 +22,12 @@ from minfer.effects.text.grammars.protocol import (
 )
 from minfer.effects.text.grammars.spelled import WHITESPACE, Spelled, spelled
 from minfer.effects.text.grammars.vocabulary import without_markers
-from minfer.effects.text.grammars.walking import LlguidanceMatcher, check, cut
+from minfer.effects.text.grammars.walking import (
+    Companions,
+    LlguidanceMatcher,
+    check,
+    cut,
+)
 from minfer.extras import how_to_install
 from minfer.structured import StructuredOutputs
 
@@ -50,6 +55,7 @@ SLICES: Final = (
     "[a-z]{1,8}",
     *(_QUOTED + lengths for lengths in ("{1,3}", "{1,6}", "{1,10}", "{1,30}", "+")),
 )
+NOTHING_MUCH: Final = 'start: "a"'  # a grammar, whichever
 NO_END: Final = "<|no end of sequence|>"  # the text of a token that stands for one
 MISSING: Final = f"needs llguidance: {how_to_install('grammar')}"
 
@@ -86,6 +92,7 @@ class LlguidanceCompiler:
             ) from None
         self._at_once = AtOnce(self.vocabulary.vocab_size, ends)
         self.words = self._at_once.words
+        self._companions = Companions(partial(self._matcher, NOTHING_MUCH))
         stands_in = self.stand_in is not None
         self.never = frozenset(ends) if stands_in else frozenset[int]()
 
@@ -98,7 +105,9 @@ class LlguidanceCompiler:
             told = evolve(told, text=as_compiled(told.text, self._ids, param))
         try:
             make = partial(self._matcher, _as_library_has_it(told, asked))
-            grammar = LlguidanceGrammar(make, self.vocabulary, forces=forces)
+            grammar = LlguidanceGrammar(
+                make, self.vocabulary, self._companions, forces=forces
+            )
             grammar.matcher().mask()
         except GrammarError as error:
             raise GrammarError(f"{param}: {error}", param) from None
@@ -146,19 +155,22 @@ class LlguidanceGrammar:
         self,
         make: "Callable[[], LLMatcher]",
         vocabulary: "LLTokenizer",
+        companions: Companions,
         *,
         forces: bool = True,
     ) -> None:
         """`forces`: whether what must come may be asked for; for some, it never ends."""
         self._make = make
         self._vocabulary = vocabulary
+        self._companions = companions
         self._forces = forces
 
     def matcher(self) -> "LlguidanceMatcher":
         """As `Grammar` says."""
         inner = self._make()
         check(inner)
-        return LlguidanceMatcher(inner, self._vocabulary if self._forces else None)
+        vocabulary = self._vocabulary if self._forces else None
+        return LlguidanceMatcher(inner, vocabulary, self._companions)
 
 
 def _as_library_has_it(told: Spelled, asked: StructuredOutputs) -> str:

@@ -2,20 +2,46 @@
 
 Its matchers never raise; they fall into a state of error, which is looked for after each
 call.
+
+A token takes microseconds. Where a grammar is ambiguous it takes milliseconds, the more
+the longer the output is; and the library lets no other thread of Python run meanwhile:
+the engine would stand still, although it is a thread of its own that waits. It does let
+them run while several matchers take a token at once. So a matcher that is slow gets a
+companion, which takes the same tokens, and of which nothing is expected.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from minfer.effects.text.grammars.protocol import GrammarError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
+SLOW: Final = 5e-4  # seconds of a processor, for one token
+PAIRS: Final = 8  # of matchers and companions, that take tokens at once
 MOST_SECONDS: Final = 0.1  # of a processor, for one mask
 MOST_FORCED: Final = 256  # bytes of forced text that are split into tokens at once
 MOST_CHARS: Final = 300  # of the library's errors that are handed on
+
+
+class Companions:
+    """Has slow matchers take tokens while other threads run."""
+
+    def __init__(self, make: "Callable[[], LLMatcher]") -> None:
+        """`make`: a matcher of any grammar."""
+        self.make = make
+        # Not the one that makes masks for steps: a slow token would hold those up.
+        self._executor: LLExecutor | None = None
+
+    def take(self, inner: "LLMatcher", companion: "LLMatcher", token: int) -> None:
+        """Have a matcher take a token, together with its companion."""
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            self._executor = LLExecutor(PAIRS)
+        self._executor.consume_token_par([(inner, token), (companion, token)])
 
 
 class LlguidanceMatcher:
@@ -23,15 +49,29 @@ class LlguidanceMatcher:
     draws must not (`Compiler.never`).
     """
 
-    def __init__(self, inner: "LLMatcher", vocabulary: "LLTokenizer | None") -> None:
+    def __init__(
+        self,
+        inner: "LLMatcher",
+        vocabulary: "LLTokenizer | None",
+        companions: Companions,
+    ) -> None:
         """`vocabulary`: splits what is forced; without one, nothing is."""
         self.inner = inner
         self._vocabulary = vocabulary
+        self._companions = companions
+        self._companion: LLMatcher | None = None  # of one that is slow
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """As `Matcher` says."""
-        self.inner.consume_tokens(list(tokens))
-        check(self.inner)
+        """As `Matcher` says. Others run meanwhile, once a token has taken long."""
+        for token in tokens:
+            if self._companion is not None:
+                self._companions.take(self.inner, self._companion, token)
+            else:
+                begun = time.thread_time()
+                self.inner.consume_token(token)
+                if time.thread_time() - begun > SLOW:
+                    self._companion = self._companions.make()
+            check(self.inner)
 
     def rollback(self, count: int) -> None:
         """As `Matcher` says."""

@@ -1,6 +1,7 @@
 """A matcher of the library: it raises where the library falls silent."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from minfer.effects.text.grammars import walking
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.walking import (
     MOST_CHARS,
+    Companions,
     LlguidanceMatcher,
     check,
     cut,
@@ -37,6 +39,33 @@ def test_to_go_back_behind_the_beginning_is_an_error() -> None:
     walk.advance(ids("a"))
     with pytest.raises(GrammarError):
         walk.rollback(2)
+
+
+def test_a_slow_one_goes_on_with_a_companion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library lets other threads run where two take a token, which nobody notices."""
+    pairs = list[int]()
+    take = Companions.take
+
+    def noted(self: Companions, inner: Any, companion: Any, token: int) -> None:
+        pairs.append(token)
+        take(self, inner, companion, token)
+
+    monkeypatch.setattr(Companions, "take", noted)
+    tokens = ids("ab") + ids("c") * 30
+    quick = matcher(regex="(ab|c)*d")
+    quick.advance(tokens)
+    assert not pairs, "a few microseconds each"
+    monkeypatch.setattr(walking, "SLOW", -1.0)
+    slow = matcher(regex="(ab|c)*d")
+    slow.advance(tokens)
+    assert pairs == tokens[1:]
+    assert slow.mask() == quick.mask()
+    slow.rollback(3)
+    slow.advance(ids("d"))
+    assert (slow.may_end, slow.must_end) == (True, True)
+    slow.advance([min(ENDS)])
+    with pytest.raises(GrammarError):
+        slow.advance(ids("a"))
 
 
 def test_a_matcher_in_error_stays_there() -> None:
@@ -103,5 +132,6 @@ def test_what_the_library_says_is_handed_on_in_short(why: str, told: str) -> Non
 def test_who_is_stopped_by_an_error_need_not_end() -> None:
     check(Said(""))  # type: ignore[arg-type]  # stands in for one
     for why in ("", "broken"):
-        walk = LlguidanceMatcher(Said(why), None)  # type: ignore[arg-type]  # stands in
+        companions = Companions(lambda: Said(""))  # type: ignore[arg-type, return-value]  # stands in
+        walk = LlguidanceMatcher(Said(why), None, companions)  # type: ignore[arg-type]  # likewise
         assert walk.must_end == (not why)
