@@ -113,6 +113,15 @@ def advance(
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
 
 
+def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int, *, by_row: bool) -> None:
+    """Keep logits of rows that are not the scratch row; see masks.py."""
+    lines = torch.arange(len(logits), device=logits.device)
+    rows = who[lines % len(who)].long()
+    there = rows != scratch
+    to = rows if by_row else lines
+    out[to[there]] = logits[there]
+
+
 def hide(kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
     """Logits of rows, without the tokens that are not allowed; see masks.py."""
     places = torch.arange(32, dtype=torch.int32, device=masks.device)

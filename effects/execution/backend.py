@@ -190,6 +190,12 @@ class Backend(Protocol):
         """Whose draft is what was drawn in its place; see `kernels.verify.stand`."""
         ...
 
+    def keep(
+        self, logits: Tensor, who: Tensor, out: Tensor, scratch: int, *, by_row: bool
+    ) -> None:
+        """Keep logits of rows but for the scratch row; see `kernels.masks.keep`."""
+        ...
+
     def hide(self, kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
         """Logits that were kept for rows, without what is not allowed; see
         `kernels.masks.hide`.

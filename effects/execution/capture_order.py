@@ -7,8 +7,9 @@ there is speculation, such steps again, in which all of these rows have drafts, 
 there may be, and then each smaller number: which of them pays differs from step to step,
 and a step that is launched kernel by kernel loses more than its drafts win. (Beside
 prompts these rows are a forward of their own: packing.py.) Then prompts, alone and beside
-rows without drafts. Where grammars can be asked for, draws that come late follow, steps
-whose rows are sampled apart, and short prompts beside these. Then what few ask for: other
+rows without drafts. Where grammars can be asked for, any of these steps may have rows
+that are sampled apart; draws that come late, which are a few launches, come after steps
+in which all rows feed themselves. Then what few ask for: other
 ways to draw, contexts that are cut otherwise, many prompts at once.
 Steps of many inputs come last: launching them takes no longer than their work.
 
@@ -45,7 +46,6 @@ from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
 from minfer.speculate.settings import DEVICE
 
 MANY_INPUTS: Final = 2048  # from history: more take the GPU longer than the host
-FEW_INPUTS: Final = 256  # of prompts that begin beside rows under a grammar, or with one
 # How likely prompts are beside no row, in doublings of rows; and several of them beside
 # few rows, by one alone.
 IDLE: Final = 0.5
@@ -80,13 +80,13 @@ def capture_order(
     prompts = _with_history([0], config, most)
     beside = _with_history(sizes, config, most)
     drafts = _with_drafts(decode, config, fewer=fewer_drafts)
-    bound = _under_grammars(decode, [*prompts.few, *beside.few]) if grammars else []
+    late = [Kind(alone=0, draws=kind.draws, late=True) for kind in decode]
     told = partial(_told, cut)
     order = (
         told(decode, likely, short),
+        told(late if grammars else [], likely, short),
         told([*drafts.usual, *drafts.fewer], likely, short),
         told(_likeliest_first(prompts, beside), likely, short),
-        told(bound, likely, short),
         told([*decode, *drafts.usual], other, short),
         told([*decode, *drafts.usual], likely, longer),
         told(drafts.fewer, likely, longer),
@@ -100,7 +100,10 @@ def capture_order(
         told([*beside.few, *beside.several], likely, longer),
         told(decode, other, longer),
     )
-    return [*dict.fromkeys(kind for part in order for kind in part)]
+    kinds = [kind for part in order for kind in part]
+    if grammars:
+        kinds = [evolve(kind, apart=not kind.late) for kind in kinds]
+    return [*dict.fromkeys(kinds)]
 
 
 def _likeliest_first(*found: "WithHistory") -> list[Kind]:
@@ -156,18 +159,6 @@ def _decode(config: EngineConfig) -> list[Kind]:
     """Steps in which every row feeds itself, by size."""
     sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
     return [Kind(alone=n, draws=n) for n in sorted(sizes)]
-
-
-def _under_grammars(decode: Sequence[Kind], filled: Sequence[Kind]) -> list[Kind]:
-    """Draws that come late, and steps some of whose rows are sampled apart: of every
-    size, as few of many rows may be.
-    """
-    late = [Kind(alone=0, draws=kind.draws, late=True) for kind in decode]
-    few = sorted(filled, key=lambda kind: kind.tokens)
-    few = [kind for kind in few if kind.tokens <= FEW_INPUTS]
-    return [*(evolve(kind, apart=True) for kind in decode), *late] + [
-        evolve(kind, apart=True) for kind in few
-    ]
 
 
 @frozen

@@ -47,6 +47,7 @@ class CpuBackend:
     gather = staticmethod(plain.gather)
     advance = staticmethod(plain.advance)
     logprobs = staticmethod(plain.logprobs)
+    keep = staticmethod(plain.keep)
     hide = staticmethod(plain.hide)
     spread = staticmethod(plain.spread)
     stand = staticmethod(plain.stand)

@@ -14,7 +14,7 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import num_splits
 from minfer.kernels.gated import pays
 from minfer.kernels.logprobs import logprobs
-from minfer.kernels.masks import hide
+from minfer.kernels.masks import hide, keep
 from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
 from minfer.kernels.verify import spread, stand
@@ -31,6 +31,7 @@ class CudaBackend:
     gather = staticmethod(gather)
     advance = staticmethod(advance)
     logprobs = staticmethod(logprobs)
+    keep = staticmethod(keep)
     hide = staticmethod(hide)
     spread = staticmethod(spread)
     stand = staticmethod(stand)

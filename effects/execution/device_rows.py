@@ -92,6 +92,7 @@ def _sizes(count: int, blocks: int, streams: Sequence[str]) -> dict[str, int]:
         **dict.fromkeys(ROW_FIELDS, count),
         "table": count * blocks,
         "batch": 2 * count + 64,  # with room for padding
+        "apart": 2 * aligned(2 * count + 64),
     }
     return {name: aligned(size) for name, size in sizes.items()}
 
@@ -143,6 +144,8 @@ class DeviceRows:
         self.asked = column["logprobs"]  # as `asked` says
         self.table = part["table"][: count * blocks].view(count, blocks)
         self.batch = part["batch"]  # the rows of a decode step, in its order
+        # [2, ...]: of these, who is sampled now, and whose logits are kept; else scratch
+        self.apart = part["apart"].view(2, -1)
         # Places in the arena, and what goes there.
         self.changes: list[tuple[Words, Words]] = []
         # What the host keeps: whose the rows are, how often one was opened, and what
@@ -171,6 +174,14 @@ class DeviceRows:
         padded = np.full(size, self.scratch, np.int32)
         padded[: len(rows)] = rows
         self._set(self.at["batch"], padded)
+
+    def set_apart(self, lines: Words) -> None:
+        """Note who of a decode step is sampled now, and whose logits are kept: [2, size]
+        rows, the scratch row for nobody.
+        """
+        width = self.apart.shape[1]
+        for line, rows in enumerate(lines):
+            self._set(self.at["apart"] + line * width, rows)
 
     def set_last(self, row: int, token: int) -> None:
         """Note the token before the one that a row draws next."""

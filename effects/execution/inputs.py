@@ -4,7 +4,8 @@ Theory. A forward's inputs are lines of int32, one after the other, each aligned
 tokens from history their ids, positions and rows; for the chunks they form, rows, starts,
 counts and offsets; for draws, rows and which token's logits they are from; for rows with
 drafts, how many, and which; and where rows are sampled apart, who is sampled now and
-whose logits are kept. Draws of those come late, with words of their own: rows, positions,
+whose logits are kept. (Who of a step without inputs from history is, the device knows:
+`DeviceRows.apart`.) Draws of those come late, with words of their own: rows, positions,
 and of rows with drafts which these are, and where what they draw behind them was kept.
 """
 
@@ -54,7 +55,8 @@ class Inputs(Generic[Array]):
     """A forward's words, as lines; None where a kind has none."""
 
     history: History[Array] | None
-    # [2, draws]: device rows that are sampled now; those whose logits are kept
+    # [2, draws]: device rows that are sampled now; those whose logits are kept. None also
+    # where the device knows
     apart: Array | None
     late: Late[Array] | None = None
     drafts: Drafts[Array] | None = None
@@ -62,11 +64,11 @@ class Inputs(Generic[Array]):
     @classmethod
     def of(cls, words: Array, kind: Kind) -> "Inputs[Array]":
         """Views of words, which may be longer."""
-        if not (kind.tokens or kind.apart or kind.late or kind.drafts):
+        if not (kind.tokens or kind.late or kind.drafts):
             return cls(None, None)
         lines = views(words, kind)
         behind = lines.pop() if kind.late and kind.drafts else None
-        apart = lines.pop() if kind.apart else None
+        apart = lines.pop() if kind.apart and kind.tokens else None
         drafts = None
         if kind.drafts:
             told = lines.pop()
@@ -97,7 +99,7 @@ def layout(kind: Kind) -> tuple[tuple[int, int], ...]:
     if kind.late:
         behind = ((kind.drafts, kind.verified),) if kind.drafts else ()
         return ((2, kind.draws), *drafts, *behind)
-    apart = ((2, kind.draws),) if kind.apart else ()
+    apart = ((2, kind.draws),) if kind.apart and kind.tokens else ()
     return (*(history if kind.tokens else ()), *drafts, *apart)
 
 
@@ -129,5 +131,5 @@ def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> in
         inputs += 8 * (drafts + 2)
     # Two words of each stream, those of its sampling, and its last token.
     kept = 2 * len(rows.streams) + len(ROW_FIELDS) + 1
-    changes = rows.scratch * (rows.blocks + kept) + draws
+    changes = rows.scratch * (rows.blocks + kept) + 3 * draws
     return inputs + 2 * changes

@@ -53,7 +53,8 @@ class Kind:
     chunks: int = 0  # rows that they belong to
     longest: int = 0  # inputs of a chunk, at most
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
-    apart: bool = False  # somebody is sampled apart: logits are kept until then
+    # Somebody may be sampled apart: logits of who is are kept until then.
+    apart: bool = False
     late: bool = False  # these are drawn now, from what was kept: there are no inputs
     # Of the rows that feed themselves, or are drawn late, the first, which have lines for
     # drafts, if not all of them drafts.

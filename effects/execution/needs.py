@@ -239,6 +239,9 @@ def _besides(runner: ModelRunner) -> None:
     for draws, dtype in product(counts(most_draws(runner.config.max_num_seqs)), dtypes):
         who, positions = runner.staging[: 2 * aligned(draws)].view(2, -1)[:, :draws]
         logits = torch.empty((draws, vocab), dtype=dtype, device=NOWHERE)
+        for by_row in (True, False):
+            scratch = runner.rows.scratch
+            runner.backend.keep(logits, who, logits, scratch, by_row=by_row)
         runner.backend.hide(logits, who, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):
             wants = Wants(filtered=filtered, scored=scored, shaped=shaped)

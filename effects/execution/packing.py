@@ -89,7 +89,10 @@ class Packer:
         self.remembers = remembers
         self.parts_drafts = parts_drafts
         self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
-        self.draw = Draw([], [])  # theirs
+        self.draw = Draw([], [])  # theirs, of those who are sampled at once
+        self.places: Sequence[int] = ()  # their entries of a plan
+        self.apart: tuple[int, ...] = ()  # of these, who is not sampled at once
+        self.kept: Draw | None = None  # theirs
         self.kind = Kind(alone=0, draws=0)  # of a step in which they feed themselves
 
     def forget(self) -> None:
@@ -128,33 +131,51 @@ class Packer:
         self, plan: Plan, rows: tuple[int, ...], places: list[int], turn: int
     ) -> Forward:
         """Every row feeds itself."""
-        if not self._knows(rows, places):
-            self.rows.set_batch(rows, bucket_of(len(rows), DECODE))
-            self.members = rows
-            self.draw = Draw(places, [self.rows.owners[row] for row in rows])
-            wants = self.rows.wants(rows)
-            self.kind = self.pad(
-                Kind(
-                    alone=len(rows),
-                    draws=len(rows),
-                    filtered=wants.filtered,
-                    scored=wants.scored,
-                    shaped=wants.shaped,
-                )
-            )
+        if not self._knows(rows, places, plan.apart):
+            self._decided(plan, rows, places)
         starts = picked(plan.starts, places) if plan.fills else plan.starts
         longest = max(starts) + turn + 1
-        if not (plan.apart or plan.drafts):
-            return Forward(self.kind, EMPTY, self.draw, longest)
-        kind = self._with_drafts(plan, evolve(self.kind, apart=bool(plan.apart)))
+        if not plan.drafts:
+            return Forward(self.kind, EMPTY, self.draw, longest, self.kept)
+        kind = self._with_drafts(plan, self.kind)
         words = self._empty(kind)
-        return self._finished(plan, Forward(kind, words, self.draw, longest))
+        forward = Forward(kind, words, self.draw, longest, self.kept)
+        return self._with_further(plan, forward)
 
-    def _knows(self, rows: tuple[int, ...], places: list[int]) -> bool:
-        """Whether the device knows that these rows decode, at these entries of a plan."""
+    def _knows(
+        self, rows: tuple[int, ...], places: Sequence[int], apart: tuple[int, ...]
+    ) -> bool:
+        """Whether the device knows that these rows decode, at these entries of a plan,
+        and who of them is sampled apart.
+        """
+        if apart != self.apart:
+            return False
         if rows is self.members:  # steady steps have the same tuple
             return True
-        return rows == self.members and places == self.draw.places
+        return rows == self.members and places == self.places
+
+    def _decided(self, plan: Plan, rows: tuple[int, ...], places: Sequence[int]) -> None:
+        """Tell the device who decodes, and who of them is sampled apart."""
+        size = bucket_of(len(rows), DECODE)
+        self.rows.set_batch(rows, size)
+        self.members, self.places, self.apart = rows, places, plan.apart
+        wants = self.rows.wants(rows)
+        self.kind = self.pad(
+            Kind(
+                alone=len(rows),
+                draws=len(rows),
+                filtered=wants.filtered,
+                scored=wants.scored,
+                shaped=wants.shaped,
+                apart=bool(plan.apart),
+            )
+        )
+        draw = Draw([*places], [self.rows.owners[row] for row in rows])
+        self.draw, self.kept = draw, None
+        if self.kind.apart:
+            lines = np.full((2, size), self.rows.scratch, np.int32)
+            self.draw, self.kept = self._split(plan, lines, draw)
+            self.rows.set_apart(lines)
 
     def _with_drafts(self, plan: Plan, kind: Kind) -> Kind:
         """The kind of a step that verifies a plan's drafts, too; padded."""
@@ -171,22 +192,20 @@ class Packer:
         room = self.drafts // kind.verified
         return kind if kind.drafts <= room else evolve(kind, drafts=room)
 
-    def _finished(self, plan: Plan, forward: Forward) -> Forward:
-        """The forward, with what is said of drafts and of who is sampled apart."""
-        kind, draw, kept = forward.kind, forward.draw, None
-        inputs = Inputs.of(forward.words, kind)
-        if inputs.apart is not None:
-            draw, kept = self._split(plan, inputs.apart, draw)
-        if inputs.drafts is not None:
-            places = drafted_first(plan.drafts, range(len(plan.rows)))
-            places = places[: len(plan.drafts)]
-            write_drafts(plan, places, inputs.drafts)
-            owners = [self.rows.owners[plan.rows[i]] for i in places]
-            further = Further.of(kind, places, owners)
-            draw = evolve(draw, further=further)
-            if kept is not None:
-                kept = evolve(kept, further=further)
-        return evolve(forward, draw=draw, kept=kept)
+    def _with_further(self, plan: Plan, forward: Forward) -> Forward:
+        """The forward, with what is said of drafts, if there are any."""
+        kind, draw, kept = forward.kind, forward.draw, forward.kept
+        told = Inputs.of(forward.words, kind).drafts
+        if told is None:
+            return forward
+        places = drafted_first(plan.drafts, range(len(plan.rows)))
+        places = places[: len(plan.drafts)]
+        write_drafts(plan, places, told)
+        owners = [self.rows.owners[plan.rows[i]] for i in places]
+        further = Further.of(kind, places, owners)
+        if kept is not None:
+            kept = evolve(kept, further=further)
+        return evolve(forward, draw=evolve(draw, further=further), kept=kept)
 
     def _mixed(self, plan: Plan, selves: list[int]) -> Forward:
         """Rows that feed themselves, if they are in this forward, and chunks of
@@ -215,12 +234,16 @@ class Packer:
         places = selves + [plan.fills[k].index for k in drawing]
         at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
         draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], at)
+        kept, lines = None, Inputs.of(words, kind).apart
+        if lines is not None:
+            draw, kept = self._split(plan, lines, draw)
         longest = max((plan.starts[i] + 1 for i in selves), default=1)
         forward = Forward(
             kind,
             words,
             draw,
             longest,
+            kept,
             wanted=Wanted.of(plan, self.rows, counts, kind.fed),
             targets=Targets.of(plan, self.rows, counts, kind.fed),
         )
@@ -228,7 +251,7 @@ class Packer:
             for k in drawing:
                 fill = plan.fills[k]
                 self.rows.set_last(plan.rows[fill.index], fill.tokens[-1])
-        return self._finished(plan, forward)
+        return self._with_further(plan, forward)
 
     @staticmethod
     def _empty(kind: Kind) -> Words:
@@ -277,13 +300,16 @@ class Packer:
         who[chunks] = where[drawing]
         wanted[chunks] = (offsets + sizes - 1)[drawing]
 
-    def _split(self, plan: Plan, lines: Words, draw: Draw) -> tuple[Draw, Draw]:
-        """Who is sampled now, and who is sampled apart; `lines` [2, draws] say so to the
-        device.
+    def _split(self, plan: Plan, lines: Words, draw: Draw) -> tuple[Draw, Draw | None]:
+        """Who is sampled now, and who is sampled apart, if anybody is; `lines` [2, draws]
+        say so to the device.
         """
         lines[:] = self.rows.scratch
         apart = set(plan.apart)
         at = draw.at or range(len(draw.places))
+        if not apart:
+            lines[0, at] = picked(plan.rows, draw.places)
+            return draw, None
         if len(apart) == len(draw.places):  # all of them
             lines[1, at] = picked(plan.rows, draw.places)
             return Draw([], [], []), evolve(draw, at=list(at))

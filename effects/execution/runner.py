@@ -79,8 +79,10 @@ class ModelRunner:
         graphs: bool = True,
         checked: bool = False,
         draft: DraftOf | None = None,
+        keeps: bool = False,
     ) -> None:
         """`checked`: a decode step that waits for the device, or takes memory, fails.
+        `keeps`: rows may be sampled apart in any step, so that graphs are for both.
 
         Raises MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not
         fit.
@@ -122,6 +124,7 @@ class ModelRunner:
             spec, config, self.captured + config.max_num_seqs
         )
         self.captures = GraphCache(device, most)
+        self.keeps = keeps and self.shortcuts.graphs
         self.wait()  # what was made on another stream is there
 
     def step_of_nobody(self, kind: Kind) -> None:
@@ -149,6 +152,7 @@ class ModelRunner:
         graph = self.captures.made[kind]
         self.step_of_nobody(kind)  # what the graph reads is nobody's
         self.rows.batch.fill_(self.rows.scratch)
+        self.rows.apart.fill_(self.rows.scratch)
         return graph.replay
 
     @property
@@ -160,6 +164,8 @@ class ModelRunner:
 
     def padded(self, kind: Kind) -> Kind:
         """The kind that serves another: padded if there can be a graph of it."""
+        if self.keeps and not kind.late:
+            kind = evolve(kind, apart=True)
         return kind.padded() if self._may_be_captured(kind) else kind
 
     def _may_be_captured(self, kind: Kind) -> bool:
@@ -331,11 +337,14 @@ class ModelRunner:
             who, drawn = inputs.history.draws.unbind(0)
             ahead = positions.index_select(0, drawn)
         first, others = logits[: kind.draws], logits[kind.draws :]
-        if inputs.apart is not None:
-            now, kept = (who, who) if step.dry else inputs.apart.unbind(0)
+        if kind.apart:
+            lines = inputs.apart
+            if lines is None:
+                lines = self.rows.apart[:, : kind.draws]
+            now, kept = (who, who) if step.dry else lines.unbind(0)
             self.sampler.keep(first, kept)
             if kind.drafts and not kind.proposes:
-                self.sampler.keep_behind(others)
+                self.sampler.keep_behind(others, kept[: kind.verified])
             who = now
         here = step.contests[0] if step.contests else None
         self.sampler.sample(first, who, ahead, kind.wants, contest=here)

@@ -93,18 +93,20 @@ class Sampler:
         return Guess(drawn.tokens, None if rows.coins is None else logits)
 
     def keep(self, logits: Tensor, rows: Tensor) -> None:
-        """Keep logits [draws, vocab] for device rows [draws] until `sample_kept`."""
+        """Keep logits [draws, vocab] for device rows [draws] until `sample_kept`; not for
+        the scratch row.
+        """
         if self.kept is None:  # never while a graph is captured: that step ran before
             self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
-        self.kept.index_copy_(0, rows.long(), logits)
+        self.backend.keep(logits, rows, self.kept, self.rows.scratch, by_row=True)
 
-    def keep_behind(self, logits: Tensor) -> None:
-        """Keep logits [more, vocab] of places behind drafts until `sample_behind`, of one
-        step.
+    def keep_behind(self, logits: Tensor, rows: Tensor) -> None:
+        """Keep logits [more, vocab] of places behind drafts of device rows [verified],
+        place by place, until `sample_behind`, of one step; not of the scratch row.
         """
         if self.behind is None:  # as above
             self.behind = logits.new_zeros(self.drafts, logits.shape[1])
-        self.behind[: len(logits)] = logits
+        self.backend.keep(logits, rows, self.behind, self.rows.scratch, by_row=False)
 
     def sample_kept(self, who: Tensor, positions: Tensor, wants: Wants) -> None:
         """`sample`, from what was kept for these rows; only tokens that their masks

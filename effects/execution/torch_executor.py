@@ -141,6 +141,7 @@ class TorchExecutor:
             graphs=graphs,
             checked=checked,
             draft=draft,
+            keeps=readiness.grammars,
         )
         modelled = draft is not None
         self.packer = Packer(
@@ -269,7 +270,6 @@ class TorchExecutor:
             readiness.report,
             readiness.likely,
             seconds=readiness.capturing,
-            grammars=readiness.grammars,
             fewer_drafts=readiness.fewer_drafts,
         )
         warm_up.before_ready()

@@ -38,7 +38,6 @@ class WarmUp:
     report: Report
     likely: Wants  # how those draw who say nothing of it
     seconds: float = SECONDS
-    grammars: bool = False  # whether some can be asked for
     fewer_drafts: bool = False  # whether rows have as many as pay
     pending: deque[Kind] = field(factory=deque)
     stopped: bool = False  # graphs cannot be captured, or do not fit
@@ -121,7 +120,7 @@ class WarmUp:
             self.likely,
             contexts,
             runner.cut,
-            grammars=self.grammars,
+            grammars=runner.keeps,
             fewer_drafts=self.fewer_drafts,
         )
 

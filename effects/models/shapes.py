@@ -163,16 +163,16 @@ def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 
 def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
-    """What is kept of rows under a grammar that have the host's drafts, until they are
-    drawn: logits behind each draft, and its mask.
+    """What is kept of rows that may be under a grammar, until they are drawn: logits of
+    each row; where the host drafts, logits behind each draft, and its mask.
     """
-    how = sizes.speculation
+    how, line = sizes.speculation, spec.vocab_size * dtype_bytes(spec.dtype)
+    rows = (sizes.max_num_seqs + 1) * line if sizes.late_masks else 0
     if how is None or how.drafter != HOST:
-        return 0
+        return rows
     drafts = most_drafts(sizes)
-    logits = drafts * spec.vocab_size * dtype_bytes(spec.dtype)
     # A place's lines are aligned.
-    return logits + 4 * (drafts + 2) * -(-spec.vocab_size // 32) * 4
+    return rows + drafts * line + 4 * (drafts + 2) * -(-spec.vocab_size // 32) * 4
 
 
 def _widest_feed_forward(spec: ModelSpec) -> int:

@@ -6,9 +6,10 @@ Theory. Memory holds four things:
     activations   what one forward of `max_num_batched_tokens` tokens keeps at its widest
                   place, its masks against a full context and each sliding window, the
                   logits of `max_num_seqs` rows with the sampler's float32 copies, the
-                  rotary table, and on a GPU what penalties count. Drafts are tokens and
-                  rows more; where the host says them, logits behind them are kept, and
-                  where coins let them stand, what they were drawn from
+                  rotary table, and on a GPU what penalties count. Logits of rows under
+                  a grammar are kept. Drafts are tokens and rows more; where the host
+                  says them, logits behind them are kept, and where coins let them stand,
+                  what they were drawn from
     KV cache      num_blocks x block_size x bytes a token leaves in all layers
     workspace     attention gathers one layer's share of the cache, and float32 copies of
                   narrower types (an estimate: rows that share a prefix may need more).

@@ -11,7 +11,6 @@ from attrs import define, evolve, field
 from minfer.config import EngineConfig
 from minfer.effects.execution.capture_order import capture_order
 from minfer.effects.execution.device_rows import Wants
-from minfer.effects.execution.graphs import ASKED, MOST_KINDS
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
 from minfer.engine import step
 from minfer.messages import (
@@ -164,27 +163,16 @@ def test_rows_under_a_grammar_have_theirs_where_there_may_be_some() -> None:
     found = order(likely, grammars=True)
     assert len(found) == len({*found})
     assert all(kind.padded() == kind and kind.fits(MOST) for kind in found)
-    bound = [kind for kind in found if kind.apart or kind.late]
-    assert [kind for kind in found if kind not in bound] == order(likely)
-    assert all(kind.filtered and not kind.scored for kind in bound)
+    late = [kind for kind in found if kind.late]
+    assert all(kind.filtered and not kind.scored for kind in late)
     sizes = {bucket_of(n, DECODE) for n in range(1, 101)}
-    assert {kind.draws for kind in bound if kind.late} == sizes
-    assert {kind.alone for kind in bound if kind.apart and not kind.tokens} == sizes
-    assert {0, 1, 32} < {kind.alone for kind in bound if kind.tokens}
-    # Logits are kept by steps before they are drawn from.
-    assert bound[0].apart
-
-
-def test_they_come_behind_what_every_request_needs_and_before_what_few_ask_for() -> None:
-    found = order(grammars=True)
-    at = [i for i, kind in enumerate(found) if kind.apart or kind.late]
-    assert at == list(range(at[0], at[-1] + 1))
-    before, after = found[: at[0]], found[at[-1] + 1 :]
-    assert not any(kind.scored or kind.filtered for kind in before)
-    assert {0, 1, 32} < {kind.alone for kind in before if kind.tokens}
-    assert any(kind.scored for kind in after)
-    # There is room for them among the rare ones.
-    assert len([kind for kind in found[: at[-1] + 1] if kind.tokens]) < MOST_KINDS - ASKED
+    assert {kind.draws for kind in late} == sizes
+    # Any step may have some, and logits are kept by steps before they are drawn from.
+    without = order(likely)
+    others = [kind for kind in found if not kind.late]
+    assert others == [evolve(kind, apart=True) for kind in without]
+    first = len(sizes)
+    assert found[first : 2 * first] == late
 
 
 # --- what loads need --------------------------------------------------------------------

@@ -7,6 +7,7 @@ from minfer.effects.execution.graphs import (
     ASKED,
     MOST_KINDS,
     PAUSE,
+    PRICE,
     RECENT,
     WORTH,
     GraphCache,
@@ -54,6 +55,19 @@ def test_a_step_waits_for_a_capture_only_once_its_kind_has_paid_for_it() -> None
     graphs.forget(DECODE)
     assert not graphs.due(DECODE, 1000)
     assert graphs.wanted() == [PROMPT]
+
+
+def test_what_takes_few_launches_is_captured_after_few_steps() -> None:
+    graphs, late = cache(), Kind(alone=0, draws=8, late=True)
+    graphs.costs.extend([0.04] * RECENT)
+    steps = 0
+    while not graphs.due(late, 1000):
+        graphs.note(late, 0.0005)
+        steps += 1
+    assert steps == 1 + WORTH * PRICE + 1
+    for _ in range(7):
+        graphs.note(DECODE, 0.02)
+    assert not graphs.due(DECODE, 1000), "a capture takes as long as two launches"
 
 
 def test_two_captures_do_not_follow_one_another() -> None:

@@ -1,5 +1,6 @@
 """Plans as words: what is sent, and how often."""
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -108,19 +109,65 @@ def test_rows_apart_are_kept_and_the_others_sampled(pad: bool) -> None:
     assert forward.draw.at == [0]
 
 
-def test_a_decode_is_sent_nothing_but_who_is_apart() -> None:
+def test_a_steady_decode_is_sent_nothing() -> None:
+    """Who decodes, and who of them is sampled apart, the device knows from before."""
     plan = Plan(1, (1, 2), (3, 5), (4, 6), (1, 1), (1, 1))
     packs = packer(pad=True)
     [forward] = packs.forwards(plan)
-    assert len(forward.words) == 0
     assert forward.draw.at is None
+    assert forward.kept is None
+    change(packs.rows)
     [again] = packs.forwards(plan)
     assert again.draw is forward.draw
-    [apart] = packs.forwards(evolve(plan, apart=(0,)))
+    bound = evolve(plan, apart=(0,))
+    [apart] = packs.forwards(bound)
     assert apart.kind == evolve(forward.kind, apart=True)
-    lines = Inputs.of(apart.words, apart.kind).apart
+    assert (apart.draw.places, apart.draw.at) == ([1], [1])
+    assert apart.kept is not None
+    assert (apart.kept.places, apart.kept.at) == ([0], [0])
+    change(packs.rows)
+    assert packs.rows.apart[:, :2].tolist() == [[8, 5], [3, 8]]
+    [once_more] = packs.forwards(evolve(bound, step=2))
+    assert once_more.kept is apart.kept
+    assert not packs.rows.changes
+    [free] = packs.forwards(plan)
+    assert free.kept is None
+    assert free.kind == forward.kind
+    assert [*map(len, (forward.words, apart.words, once_more.words, free.words))] == [
+        0
+    ] * 4
+
+
+@pytest.mark.parametrize("apart", [(), (0, 3)])
+def test_where_any_row_may_be_sampled_apart_steps_are_of_one_kind(
+    apart: tuple[int, ...],
+) -> None:
+    rows = packer(pad=True).rows
+    packs = Packer(rows, lambda kind: evolve(kind, apart=True).padded())
+    [mixed] = packs.forwards(evolve(MIXED, apart=apart))
+    lines = Inputs.of(mixed.words, mixed.kind).apart
+    assert mixed.kind.apart
     assert lines is not None
-    assert lines.tolist() == [[8, 5], [3, 8]]
+    line = {0: 0, 2: 1, 3: mixed.kind.alone}  # of the entries that draw
+    expected = np.full((2, mixed.kind.draws), rows.scratch)
+    for entry, at in line.items():
+        expected[int(entry in apart), at] = MIXED.rows[entry]
+    assert lines.tolist() == expected.tolist()
+    assert mixed.draw.places == [one for one in line if one not in apart]
+    assert (mixed.kept is None) == (not apart)
+    [decode] = packs.forwards(Plan(1, (1, 2), (3, 5), (4, 6), (1, 1), (1, 1)))
+    change(rows)
+    assert (decode.kind.apart, decode.kept) == (True, None)
+    assert rows.apart[:, :2].tolist() == [[3, 5], [8, 8]]
+
+
+def change(rows: DeviceRows) -> None:
+    """Do as the device does with what it is sent."""
+    parts = rows.take()
+    if not parts:
+        return
+    places, values = np.concatenate(parts).reshape(2, -1)
+    rows.arena[torch.from_numpy(places).long()] = torch.from_numpy(values)
 
 
 def test_forwards_of_a_plan_that_repeats_lose_rows_that_end() -> None:

@@ -50,14 +50,14 @@ def run(model: Model) -> Run:
     made = Run.start(model, depth=1)
     executor: Any = made.driver.executor
     executor.runner.__dict__.pop("_replay", None)
-    executor.runner.shortcuts.graphs = True
+    executor.runner.shortcuts.graphs = executor.runner.keeps = True
     return made
 
 
 def warm_up(run: Run, told: list[Progress], seconds: float = 60) -> WarmUp:
     executor: Any = run.driver.executor
     runner: ModelRunner = executor.runner
-    return WarmUp(runner, runner.spec, told.append, GREEDY, seconds, grammars=True)
+    return WarmUp(runner, runner.spec, told.append, GREEDY, seconds)
 
 
 def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
@@ -82,7 +82,6 @@ def test_it_changes_nothing_but_what_is_ready(
     assert [one.done for one in graphs] == sorted(one.done for one in graphs)
     assert len({*captured}) == len(captured) == len(graphs) == graphs[-1].total
     assert {(kind.apart, kind.late) for kind in captured} == {
-        (False, False),
         (True, False),
         (False, True),
     }

@@ -220,13 +220,28 @@ def test_logits_and_masks_behind_the_host_s_drafts_are_kept(cuda: bool) -> None:
     count = most_drafts(sizes[HOST])
     rows = DeviceRows(SIZES.max_num_seqs, 2, SPEC.vocab_size, device)
     sampler = Sampler(CpuBackend(), rows, 0, 4 * (count + 2), count)
-    sampler.keep_behind(logits.repeat(count, 1).to(torch_dtype(SPEC.dtype)))
+    row = torch.zeros(1, dtype=torch.int32)
+    sampler.keep_behind(logits.repeat(count, 1).to(torch_dtype(SPEC.dtype)), row)
     assert sampler.behind is not None
     parts = sampler.behind, sampler.masks.lines
     held = sum(part.numel() * part.element_size() for part in parts)
     assert held == kept_bytes(SPEC, sizes[HOST]) > 0
     assert activations[HOST] == activations[DEVICE] + held
     assert kept_bytes(SPEC, sizes[DEVICE]) == kept_bytes(SPEC, SIZES) == 0
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_logits_of_rows_under_a_grammar_are_kept(cuda: bool) -> None:
+    sizes = evolve(SIZES, late_masks=True)
+    rows = DeviceRows(SIZES.max_num_seqs, 2, SPEC.vocab_size, torch.device("cpu"))
+    sampler = Sampler(CpuBackend(), rows, 0)
+    logits = torch.zeros(1, SPEC.vocab_size, dtype=torch_dtype(SPEC.dtype))
+    sampler.keep(logits, torch.zeros(1, dtype=torch.int32))
+    assert sampler.kept is not None
+    held = sampler.kept.numel() * sampler.kept.element_size()
+    assert held == kept_bytes(SPEC, sizes)
+    with_them = plan_memory(SPEC, sizes, None, num_blocks=40, cuda=cuda).activations
+    assert with_them == held + plan(num_blocks=40, cuda=cuda).activations
 
 
 def test_available_memory_is_plausible() -> None:
