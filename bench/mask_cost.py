@@ -34,7 +34,7 @@ from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.inputs import most_words
 from minfer.effects.execution.kinds import Kind, most_draws
-from minfer.effects.execution.late_draws import LateDraw
+from minfer.effects.execution.late_draws import LateDraw, LatePacker
 from minfer.effects.execution.masks import Masks
 from minfer.effects.execution.packing import Forward, Packer
 from minfer.effects.execution.read_back import Ring, Slot
@@ -212,6 +212,7 @@ class Paced(TorchExecutor):
         self.device = CPU
         self.runner = device  # type: ignore[assignment]  # it stands in
         self.packer = Packer(device.rows, device.padded)
+        self.late_packer = LatePacker(device.rows, device.padded)
         self.ring = Ring(3 * 2 + 1, device.room, device.draws, CPU)
         self.flights = deque()
         self.at_once, self.in_one_thread = True, False

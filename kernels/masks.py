@@ -55,10 +55,10 @@ def _keep(
     line = tl.program_id(1).to(tl.int64)
     row = tl.load(who + line % count)
     ids = tl.program_id(0) * chunk + tl.arange(0, chunk)
-    wanted = tl.where(row == scratch, vocab, ids) < vocab
     to = row.to(tl.int64) if by_row else line
-    x = tl.load(logits + line * vocab + ids, mask=wanted, other=0.0)
-    tl.store(out + to * vocab + ids, x, mask=wanted)
+    if row != scratch:
+        x = tl.load(logits + line * vocab + ids, mask=ids < vocab, other=0.0)
+        tl.store(out + to * vocab + ids, x, mask=ids < vocab)
 
 
 def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int, *, by_row: bool) -> None:

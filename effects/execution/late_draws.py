@@ -68,6 +68,38 @@ class LateDraw:
         return self.draw.owners[line]
 
 
+class LatePacker:
+    """Packs draws that come late. From step to step mostly the same rows draw, each a
+    position further on: then all else is kept.
+    """
+
+    def __init__(self, rows: DeviceRows, pad: Callable[[Kind], Kind]) -> None:
+        """`pad` says which kind serves another."""
+        self.rows = rows
+        self.pad = pad
+        self._kept: Draw | None = None  # of the last step
+        self._opened = -1  # rows had been opened by then
+        self._late: LateDraw | None = None  # its draws
+
+    def pack(self, plan: Plan, kept: Draw, told: SampleApart) -> LateDraw:
+        """The draws of those in `kept`, each of whom has taken its inputs. Raises
+        MaskError.
+        """
+        before = self._late
+        same = kept is self._kept and self.rows.opened == self._opened
+        if before is not None and same and told.written and not plan.drafts:
+            words = before.words.copy()
+            [late] = words.reshape(1, 2, -1)
+            late[1, : len(kept.places)] = picked(plan.starts, kept.places)
+            late[1, : len(kept.places)] += 1  # who decodes takes one input
+            return evolve(before, words=words, step=plan.step)
+        late = pack_late(plan, kept, told, self.rows, self.pad)
+        steady = not (plan.fills or plan.drafts or late.gone) and told.written
+        self._late, self._kept = (late, kept) if steady else (None, None)
+        self._opened = self.rows.opened
+        return late
+
+
 def pack_late(
     plan: Plan,
     kept: Draw,

@@ -27,7 +27,7 @@ from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.executor import ExecutorError, UnsupportedPlanError
-from minfer.effects.execution.late_draws import Bits, pack_late
+from minfer.effects.execution.late_draws import Bits, LatePacker
 from minfer.effects.execution.packing import Draw, Packer
 from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.execution.read_back import Ring, Slot, results
@@ -151,6 +151,7 @@ class TorchExecutor:
             remembers=modelled,
             parts_drafts=self.runner.parts_drafts,
         )
+        self.late_packer = LatePacker(self.runner.rows, self.runner.padded)
         # A plan takes a slot for each forward; one more if rows are sampled apart, but
         # then it has one forward.
         slots = (config.depth + 1) * max(config.max_repeat, 2) + 1
@@ -235,7 +236,7 @@ class TorchExecutor:
         self.runner.wait()
         self.flights.clear()
         self.runner.close()
-        del self.packer
+        del self.packer, self.late_packer
 
     def step_costs(self, how: Speculation) -> Costs:
         """What steps cost here, for an engine that speculates so. Before any plan."""
@@ -330,9 +331,7 @@ class TorchExecutor:
         """The draws of rows that are sampled apart."""
         if flight.kept is None or flight.told is None:
             return
-        late = pack_late(
-            flight.plan, flight.kept, flight.told, self.runner.rows, self.runner.padded
-        )
+        late = self.late_packer.pack(flight.plan, flight.kept, flight.told)
         flight.gone = late.gone
         if not late.draw.places:
             self.runner.sampler.masks.forget(late.step)

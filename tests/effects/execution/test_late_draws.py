@@ -1,5 +1,6 @@
 """Rows that are sampled apart: as if they were not, but for what masks forbid."""
 
+import random
 from collections import defaultdict
 from typing import Any
 
@@ -15,6 +16,7 @@ from minfer.effects.execution.executor import LogitsError
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.late_draws import (
     LateDraw,
+    LatePacker,
     MaskError,
     pack_late,
     write_masks,
@@ -388,6 +390,38 @@ def test_late_draws_are_padded_with_the_row_that_is_nobodys() -> None:
     late = pack_late(PLAN, kept, SampleApart(7), rows, Kind.padded)
     assert late.kind == Kind(alone=0, draws=4, late=True)
     assert late.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
+
+
+def test_what_stays_as_it_was_is_not_packed_again() -> None:
+    """Step after step it is as if it were packed anew, whoever comes, goes or drafts."""
+    rng = random.Random(0)
+    rows, _ = rows_with("a", "b", "c")
+    packer = LatePacker(rows, Kind.padded)
+    kept = Draw([], [])
+    reused = 0
+    for step in range(200):
+        starts = tuple(rng.randrange(9) for _ in range(3))
+        plan = evolve(PLAN, step=step, counts=(1, 1, 1), starts=starts)
+        if not kept.places or rng.random() < 0.2:
+            kept = Draw([1, 2], [rows.owners[0], rows.owners[1]])
+        if rng.random() < 0.1:
+            request = Request(id=f"new {step}", prompt=(3,), max_tokens=2)
+            rows.open(rng.randrange(3), opened(request, (0,)))
+        told = SampleApart(step, written=rng.random() < 0.9)
+        expected = pack_late(plan, kept, told, rows, Kind.padded)
+        before = packer._late
+        found = packer.pack(plan, kept, told)
+        reused += before is not None and found.draw is before.draw
+        assert found.words.tolist() == expected.words.tolist()
+        assert (found.step, found.lines) == (step, expected.lines)
+        assert (found.kind, found.gone, found.masks) == (
+            expected.kind,
+            expected.gone,
+            expected.masks,
+        )
+        assert found.draw.places == expected.draw.places
+        assert found.draw.owners == expected.draw.owners
+    assert 50 < reused < 190
 
 
 def written(late: LateDraw) -> NDArray[np.uint8]:
