@@ -89,9 +89,10 @@ class LatePacker:
         same = kept is self._kept and self.rows.opened == self._opened
         if before is not None and same and told.written and not plan.drafts:
             words = before.words.copy()
-            [late] = words.reshape(1, 2, -1)
-            late[1, : len(kept.places)] = picked(plan.starts, kept.places)
-            late[1, : len(kept.places)] += 1  # who decodes takes one input
+            _, positions = words.reshape(2, -1)
+            size = len(kept.places)
+            positions[:size] = picked(plan.starts, kept.places)
+            positions[:size] += 1  # who decodes takes one input
             return evolve(before, words=words, step=plan.step)
         late = pack_late(plan, kept, told, self.rows, self.pad)
         steady = not (plan.fills or plan.drafts or late.gone) and told.written

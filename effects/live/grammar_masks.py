@@ -16,8 +16,9 @@ planned for one token once that is there:
     a mask of a slow one is there     it may be planned; if it was quick, it is slow no
                                       more: at first; later, if several in a row were
     a slow one was planned            it is paused again
-    the masks of a step took long     all who were in it are slow, until they are seen
-                                      one by one
+    the masks of a step took long,    all who were in it are slow, until they are seen
+    as those of the one before had;   one by one: a few quick masks are enough
+    or very long
     a mask took very long             who has the same grammar later is slow until several
                                       in a row were quick
 
@@ -59,7 +60,9 @@ from minfer.structured import StructuredOutputs
 THREADS: Final = max(1, min(8, (cpu_count() or 1) // 2))
 QUICK: Final = 5e-4  # seconds of a processor, for one mask
 IN_A_ROW: Final = 8  # quick masks, after which a sample that was slow is so no more
-# Seconds: masks of a step that took so long, and so much for each, have slow ones in it.
+SUSPECTED: Final = 2  # likewise, if it was not seen by itself, but among others
+# Seconds: masks of a step that took so long, and so much for each, have slow ones in it,
+# if that is no chance: on a busy machine any thread may be held up for milliseconds.
 LONG: Final = 2e-3
 LONG_EACH: Final = 3e-5
 # Seconds of one mask, for which its grammar is remembered: so many grammars, the newest.
@@ -87,6 +90,7 @@ class GrammarMasks:
         self._post: Callable[[Event], object] = self._nobody
         self._lend: Callable[[int], Lines | None] = lends_nothing
         self._barring = Barring()
+        self._was_long = False  # whether the masks of the last step took long
 
     def __len__(self) -> int:
         return len(self._walks)
@@ -289,17 +293,20 @@ class GrammarMasks:
             if one.spoilt:
                 batch.walks[one.line].spoil()
         made = len(moves) + sum(one.reached for one in moves)
-        spent, most = time.monotonic() - begun, LONG + LONG_EACH * made
-        if spent > most:
-            here = {
-                one.request.sampling.structured_outputs for one in batch.walks.values()
-            }
-            if len(here) == 1:  # else it is found out when they are seen one by one
-                self._remember(here.pop(), spent - most)
-            for walk in batch.walks.values():
-                walk.quick_left = IN_A_ROW
-                self._slow[walk.name] = walk
+        over = time.monotonic() - begun - LONG - LONG_EACH * made
+        if over > 0 and (self._was_long or over > AWFUL):
+            self._suspect(batch, over)
+        self._was_long = over > 0
         return errors
+
+    def _suspect(self, batch: Batch, over: float) -> None:
+        """The masks of a step took so many seconds too long: all of it are slow."""
+        here = {one.request.sampling.structured_outputs for one in batch.walks.values()}
+        if len(here) == 1:  # else it is found out when they are seen one by one
+            self._remember(here.pop(), over)
+        for walk in batch.walks.values():
+            walk.quick_left = max(walk.quick_left, SUSPECTED)
+            self._slow[walk.name] = walk
 
     def _remember(self, asked: StructuredOutputs | None, spent: float) -> None:
         """A mask of a grammar took so long. Called by any thread; if two do so at once,

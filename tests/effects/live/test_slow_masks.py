@@ -8,12 +8,12 @@ import pytest
 from minfer.effects.live import grammar_masks
 from minfer.effects.live.grammar_masks import (
     AWFUL,
-    IN_A_ROW,
     LONG,
     LONG_EACH,
     MOST_AWFUL,
     QUICK,
     STUCK,
+    SUSPECTED,
     GrammarMasks,
 )
 from minfer.effects.text.grammars.protocol import GrammarError
@@ -125,11 +125,11 @@ def test_all_of_a_step_whose_masks_took_long_are_looked_at_one_by_one(
 ) -> None:
     engine = quick_ones(clock, "a", "b", "c")
     engine.compiler.made[1].cost = LONG + 3 * LONG_EACH + 0.001
-    engine.turn(times=2)
+    engine.turn(times=3)
     assert engine.slow == {"a", "b", "c"}
     engine.turn(times=3)
     assert {name for name, _ in engine.driver.state.paused} == {"a", "b", "c"}
-    for _ in range(IN_A_ROW):
+    for _ in range(SUSPECTED):
         assert engine.slow == {"a", "b", "c"}
         engine.threads.run()
         engine.turn(times=4)
@@ -140,6 +140,19 @@ def test_all_of_a_step_whose_masks_took_long_are_looked_at_one_by_one(
     grown = [new - old for new, old in zip(after, lengths, strict=True)]
     assert grown[1] == 0  # its next mask is not there
     assert min(grown[0], grown[2]) >= 3
+
+
+@pytest.mark.parametrize("very", [False, True])
+def test_masks_of_one_step_that_took_long_may_have_been_held_up(
+    clock: Clock, very: bool
+) -> None:
+    engine = quick_ones(clock, "a", "b")
+    for _ in range(5):
+        engine.compiler.made[1].cost = LONG + 2 * LONG_EACH + 0.001 + AWFUL * very
+        engine.turn()
+        engine.compiler.made[1].cost = 0
+        engine.turn(times=2)
+    assert engine.slow == ({"a", "b"} if very else set())
 
 
 def test_so_many_such_grammars_are_remembered(clock: Clock) -> None:
@@ -157,9 +170,9 @@ def test_they_are_if_nobody_else_runs(clock: Clock) -> None:
     engine = quick_ones(clock, "a", "b")
     engine.turn(Cancel("p"))
     engine.compiler.made[1].cost = SLOW
-    engine.turn(times=5)
+    engine.turn(times=6)
     assert engine.driver.state.paused == {("a", 0), ("b", 0)}
-    for _ in range(IN_A_ROW):
+    for _ in range(SUSPECTED):
         assert engine.slow == {"a", "b"}
         engine.threads.run(but="b")
         engine.turn(times=4)
