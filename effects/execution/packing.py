@@ -31,7 +31,7 @@ from minfer.effects.execution.verified import (
     write_drafts,
 )
 from minfer.effects.models.shapes import power_from
-from minfer.plan import Open, Plan
+from minfer.plan import Fill, Open, Plan
 
 Item = TypeVar("Item")
 
@@ -106,6 +106,7 @@ class Packer:
         """
         if plan.opens:
             self.forget()
+        plan = self._feeding_themselves(plan)
         selves = drafted_first(plan.drafts, _unfilled(plan))
         if plan.fills and plan.drafts and self.parts_drafts and not plan.apart:
             yield self._decode(plan, picked(plan.rows, selves), selves, 0)
@@ -117,6 +118,32 @@ class Packer:
             yield self._decode(plan, rows, selves, 0)
         if plan.repeat > 1:
             yield from self._repeated(plan, 1 if plan.fills else 0)
+
+    def _feeding_themselves(self, plan: Plan) -> Plan:
+        """The plan without fills of a single input that is drawn from: once the device
+        knows that token, such a row feeds itself. So do newcomers whose prompts are in
+        the cache but for the last token, or whose masks were not there in time; and there
+        are graphs for any number of rows that feed themselves.
+        """
+        if not plan.fills or self.remembers:
+            return plan
+        single = [fill for fill in plan.fills if self._is_like_a_decode(plan, fill)]
+        for fill in single:
+            row = plan.rows[fill.index]
+            self.rows.set_last(row, fill.tokens[0])
+            self.rows.set_next(row, plan.starts[fill.index])
+        if not single:
+            return plan
+        return evolve(plan, fills=tuple(f for f in plan.fills if f not in single))
+
+    def _is_like_a_decode(self, plan: Plan, fill: Fill) -> bool:
+        """Whether a fill is one input, of whose row nothing but a token is wanted."""
+        if len(fill.tokens) > 1 or not plan.most[fill.index]:
+            return False
+        owner = self.rows.owners[plan.rows[fill.index]]
+        if owner is None or owner.pooling:
+            return False
+        return owner.sampling.prompt_logprobs is None
 
     def _repeated(self, plan: Plan, first: int) -> Iterator[Forward]:
         """Forwards in which those take part that may yield so many tokens."""

@@ -161,6 +161,64 @@ def test_where_any_row_may_be_sampled_apart_steps_are_of_one_kind(
     assert rows.apart[:, :2].tolist() == [[3, 5], [8, 8]]
 
 
+def test_a_last_input_of_a_prompt_is_one_that_a_row_feeds_itself() -> None:
+    """As far as the device can tell, once it knows the token."""
+    packs = packer(pad=True)
+    fills = Fill(1, (11,)), Fill(3, (21,))
+    plan = evolve(MIXED, counts=(1, 1, 1, 1), most=(1, 1, 1, 1), fills=fills)
+    [forward] = packs.forwards(plan)
+    assert forward.kind == Kind(alone=4, draws=4)
+    assert forward.draw.places == [0, 1, 2, 3]
+    assert (len(forward.words), forward.longest) == (0, 10)
+    change(packs.rows)
+    assert packs.rows.batch[:4].tolist() == [5, 1, 2, 4]
+    for row, token, position in ((1, 11, 2), (4, 21, 0)):
+        found = int(packs.rows.last[row]), int(packs.rows.next[row])
+        assert found == (token, position)
+    [again] = packs.forwards(evolve(plan, step=1, fills=()))
+    assert again.draw is forward.draw
+    assert not packs.rows.changes
+
+
+def test_other_fills_beside_it_are_chunks() -> None:
+    """Of several inputs, or of one that nothing is drawn from, or where more is wanted
+    than a token.
+    """
+    packs = packer(pad=True)
+    scored = Request(id="s", prompt=(1,), max_tokens=9)
+    scored = evolve(scored, sampling=SamplingParams(prompt_logprobs=1))
+    packs.rows.open(3, opened(scored, (3,)))
+    pooled = evolve(
+        opened(Request(id="p", prompt=(1,), max_tokens=1), (0,)), pooling="last"
+    )
+    packs.rows.open(0, pooled)
+    plan = Plan(
+        step=0,
+        gens=(1, 2, 3, 4, 5, 6),
+        rows=(5, 1, 2, 4, 3, 0),
+        starts=(7, 2, 9, 0, 0, 0),
+        counts=(1, 1, 1, 2, 1, 1),
+        most=(1, 1, 0, 1, 1, 1),
+        fills=(
+            Fill(1, (11,)),
+            Fill(2, (12,)),
+            Fill(3, (21, 22)),
+            Fill(4, (31,)),
+            Fill(5, (41,)),
+        ),
+    )
+    [forward] = packs.forwards(plan)
+    assert (forward.kind.alone, forward.kind.chunks) == (2, 8)
+    assert forward.draw.places == [0, 1, 3, 4, 5]
+    history = Inputs.of(forward.words, forward.kind).history
+    assert history is not None
+    assert history.chunks[0, :5].tolist() == [2, 4, 3, 0, packs.rows.scratch]
+    assert forward.asks
+    remembering = Packer(packs.rows, Kind.padded, remembers=True)
+    [other] = remembering.forwards(plan)
+    assert (other.kind.alone, other.kind.chunks) == (1, 8)
+
+
 def change(rows: DeviceRows) -> None:
     """Do as the device does with what it is sent."""
     parts = rows.take()
