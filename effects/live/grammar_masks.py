@@ -289,10 +289,12 @@ class GrammarMasks:
         # grammar end, and the others go on.
         except BaseException as error:
             errors = {one.line: GrammarError(str(error)) for one in moves}
-        for one in moves:
-            if one.spoilt:
-                batch.walks[one.line].spoil()
-        made = len(moves) + sum(one.reached for one in moves)
+        made = len(moves)
+        if batch.behind:
+            made += sum(one.reached for one in moves)
+            for one in moves:
+                if one.spoilt:
+                    batch.walks[one.line].spoil()
         over = time.monotonic() - begun - LONG - LONG_EACH * made
         if over > 0 and (self._was_long or over > AWFUL):
             self._suspect(batch, over)

@@ -15,7 +15,7 @@ slow then ends (`walking.py`), and the others go on as before.
 
 import time
 from collections.abc import Container, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define
 
@@ -153,12 +153,13 @@ class _Behind:
 
 
 def _inner(moves: Sequence[Move]) -> "list[LLMatcher]":
-    """The library's own matchers."""
-    matchers = [one.matcher for one in moves]
-    if {*map(type, matchers)} != {LlguidanceMatcher}:
-        others = (one for one in matchers if type(one) is not LlguidanceMatcher)
-        raise TypeError(f"{next(others)!r} was made by somebody else")
-    return [one.inner for one in cast(list[LlguidanceMatcher], matchers)]
+    """The library's own matchers. Done for each row of each step, so in one go."""
+    matchers: list[Any] = [one.matcher for one in moves]
+    try:
+        return [one.inner for one in matchers]
+    except AttributeError:
+        others = (one for one in matchers if not isinstance(one, LlguidanceMatcher))
+        raise TypeError(f"{next(others)!r} was made by somebody else") from None
 
 
 def _made_alone(moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
