@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 
 from minfer.effects.execution.late_draws import Bits, LateDraw, mask_words, write_masks
-from minfer.effects.execution.streams import host_words, new_event, new_stream
+from minfer.effects.execution.streams import host_words, new_event, new_stream, on
 
 TURNS: Final = 4  # host buffers: as many copies can wait for the draws before them
 
@@ -61,9 +61,9 @@ class Masks:
         else:
             self._lent.pop(step, None)
 
-    def send(self, late: LateDraw) -> None:
-        """Have the masks of draws there before what is launched from now on. Raises
-        MaskError.
+    def send(self, late: LateDraw, stream: torch.cuda.Stream | None = None) -> None:
+        """Have the masks of draws there before what is launched from now on; `stream` is
+        the current one, for who knows it. Raises MaskError.
         """
         lent = self._lent.pop(late.step, None)
         buffer, there = lent or self._next(), self.lines
@@ -80,15 +80,16 @@ class Masks:
             there[:count] = here[:count]
             return
         self._copies.wait_event(self._drawn)
-        with torch.cuda.stream(self._copies):
+        with on(self._copies):
             there[:count].copy_(here[:count], non_blocking=True)
-            buffer.copied.record()
-        torch.cuda.current_stream(self._device).wait_event(buffer.copied)
+        buffer.copied.record(self._copies)
+        stream = stream or torch.cuda.current_stream(self._device)
+        stream.wait_event(buffer.copied)
 
-    def read(self) -> None:
-        """What was launched so far has read them."""
+    def read(self, stream: torch.cuda.Stream | None = None) -> None:
+        """What was launched so far, on the current `stream`, has read them."""
         if self._drawn is not None:
-            self._drawn.record()
+            self._drawn.record(stream)
 
     def _next(self) -> Buffer:
         """The host's buffer whose turn was longest ago, once its copy is done; none that

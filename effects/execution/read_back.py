@@ -65,13 +65,21 @@ class Slot:
         total = sum(map(len, parts))
         np.concatenate(parts, out=self.words.numpy()[:total])
 
-    def fetch(self, drawn: Tensor, scores: Tensor, count: int) -> None:
-        """Copy what the first `count` draws came to, once it is there."""
+    def fetch(
+        self,
+        drawn: Tensor,
+        scores: Tensor,
+        count: int,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        """Copy what the first `count` draws came to, once it is there; `stream` is the
+        current one, for who knows it.
+        """
         self.drawn[:count].copy_(drawn[:count], non_blocking=True)
         if self.scored:
             self.scores[:count].copy_(scores[:count], non_blocking=True)
         if self.done is not None:
-            self.done.record()
+            self.done.record(stream)
 
     def tokens(self, draw: Draw) -> list[int]:
         """What was drawn, in the order of `draw`; waits for it. Raises LogitsError."""

@@ -201,7 +201,8 @@ class ModelRunner:
                 errand.bring(slot)
             else:
                 self._replay(kind)
-            slot.fetch(self.sampler.out, self.sampler.scores, kind.lines)
+            out, scores = self.sampler.out, self.sampler.scores
+            slot.fetch(out, scores, kind.lines, self.stream)
 
     def catch_up(self, forwards: Sequence[tuple[Kind, Words]], slot: Slot) -> None:
         """Have the draft model alone take chunks of rows; the rows change before."""
@@ -214,11 +215,11 @@ class ModelRunner:
         """Draw for rows that were sampled apart, and have their tokens sent back."""
         slot.begin(late.draw, scored=late.kind.scored)
         self._send(slot, late.words)
-        self.sampler.masks.send(late)
+        self.sampler.masks.send(late, self.stream)
         self._replay(late.kind)
-        self.sampler.masks.read()
+        self.sampler.masks.read(self.stream)
         lines = late.kind.lines if late.kind.drafts else len(late.draw.places)
-        slot.fetch(self.sampler.out, self.sampler.scores, lines)
+        slot.fetch(self.sampler.out, self.sampler.scores, lines, self.stream)
 
     def forget(self) -> None:
         """A step failed: what rows were to be told is told again when they are opened."""

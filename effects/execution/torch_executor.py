@@ -33,7 +33,7 @@ from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.execution.read_back import Ring, Slot, results
 from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.step_costs import step_costs
-from minfer.effects.execution.streams import give_back, is_gpu
+from minfer.effects.execution.streams import give_back, is_gpu, on
 from minfer.effects.execution.threads import is_for_one_thread, work_alone
 from minfer.effects.execution.verified import check_speculation, flaw_of_drafts
 from minfer.effects.execution.warm_up import SECONDS, WarmUp
@@ -245,7 +245,7 @@ class TorchExecutor:
         with (
             self.lock,
             torch.inference_mode(),
-            torch.cuda.stream(self.runner.stream),
+            on(self.runner.stream),
         ):
             return step_costs(self.runner, how)
 
@@ -301,7 +301,7 @@ class TorchExecutor:
         shortcuts = self.runner.shortcuts
         shortcuts.begin()
         try:
-            with torch.inference_mode(), torch.cuda.stream(self.runner.stream):
+            with torch.inference_mode(), on(self.runner.stream):
                 work(flight)
         except Exception as error:
             shortcuts.blame(error)

@@ -22,6 +22,7 @@ from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.progress import GRAPHS, KERNELS, Progress, Report
 from minfer.effects.execution.runner import CONTEXT, ModelRunner
+from minfer.effects.execution.streams import on
 from minfer.effects.models.spec import ModelSpec
 
 SECONDS: Final = 2.5  # of captures before an executor is ready
@@ -165,5 +166,5 @@ class WarmUp:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """As steps are run."""
-        with torch.inference_mode(), torch.cuda.stream(self.runner.stream):
+        with torch.inference_mode(), on(self.runner.stream):
             yield
