@@ -1,8 +1,9 @@
 """Masks of many rows in one call, on all processors.
 
 The library writes each where it is wanted, and lets other threads run: what is done here
-for each row is to put it into a list. Nearly all go forward by one token, and those do so
-in one call, too.
+for each row is to put it into a list. Nearly all go forward by one token, which takes a
+microsecond or two: many do so in one call, too, and few one after the other, before
+threads would have woken up.
 
 Of those who have drafts the masks behind these are made as well, place by place: in each
 all go forward by a draft, and get a mask there. Then they go back. For that there is less
@@ -26,6 +27,7 @@ from minfer.effects.text.grammars.walking import MOST_SECONDS, LlguidanceMatcher
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+FEW: Final = 48  # rows that take their tokens one after the other
 BEHIND: Final = 5e-3  # seconds, for the masks of a step behind drafts
 
 
@@ -74,7 +76,10 @@ class AtOnce:
             for walk, one in zip(inner, moves, strict=True)
             if not one.back and len(one.tokens) == 1
         ]
-        took = self._executor.consume_token_par(simple) if simple else []
+        if len(simple) > FEW:
+            took = self._executor.consume_token_par(simple)
+        else:
+            took = [walk.consume_token(token) for walk, token in simple]
         if len(simple) == len(moves) and all(took):
             return errors
         fine = iter(took)

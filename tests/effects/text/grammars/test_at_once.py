@@ -33,8 +33,9 @@ EACH: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def at_once() -> AtOnce:
+@pytest.fixture(params=[0, module.FEW], ids=["many", "few"])
+def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AtOnce:
+    monkeypatch.setattr(module, "FEW", request.param)
     return AtOnce(vocab(), ENDS)
 
 
