@@ -1,12 +1,11 @@
-"""Logits that are kept for rows, and come without the tokens that the host does not
-allow.
+"""Logits of rows that a grammar may bind: kept, and handed on without the tokens that the
+host does not allow.
 
 Theory. Rows that a grammar binds are drawn when the host has made their masks, a bit for
 each token: from logits that the forward left in a line of their own, by device row.
 Nothing is copied for others, so a step in which any row may be bound takes a launch more
-than one in which none may. On
-their way from there to the sampler the masks are applied: what is not allowed becomes
--inf, and is not even read. A mask of all ones is a copy.
+than one in which none may. On their way from there to the sampler the masks are applied:
+what is not allowed becomes -inf, and is not even read. A mask of all ones is a copy.
 
 Arithmetic, for 152k bfloat16 logits, 4.2 TB/s: 0.3 MB a row out, and as much in where
 most tokens are allowed; where few are, as within a JSON object, next to nothing. 128
@@ -23,7 +22,7 @@ from minfer.kernels import on_triton, plain
 from minfer.kernels.pdl import early, follow
 
 CHUNK: Final = 4096  # logits of a program
-KEPT: Final = 16384  # of one that keeps them; most have nothing to do
+KEEP_CHUNK: Final = 16384  # of a program that keeps them; most have nothing to do
 WARPS: Final = 4
 KEEPING: Final = 8  # warps of a program that keeps
 BITS: Final = 32  # tokens of a word of a mask
@@ -70,7 +69,7 @@ def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int, *, by_row: bool
         plain.keep(logits, who, out, scratch, by_row=by_row)
         return
     lines, vocab = logits.shape
-    _keep[triton.cdiv(vocab, KEPT), lines](
+    _keep[triton.cdiv(vocab, KEEP_CHUNK), lines](
         logits=logits,
         who=who,
         out=out,
@@ -78,7 +77,7 @@ def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int, *, by_row: bool
         scratch=scratch,
         vocab=vocab,
         by_row=by_row,
-        chunk=KEPT,
+        chunk=KEEP_CHUNK,
         num_warps=KEEPING,
         launch_pdl=early(logits),
     )

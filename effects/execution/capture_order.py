@@ -9,9 +9,9 @@ and a step that is launched kernel by kernel loses more than its drafts win. (Be
 prompts these rows are a forward of their own: packing.py.) Then prompts, alone and beside
 rows without drafts. Where grammars can be asked for, any of these steps may have rows
 that are sampled apart; draws that come late, which are a few launches, come after steps
-in which all rows feed themselves. Then what few ask for: other
-ways to draw, contexts that are cut otherwise, many prompts at once.
-Steps of many inputs come last: launching them takes no longer than their work.
+in which all rows feed themselves. Then what few ask for: other ways to draw, contexts
+that are cut otherwise, many prompts at once. Steps of many inputs come last: launching
+them takes no longer than their work.
 
 There is time for half of the prompts' kinds. How many rows decode beside them and how
 long they are is not known before somebody comes, only that both vary by factors: a

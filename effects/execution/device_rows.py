@@ -187,9 +187,13 @@ class DeviceRows:
         """Note the token before the one that a row draws next."""
         self._set(self.at["last"] + row, np.array([token], np.int32))
 
-    def set_next(self, row: int, position: int) -> None:
-        """Note the position of the token that a row feeds itself next."""
-        self._set(self.at["next"] + row, np.array([position], np.int32))
+    def set_inputs(
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int]
+    ) -> None:
+        """Note the tokens that rows feed themselves next, and at which positions."""
+        where = np.array(rows, np.int32)
+        for name, values in (("last", tokens), ("next", positions)):
+            self.changes.append((self.at[name] + where, np.array(values, np.int32)))
 
     def open(self, row: int, opened: Open) -> None:
         """Note all that a row keeps for a generation."""

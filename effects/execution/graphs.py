@@ -9,12 +9,12 @@ milliseconds more each time.
 
 An engine that never rests would lose these for ever. So a step waits for a capture once
 that pays: when launching its kind one by one has taken `WORTH` times as long as a capture
-takes, both as they were measured here. (Of a few launches, as draws are that come late, a
-capture takes no longer than `PRICE` times these.) Whoever buys what they have paid that
-much rent for loses little, whatever comes: a kind that never comes again has cost one
-capture more, a fraction of what went before. And engines that rest now and then, as most
-do, have their graphs for nothing before that. Two such captures never follow one another
-shortly.
+takes, both as they were measured here. (Draws that come late are a few launches, and
+their capture takes no longer than `PRICE` times these.) Whoever buys what they have paid
+that much rent for loses little, whatever comes: a kind that never comes again has cost
+one capture more, a fraction of what went before. And engines that rest now and then, as
+most do, have their graphs for nothing before that. Two such captures never follow one
+another shortly.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MOST_KINDS: Final = 384  # graphs, after which only pure decode steps are captured
 ASKED: Final = 64  # of these, kept for kinds that steps were launched of one by one
 WORTH: Final = 4.0  # captures that launches must have cost: a rest may come before that
-PRICE: Final = 2.0  # launches of a kind, that a capture of it takes as long as, at most
+PRICE: Final = 2.0  # steps of late draws, that their capture takes as long as, at most
 COST: Final = 0.05  # seconds of a capture, as long as none was measured
 RECENT: Final = 9  # captures that are measured by
 PAUSE: Final = 0.25  # seconds between two captures that steps wait for
@@ -71,9 +71,10 @@ class GraphCache:
 
     def due(self, kind: Kind, now: float) -> bool:
         """Whether a kind is captured although a step waits for it."""
-        spent = self.spent.get(kind, 0.0)
-        launch = spent / max(1, self.launched[kind] - 1)
-        worth = pays(spent, min(median(self.costs), PRICE * launch))
+        spent, capture = self.spent.get(kind, 0.0), median(self.costs)
+        if kind.late:
+            capture = min(capture, PRICE * spent / max(1, self.launched[kind] - 1))
+        worth = pays(spent, capture)
         return worth and now - self.last >= PAUSE and self.may_have(kind)
 
     def note(self, kind: Kind, seconds: float) -> None:

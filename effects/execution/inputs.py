@@ -4,9 +4,10 @@ Theory. A forward's inputs are lines of int32, one after the other, each aligned
 tokens from history their ids, positions and rows; for the chunks they form, rows, starts,
 counts and offsets; for draws, rows and which token's logits they are from; for rows with
 drafts, how many, and which; and where rows are sampled apart, who is sampled now and
-whose logits are kept. (Who of a step without inputs from history is, the device knows:
-`DeviceRows.apart`.) Draws of those come late, with words of their own: rows, positions,
-and of rows with drafts which these are, and where what they draw behind them was kept.
+whose logits are kept. (Of a step without inputs from history the device knows that
+already: `DeviceRows.apart`.) Draws of those come late, with words of their own: rows,
+positions, and of rows with drafts which these are, and where what they draw behind them
+was kept.
 """
 
 from typing import Generic, TypeVar
@@ -129,7 +130,7 @@ def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> in
     inputs = 3 * tokens + 8 * draws + 64
     if drafts:  # with their numbers, and once more for late draws; a line is aligned
         inputs += 8 * (drafts + 2)
-    # Two words of each stream, those of its sampling, and its last token.
-    kept = 2 * len(rows.streams) + len(ROW_FIELDS) + 1
+    # Two words of each stream, those of its sampling, and its next token and position.
+    kept = 2 * len(rows.streams) + len(ROW_FIELDS) + 2
     changes = rows.scratch * (rows.blocks + kept) + 3 * draws
     return inputs + 2 * changes

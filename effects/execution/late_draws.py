@@ -70,7 +70,8 @@ class LateDraw:
 
 class LatePacker:
     """Packs draws that come late. From step to step mostly the same rows draw, each a
-    position further on: then all else is kept.
+    position further on: then all else is kept. (Who draws is the same record then; steps
+    with prompts or drafts have a new one each time.)
     """
 
     def __init__(self, rows: DeviceRows, pad: Callable[[Kind], Kind]) -> None:
@@ -87,7 +88,7 @@ class LatePacker:
         """
         before = self._late
         same = kept is self._kept and self.rows.opened == self._opened
-        if before is not None and same and told.written and not plan.drafts:
+        if before is not None and same and told.written and not told.stands:
             words = before.words.copy()
             _, positions = words.reshape(2, -1)
             size = len(kept.places)

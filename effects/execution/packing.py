@@ -2,8 +2,10 @@
 
 Theory. What a forward is sent are the lines of its `Inputs`, written here with numpy, and
 read on the device as views of what was copied. Rows that feed themselves need no words:
-the device has all of it, and knows who decodes until that changes. Those of them that
-have drafts come first. Padding belongs to the scratch row.
+the device has all of it, and knows who decodes, and who of them is sampled apart, until
+that changes. Those of them that have drafts come first. A prompt's last input, if that is
+all that is left of it, is one that its row feeds itself. Padding belongs to the scratch
+row.
 
 Where steps have graphs, a plan with drafts and with chunks of history is two forwards.
 One would have to have a graph for each number of rows, drafts and inputs, and is a
@@ -91,7 +93,7 @@ class Packer:
         self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
         self.draw = Draw([], [])  # theirs, of those who are sampled at once
         self.places: Sequence[int] = ()  # their entries of a plan
-        self.apart: tuple[int, ...] = ()  # of these, who is not sampled at once
+        self.apart: tuple[int, ...] = ()  # entries of the plan that are sampled apart
         self.kept: Draw | None = None  # theirs
         self.kind = Kind(alone=0, draws=0)  # of a step in which they feed themselves
 
@@ -128,13 +130,17 @@ class Packer:
         if not plan.fills or self.remembers:
             return plan
         single = [fill for fill in plan.fills if self._is_like_a_decode(plan, fill)]
-        for fill in single:
-            row = plan.rows[fill.index]
-            self.rows.set_last(row, fill.tokens[0])
-            self.rows.set_next(row, plan.starts[fill.index])
         if not single:
             return plan
-        return evolve(plan, fills=tuple(f for f in plan.fills if f not in single))
+        places = [fill.index for fill in single]
+        self.rows.set_inputs(
+            picked(plan.rows, places),
+            [fill.tokens[0] for fill in single],
+            picked(plan.starts, places),
+        )
+        taken = frozenset(places)
+        others = [fill for fill in plan.fills if fill.index not in taken]
+        return evolve(plan, fills=tuple(others))
 
     def _is_like_a_decode(self, plan: Plan, fill: Fill) -> bool:
         """Whether a fill is one input, of whose row nothing but a token is wanted."""

@@ -17,7 +17,7 @@ planned for one token once that is there:
                                       more: at first; later, if several in a row were
     a slow one was planned            it is paused again
     the masks of a step took long,    all who were in it are slow, until they are seen
-    as those of the one before had;   one by one: a few quick masks are enough
+    as those of one shortly before;   one by one: a few quick masks are enough
     or very long
     a mask took very long             who has the same grammar later is slow until several
                                       in a row were quick
@@ -60,6 +60,7 @@ from minfer.structured import StructuredOutputs
 THREADS: Final = max(1, min(8, (cpu_count() or 1) // 2))
 QUICK: Final = 5e-4  # seconds of a processor, for one mask
 IN_A_ROW: Final = 8  # quick masks, after which a sample that was slow is so no more
+CLOSE: Final = 4  # steps within which it is no chance that masks take long twice
 SUSPECTED: Final = 2  # likewise, if it was not seen by itself, but among others
 # Seconds: masks of a step that took so long, and so much for each, have slow ones in it,
 # if that is no chance: on a busy machine any thread may be held up for milliseconds.
@@ -90,7 +91,7 @@ class GrammarMasks:
         self._post: Callable[[Event], object] = self._nobody
         self._lend: Callable[[int], Lines | None] = lends_nothing
         self._barring = Barring()
-        self._was_long = False  # whether the masks of the last step took long
+        self._quick = CLOSE  # steps since the last one whose masks took long
 
     def __len__(self) -> int:
         return len(self._walks)
@@ -296,9 +297,10 @@ class GrammarMasks:
                 if one.spoilt:
                     batch.walks[one.line].spoil()
         over = time.monotonic() - begun - LONG - LONG_EACH * made
-        if over > 0 and (self._was_long or over > AWFUL):
+        if over > 0 and (self._quick < CLOSE or over > AWFUL):
             self._suspect(batch, over)
-        self._was_long = over > 0
+        if moves:  # else nothing was made that could take long
+            self._quick = 0 if over > 0 else self._quick + 1
         return errors
 
     def _suspect(self, batch: Batch, over: float) -> None:
@@ -335,7 +337,9 @@ class GrammarMasks:
             self._open(walk)
         begun = time.thread_time()
         if walk.matcher is not None:
+            begun += walk.matcher.beside
             walk.allowed = Allowed(due.length, _moved(walk.matcher, due))
+            begun -= walk.matcher.beside
         spent = time.thread_time() - begun
         self._remember(walk.request.sampling.structured_outputs, spent)
         if spent > QUICK:

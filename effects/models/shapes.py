@@ -163,8 +163,9 @@ def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 
 def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
-    """What is kept of rows that may be under a grammar, until they are drawn: logits of
-    each row; where the host drafts, logits behind each draft, and its mask.
+    """What is kept of rows that may be under a grammar, until they are drawn, if anybody
+    asks for one: logits of each row; where the host drafts, logits behind each draft, and
+    its mask.
     """
     how, line = sizes.speculation, spec.vocab_size * dtype_bytes(spec.dtype)
     rows = (sizes.max_num_seqs + 1) * line if sizes.late_masks else 0

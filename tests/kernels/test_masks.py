@@ -47,7 +47,7 @@ def test_kernel_and_reference_are_the_same(
 def test_logits_are_kept_of_all_rows_but_the_scratch_row(
     vocab: int, by_row: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masks, "KEPT", 64)
+    monkeypatch.setattr(masks, "KEEP_CHUNK", 64)
     logits, scratch = kept(6, vocab, torch.float32), 9
     who = torch.tensor([4, scratch, 0], dtype=torch.int32, device=DEVICE)
     who = who if not by_row else torch.cat([who, who + 1])  # no row is there twice

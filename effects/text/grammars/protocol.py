@@ -33,6 +33,8 @@ class MissingLibraryError(GrammarError):
 class Matcher(Protocol):
     """One output on its way through a grammar. For one thread at a time."""
 
+    beside: float  # seconds that it has kept other threads busy so far
+
     def advance(self, tokens: Sequence[int]) -> None:
         """Take tokens that came. Raises GrammarError if they are not allowed."""
         ...

@@ -12,6 +12,7 @@ companion, which takes the same tokens, and of which nothing is expected.
 
 import time
 from collections.abc import Callable, Sequence
+from os import cpu_count
 from typing import TYPE_CHECKING, Final
 
 from minfer.effects.text.grammars.protocol import GrammarError
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 SLOW: Final = 5e-4  # seconds of a processor, for one token
-PAIRS: Final = 8  # of matchers and companions, that take tokens at once
+# Threads for slow matchers and their companions: as many as make slow masks, and one.
+PAIRS: Final = 1 + max(1, min(8, (cpu_count() or 1) // 2))
 MOST_SECONDS: Final = 0.1  # of a processor, for one mask
 MOST_FORCED: Final = 256  # bytes of forced text that are split into tokens at once
 MOST_CHARS: Final = 300  # of the library's errors that are handed on
@@ -35,13 +37,17 @@ class Companions:
         # Not the one that makes masks for steps: a slow token would hold those up.
         self._executor: LLExecutor | None = None
 
-    def take(self, inner: "LLMatcher", companion: "LLMatcher", token: int) -> None:
-        """Have a matcher take a token, together with its companion."""
+    def take(self, inner: "LLMatcher", companion: "LLMatcher", token: int) -> float:
+        """Have a matcher take a token, together with its companion; returns the seconds
+        that took, in other threads.
+        """
         if self._executor is None:
             from llguidance import LLExecutor
 
             self._executor = LLExecutor(PAIRS)
+        begun = time.monotonic()
         self._executor.consume_token_par([(inner, token), (companion, token)])
+        return time.monotonic() - begun
 
 
 class LlguidanceMatcher:
@@ -60,12 +66,13 @@ class LlguidanceMatcher:
         self._vocabulary = vocabulary
         self._companions = companions
         self._companion: LLMatcher | None = None  # of one that is slow
+        self.beside = 0.0
 
     def advance(self, tokens: Sequence[int]) -> None:
         """As `Matcher` says. Others run meanwhile, once a token has taken long."""
         for token in tokens:
             if self._companion is not None:
-                self._companions.take(self.inner, self._companion, token)
+                self.beside += self._companions.take(self.inner, self._companion, token)
             else:
                 begun = time.thread_time()
                 self.inner.consume_token(token)

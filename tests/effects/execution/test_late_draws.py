@@ -393,20 +393,30 @@ def test_late_draws_are_padded_with_the_row_that_is_nobodys() -> None:
 
 
 def test_what_stays_as_it_was_is_not_packed_again() -> None:
-    """Step after step it is as if it were packed anew, whoever comes, goes or drafts."""
+    """Step after step it is as if it were packed anew, whoever comes and goes."""
     rng = random.Random(0)
     rows, _ = rows_with("a", "b", "c")
     packer = LatePacker(rows, Kind.padded)
-    kept = Draw([], [])
+    kept, apart = Draw([], []), tuple[int, ...]()
+    counts, fills = (1, 1, 1), tuple[Fill, ...]()
     reused = 0
-    for step in range(200):
+    for step in range(400):
         starts = tuple(rng.randrange(9) for _ in range(3))
-        plan = evolve(PLAN, step=step, counts=(1, 1, 1), starts=starts)
-        if not kept.places or rng.random() < 0.2:
-            kept = Draw([1, 2], [rows.owners[0], rows.owners[1]])
+        if not kept.places or rng.random() < 0.2 or fills:  # others, or in another order
+            places = rng.sample(range(3), rng.randrange(1, 4))
+            apart = tuple(sorted(places))
+            kept = Draw(places, [rows.owners[PLAN.rows[place]] for place in places])
+            counts, fills = (1, 1, 1), ()
+            if (
+                rng.random() < 0.3
+            ):  # a chunk of a prompt, which is no step's kept draw twice
+                counts, fills = (1, 3, 1), (Fill(1, (5, 6, 7)),)
         if rng.random() < 0.1:
             request = Request(id=f"new {step}", prompt=(3,), max_tokens=2)
             rows.open(rng.randrange(3), opened(request, (0,)))
+        plan = evolve(
+            PLAN, step=step, counts=counts, starts=starts, fills=fills, apart=apart
+        )
         told = SampleApart(step, written=rng.random() < 0.9)
         expected = pack_late(plan, kept, told, rows, Kind.padded)
         before = packer._late
@@ -421,7 +431,7 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
         )
         assert found.draw.places == expected.draw.places
         assert found.draw.owners == expected.draw.owners
-    assert 50 < reused < 190
+    assert 100 < reused < 380
 
 
 def written(late: LateDraw) -> NDArray[np.uint8]:

@@ -8,6 +8,7 @@ import pytest
 from minfer.effects.live import grammar_masks
 from minfer.effects.live.grammar_masks import (
     AWFUL,
+    CLOSE,
     LONG,
     LONG_EACH,
     MOST_AWFUL,
@@ -151,8 +152,18 @@ def test_masks_of_one_step_that_took_long_may_have_been_held_up(
         engine.compiler.made[1].cost = LONG + 2 * LONG_EACH + 0.001 + AWFUL * very
         engine.turn()
         engine.compiler.made[1].cost = 0
-        engine.turn(times=2)
+        engine.turn(times=CLOSE)
     assert engine.slow == ({"a", "b"} if very else set())
+
+
+def test_who_takes_long_every_second_time_is_found_out(clock: Clock) -> None:
+    engine = quick_ones(clock, "a", "b")
+    for _ in range(2):
+        engine.compiler.made[1].cost = LONG + 2 * LONG_EACH + 0.001
+        engine.turn()
+        engine.compiler.made[1].cost = 0
+        engine.turn()
+    assert engine.slow == {"a", "b"}
 
 
 def test_so_many_such_grammars_are_remembered(clock: Clock) -> None:

@@ -521,6 +521,7 @@ class Slowly(OneByOne):
     def __init__(self) -> None:
         super().__init__()
         self.go = threading.Event()
+        self.beside = 0.0
 
     def compile(self, _: StructuredOutputs) -> Any:
         assert self.go.wait(20)

@@ -42,6 +42,7 @@ class Walker:
     broken: bool = False
     calls: list[str] = field(factory=list)
     cost: float = 0.0  # seconds, of a mask
+    beside: float = 0.0  # of other threads, so far
 
     def advance(self, tokens: Sequence[int]) -> None:
         self.calls.append(f"advance {len(tokens)}")

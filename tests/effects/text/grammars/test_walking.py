@@ -46,9 +46,9 @@ def test_a_slow_one_goes_on_with_a_companion(monkeypatch: pytest.MonkeyPatch) ->
     pairs = list[int]()
     take = Companions.take
 
-    def noted(self: Companions, inner: Any, companion: Any, token: int) -> None:
+    def noted(self: Companions, inner: Any, companion: Any, token: int) -> float:
         pairs.append(token)
-        take(self, inner, companion, token)
+        return take(self, inner, companion, token)
 
     monkeypatch.setattr(Companions, "take", noted)
     tokens = ids("ab") + ids("c") * 30
@@ -59,6 +59,7 @@ def test_a_slow_one_goes_on_with_a_companion(monkeypatch: pytest.MonkeyPatch) ->
     slow = matcher(regex="(ab|c)*d")
     slow.advance(tokens)
     assert pairs == tokens[1:]
+    assert slow.beside > quick.beside == 0, "which is told, as no clock of this thread is"
     assert slow.mask() == quick.mask()
     slow.rollback(3)
     slow.advance(ids("d"))
