@@ -206,7 +206,7 @@ class Packer:
         draw = Draw([*places], [self.rows.owners[row] for row in rows])
         self.draw, self.kept = draw, None
         if self.kind.apart:
-            lines = np.full((2, size), self.rows.scratch, np.int32)
+            lines = np.empty((2, size), np.int32)
             self.draw, self.kept = self._split(plan, lines, draw)
             self.rows.set_apart(lines)
 

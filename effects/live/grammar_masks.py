@@ -34,7 +34,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from os import cpu_count
 from typing import Final
 
 import numpy as np
@@ -48,7 +47,7 @@ from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
 from minfer.effects.text.grammars.lines import Barring, Lines, fill
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
 from minfer.effects.text.grammars.store import Grammars
-from minfer.effects.text.grammars.threads import Threads
+from minfer.effects.text.grammars.threads import FOR_SLOW, Threads
 from minfer.messages import Event, Execute, Finish, Pause
 from minfer.plan import Plan
 from minfer.request import Request
@@ -56,12 +55,10 @@ from minfer.sequence import Running, SampleId
 from minfer.state import EngineState, Transition
 from minfer.structured import StructuredOutputs
 
-# For masks of slow samples: the driver, and what the library does at once, need the rest.
-THREADS: Final = max(1, min(8, (cpu_count() or 1) // 2))
 QUICK: Final = 5e-4  # seconds of a processor, for one mask
 IN_A_ROW: Final = 8  # quick masks, after which a sample that was slow is so no more
-CLOSE: Final = 4  # steps within which it is no chance that masks take long twice
 SUSPECTED: Final = 2  # likewise, if it was not seen by itself, but among others
+CLOSE: Final = 4  # steps within which it is no chance that masks take long twice
 # Seconds: masks of a step that took so long, and so much for each, have slow ones in it,
 # if that is no chance: on a busy machine any thread may be held up for milliseconds.
 LONG: Final = 2e-3
@@ -87,7 +84,7 @@ class GrammarMasks:
         self._slow: dict[SampleId, Walk] = {}  # some of these
         self._awful: dict[StructuredOutputs, None] = {}  # grammars, the newest last
         self._pauses = deque[Pause]()  # that the engine is to be told
-        self._threads = Threads(THREADS, "minfer-masks")
+        self._threads = Threads(FOR_SLOW, "minfer-masks")
         self._post: Callable[[Event], object] = self._nobody
         self._lend: Callable[[int], Lines | None] = lends_nothing
         self._barring = Barring()
@@ -335,12 +332,10 @@ class GrammarMasks:
         walk = due.walk
         if walk.matcher is None:
             self._open(walk)
-        begun = time.thread_time()
+        begun = _worked(walk.matcher)
         if walk.matcher is not None:
-            begun += walk.matcher.beside
             walk.allowed = Allowed(due.length, _moved(walk.matcher, due))
-            begun -= walk.matcher.beside
-        spent = time.thread_time() - begun
+        spent = _worked(walk.matcher) - begun
         self._remember(walk.request.sampling.structured_outputs, spent)
         if spent > QUICK:
             walk.quick_left = IN_A_ROW
@@ -384,6 +379,11 @@ def _planned(transition: Transition) -> set[int]:
     commands = transition.commands
     plans = [one.plan for one in commands if isinstance(one, Execute)]
     return {gen for plan in plans for gen in plan.gens}
+
+
+def _worked(matcher: Matcher | None) -> float:
+    """Seconds that this thread has computed, and others for a matcher, so far."""
+    return time.thread_time() + (0.0 if matcher is None else matcher.beside)
 
 
 def _moved(matcher: Matcher, due: Due) -> bytes | GrammarError:

@@ -158,7 +158,9 @@ class _Behind:
 
 
 def _inner(moves: Sequence[Move]) -> "list[LLMatcher]":
-    """The library's own matchers. Done for each row of each step, so in one go."""
+    """The library's own matchers. Types are looked at only where that fails: this is done
+    for each row of each step.
+    """
     matchers: list[Any] = [one.matcher for one in moves]
     try:
         return [one.inner for one in matchers]

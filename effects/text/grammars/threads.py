@@ -12,10 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from os import cpu_count
+from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
 Job = Callable[[], None]
+# For what is slow: the driver, and what the library does at once, need the rest.
+FOR_SLOW: Final = max(1, min(8, (cpu_count() or 1) // 2))
 
 
 class Threads:

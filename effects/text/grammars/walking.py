@@ -12,17 +12,16 @@ companion, which takes the same tokens, and of which nothing is expected.
 
 import time
 from collections.abc import Callable, Sequence
-from os import cpu_count
 from typing import TYPE_CHECKING, Final
 
 from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.threads import FOR_SLOW
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 SLOW: Final = 5e-4  # seconds of a processor, for one token
-# Threads for slow matchers and their companions: as many as make slow masks, and one.
-PAIRS: Final = 1 + max(1, min(8, (cpu_count() or 1) // 2))
+PAIRED: Final = 1 + FOR_SLOW  # threads of slow matchers, and one for all companions
 MOST_SECONDS: Final = 0.1  # of a processor, for one mask
 MOST_FORCED: Final = 256  # bytes of forced text that are split into tokens at once
 MOST_CHARS: Final = 300  # of the library's errors that are handed on
@@ -44,7 +43,7 @@ class Companions:
         if self._executor is None:
             from llguidance import LLExecutor
 
-            self._executor = LLExecutor(PAIRS)
+            self._executor = LLExecutor(PAIRED)
         begun = time.monotonic()
         self._executor.consume_token_par([(inner, token), (companion, token)])
         return time.monotonic() - begun
