@@ -12,7 +12,8 @@ where a grammar is ambiguous, or its strings are bounded. Their neighbours would
 these; so a *slow* sample is paused, its mask is made by a thread of its own, and it is
 planned for one token once that is there:
 
-    a request arrives                 its samples are slow, and paused
+    a request arrives                 its samples are slow, and paused; but not who gets
+                                      a matcher that has served others (idle.py)
     a mask of a slow one is there     it may be planned; if it was quick, it is slow no
                                       more: at first; later, if several in a row were
     a slow one was planned            it is paused again
@@ -158,7 +159,7 @@ class GrammarMasks:
         lent = self._lend(plan.step)
         fits = lent is not None and lent.shape[1] == words and len(lent) >= count
         lines = lent if fits and lent is not None else np.empty((count, words), np.int32)
-        masked = self._written(batch, lines)
+        masked = self._written(batch, lines, plan, state.running)
         if lines is lent:
             return at_once(evolve(masked, written=True))
         return at_once(evolve(masked, masks=tuple(batch.masks(plan, lines))))
@@ -166,8 +167,12 @@ class GrammarMasks:
     def forget(self, samples: Iterable[SampleId]) -> None:
         """As `MaskMaker` says."""
         for name in samples:
-            self._walks.pop(name, None)
-            self._slow.pop(name, None)
+            walk, slow = self._walks.pop(name, None), self._slow.pop(name, None)
+            if walk is None or slow is not None or walk.busy or walk.matcher is None:
+                continue
+            asked = walk.request.sampling.structured_outputs
+            if asked is not None and asked not in self._awful:
+                self._grammars.give_back(asked, walk.matcher)
 
     def close(self) -> None:
         """As `MaskMaker` says."""
@@ -186,11 +191,16 @@ class GrammarMasks:
 
     def _prepare(self, request: Request, sample: int) -> None:
         """A sample arrives: it may draw once its matcher and first mask are there, which
-        are made when it has a seat. Who waits in line needs neither.
+        are made when it has a seat. Who waits in line needs neither. Where a matcher is
+        idle that served another output, nothing has to be waited for.
         """
         walk = self._walk((request.id, sample), request)
-        if request.sampling.structured_outputs in self._awful:
+        asked = request.sampling.structured_outputs
+        if asked in self._awful:
             walk.quick_left = IN_A_ROW
+        elif asked is not None and (idle := self._grammars.idle(asked)) is not None:
+            self._give(walk, idle)
+            return
         self._slow[walk.name] = walk
         self._pause(walk)
 
@@ -255,10 +265,12 @@ class GrammarMasks:
         elif walk.failed is not None:
             batch.errors[line] = walk.failed
 
-    def _written(self, batch: Batch, lines: Lines) -> Masked:
+    def _written(self, batch: Batch, lines: Lines, plan: Plan, run: Running) -> Masked:
         """Write the masks of a step; returns who of it is at its end."""
         batch.ask_behind()
         batch.errors |= self._make_at_once(batch, lines)
+        if batch.errors:
+            self._try_anew(batch, lines, _places(plan, run), run)
         batch.heard_behind()
         for line in batch.made:
             last = batch.walks[line].allowed
@@ -300,6 +312,28 @@ class GrammarMasks:
             self._quick = 0 if over > 0 else self._quick + 1
         return errors
 
+    def _try_anew(
+        self, batch: Batch, lines: Lines, places: Sequence[int | None], run: Running
+    ) -> None:
+        """Of those who cannot go on, whoever had a matcher that served others before goes
+        through a new one; as far as that gets is as far as its output may.
+        """
+        for line in [*batch.errors]:
+            walk, i = batch.walks[line], places[line]
+            if i is None or walk.matcher is None or not walk.matcher.served:
+                continue
+            walk.spoil()
+            matcher = self._open(walk)
+            due = due_at(walk, run, i, self._block_size)
+            if matcher is None:
+                continue
+            bits = _moved(matcher, due)
+            if isinstance(bits, GrammarError):
+                batch.errors[line] = bits
+            else:
+                del batch.errors[line]
+                fill(lines[line], bits)
+
     def _suspect(self, batch: Batch, over: float) -> None:
         """The masks of a step took so many seconds too long: all of it are slow."""
         here = {one.request.sampling.structured_outputs for one in batch.walks.values()}
@@ -330,12 +364,15 @@ class GrammarMasks:
 
     def _alone(self, due: Due) -> None:
         walk = due.walk
-        if walk.matcher is None:
-            self._open(walk)
-        begun = _worked(walk.matcher)
-        if walk.matcher is not None:
-            walk.allowed = Allowed(due.length, _moved(walk.matcher, due))
-        spent = _worked(walk.matcher) - begun
+        matcher = walk.matcher or self._open(walk)
+        begun = _worked(matcher)
+        if matcher is not None:
+            bits = _moved(matcher, due)
+            if isinstance(bits, GrammarError) and matcher.served:
+                walk.spoil()  # it goes through a new one once it is planned
+            else:
+                walk.allowed = Allowed(due.length, bits)
+        spent = _worked(matcher) - begun
         self._remember(walk.request.sampling.structured_outputs, spent)
         if spent > QUICK:
             walk.quick_left = IN_A_ROW
@@ -349,21 +386,25 @@ class GrammarMasks:
         if now is walk or now is None or not now.busy:
             self._post(Pause(*walk.name, paused=False))
 
-    def _open(self, walk: Walk) -> None:
-        """Make a sample's matcher; if that cannot be, it may draw nothing, ever."""
+    def _open(self, walk: Walk) -> Matcher | None:
+        """Give a sample a matcher; if there can be none, it may draw nothing, ever."""
         asked = walk.request.sampling.structured_outputs
         if asked is None:
             raise AssertionError(f"{walk.name} has no constraint")
         try:
-            walk.matcher = self._grammars.get(asked).matcher()
-            ends = self._ends if walk.request.sampling.ignore_eos else NOTHING
-            walk.never = ends | self._grammars.never
+            idle = None if walk.spoilt else self._grammars.idle(asked)
+            self._give(walk, idle or self._grammars.get(asked).matcher())
         except GrammarError as error:
             walk.failed = error
         # Whatever it is, the others of the step go on; and a library's panic is of no
         # other kind.
         except BaseException as error:
             walk.failed = GrammarError(str(error))
+        return walk.matcher
+
+    def _give(self, walk: Walk, matcher: Matcher) -> None:
+        ends = self._ends if walk.request.sampling.ignore_eos else NOTHING
+        walk.matcher, walk.never = matcher, ends | self._grammars.never
 
 
 def _places(plan: Plan, run: Running) -> Sequence[int | None]:

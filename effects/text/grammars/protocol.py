@@ -34,6 +34,11 @@ class Matcher(Protocol):
     """One output on its way through a grammar. For one thread at a time."""
 
     beside: float  # seconds that it has kept other threads busy so far
+    served: bool  # whether another output went through it before
+
+    def restart(self) -> None:
+        """Go to the beginning of another output. Raises GrammarError if it cannot."""
+        ...
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Take tokens that came. Raises GrammarError if they are not allowed."""

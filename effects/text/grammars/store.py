@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
+from minfer.effects.text.grammars.idle import Idle
 from minfer.effects.text.grammars.protocol import (
     Compiler,
     Grammar,
     GrammarError,
+    Matcher,
     MissingLibraryError,
     Move,
 )
@@ -64,6 +66,7 @@ class Grammars:
         self._jobs: dict[StructuredOutputs, _Job] = {}
         self._line = Line[_Job]()
         self._pool: Threads | None = None
+        self._idle = Idle()
 
     def warm(self) -> None:
         """Read the vocabulary, which other threads have to wait for. Raises
@@ -107,6 +110,16 @@ class Grammars:
             self._run(job)
         return known.result()
 
+    def idle(self, asked: StructuredOutputs) -> Matcher | None:
+        """A matcher for a new output that has served another with this constraint, which
+        takes next to no time; None if there is none.
+        """
+        return self._idle.take(asked)
+
+    def give_back(self, asked: StructuredOutputs, matcher: Matcher) -> None:
+        """A matcher's output has ended: keep it for another."""
+        self._idle.put(asked, matcher)
+
     @property
     def words(self) -> int:
         """As `Compiler` says."""
@@ -145,6 +158,7 @@ class Grammars:
         with self._lock:
             pool, self._pool = self._pool, None
             self._kept.clear()
+            self._idle.clear()
             waits = [wait for job in self._jobs.values() for wait in job.waits]
         for wait in waits:
             wait.cancel()

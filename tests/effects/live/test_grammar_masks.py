@@ -14,7 +14,7 @@ from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.engine import step
-from minfer.messages import Execute, Executed, Finish, Submit, Tick
+from minfer.messages import Execute, Executed, Finish, Pause, Submit, Tick
 from minfer.plan import Mask, Plan
 from minfer.request import Request, SamplingParams
 from minfer.state import EngineState, initial
@@ -123,6 +123,44 @@ def test_a_matcher_that_cannot_go_on_ends_its_sample_alone() -> None:
     masked = bench.turn()
     assert masked.ends == (Finish("a", 0, 1, "error", f"{STUCK}: too much work"),)
     assert [mask.index for mask in masked.masks] == [1]
+
+
+def test_who_comes_later_gets_the_matcher_of_one_that_has_ended() -> None:
+    bench = Bench()
+    bench.turn(Submit(ask("a")))
+    bench.turn()
+    bench.masks.forget([("a", 0)])
+    b, c = ask("b"), ask("c")
+    # It waits for nothing; who is third has to.
+    assert bench.masks.arrived([b, c]) == (Pause("c", 0),)
+    assert allowed(bench.turn(Finish("a", 0, 1), Submit(b))) == {0: 0}
+    assert allowed(bench.turn()) == {0: 1}
+    (walker,) = bench.compiler.made
+    assert walker.served
+    assert walker.taken == [9]
+
+
+def test_who_had_long_outputs_before_it_may_go_through_a_new_one() -> None:
+    bench = Bench()
+    bench.turn(Submit(ask("a")))
+    bench.masks.forget([("a", 0)])
+    b = ask("b")
+    bench.masks.arrived([b])
+    bench.turn(Finish("a", 0, 0), Submit(b))
+    bench.turn()
+    (walker,) = bench.compiler.made
+    walker.broken = True
+    masked = bench.turn()
+    assert not masked.ends
+    assert allowed(masked) == {0: 2}
+    assert bench.compiler.made[1].taken == [9, 9]
+    # That one says what its constraint allows.
+    bench.compiler.made[1].broken = True
+    (end,) = bench.turn().ends
+    assert end == Finish("b", 0, 3, "error", f"{STUCK}: too much work")
+    # Nor does anybody get it who comes then, or the one that it had before.
+    bench.masks.forget([("b", 0)])
+    assert bench.masks.arrived([ask("d")]) == (Pause("d", 0),)
 
 
 def test_many_rows_are_divided_between_threads() -> None:

@@ -264,6 +264,41 @@ def test_what_is_made_for_somebody_who_has_left_is_nobodys(clock: Clock) -> None
     assert engine.lengths("p") == [3]
 
 
+def test_nobody_gets_the_matcher_of_one_that_was_slow(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.compiler.costs = [SLOW]
+    engine.turn(plain(), ask("a"))
+    engine.threads.run()
+    engine.turn(times=2)
+    engine.turn(Cancel("a"))
+    engine.turn(ask("b"))
+    assert engine.slow == {"b"}
+    engine.threads.run()
+    assert len(engine.compiler.made) == 2
+
+
+def test_a_matcher_of_others_that_fails_in_a_thread_is_replaced(clock: Clock) -> None:
+    engine = quick_ones(clock, "a")
+    (walker,) = engine.compiler.made
+    engine.turn(Cancel("a"))
+    engine.turn(ask("b"))
+    assert not engine.slow  # it has that one
+    engine.turn(times=3)
+    assert engine.lengths("b")[0] > 0
+    walker.cost = LONG + LONG_EACH + AWFUL + 0.001
+    engine.turn(times=2)
+    assert engine.slow == {"b"}
+    walker.broken = True
+    for _ in range(4):
+        engine.turn(times=3)
+        engine.threads.run()
+    engine.turn(times=5)
+    assert "b" not in engine.ends
+    assert len(engine.compiler.made) == 2
+    tokens = engine.tokens["b"]
+    assert tokens == counted(len(tokens))
+
+
 def test_a_mask_of_a_request_that_has_ended_lets_none_of_its_name_go_on(
     clock: Clock,
 ) -> None:

@@ -1,0 +1,79 @@
+"""Matchers whose outputs have ended, kept for the next output of the same constraint.
+
+Theory. A matcher finds out what its grammar allows where it goes, and remembers that
+beyond one output: with an ordinary schema its first dozen masks take several times as
+long as those that follow. Besides, to make one is to compile the constraint again. So who
+asks for what others asked for gets a matcher of theirs, back at its beginning. One is for
+one output at a time; as many outputs, as many matchers.
+
+What it remembers counts against the library's limits. So if one cannot go on that has
+served before, that says nothing of its constraint: the output goes through a new one.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import Final
+
+from minfer.effects.text.grammars.protocol import GrammarError, Matcher
+from minfer.structured import StructuredOutputs
+
+# A matcher takes some hundred kilobytes, and more the longer its constraint is: each
+# counts once, and once more for so many characters of that.
+ROOM: Final = 512
+CHARACTERS: Final = 4096
+
+
+class Idle:
+    """Matchers that serve nobody. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # The constraint that was used last comes last.
+        self._kept: OrderedDict[StructuredOutputs, list[Matcher]] = OrderedDict()
+        self._taken = 0  # of the room
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(map(len, self._kept.values()))
+
+    def put(self, asked: StructuredOutputs, matcher: Matcher) -> None:
+        """Keep a matcher that nobody uses any more; others go where room is short."""
+        with self._lock:
+            self._kept.setdefault(asked, []).append(matcher)
+            self._kept.move_to_end(asked)
+            self._taken += _size(asked)
+            while self._taken > ROOM:
+                self._drop(next(iter(self._kept)))
+
+    def take(self, asked: StructuredOutputs) -> Matcher | None:
+        """One for a new output, at its beginning; None if there is none."""
+        while True:
+            with self._lock:
+                if asked not in self._kept:
+                    return None
+                self._kept.move_to_end(asked)
+                matcher = self._drop(asked)
+            try:
+                matcher.restart()
+            except GrammarError:  # its last output ended with an error
+                continue
+            return matcher
+
+    def clear(self) -> None:
+        """Let go of all."""
+        with self._lock:
+            self._kept.clear()
+            self._taken = 0
+
+    def _drop(self, asked: StructuredOutputs) -> Matcher:
+        """Take one out; the caller holds the lock."""
+        own = self._kept[asked]
+        matcher = own.pop()
+        self._taken -= _size(asked)
+        if not own:
+            del self._kept[asked]
+        return matcher
+
+
+def _size(asked: StructuredOutputs) -> int:
+    return 1 + len(asked.text) // CHARACTERS
