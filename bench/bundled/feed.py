@@ -15,25 +15,39 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bench.bundled import corpus
-from bench.bundled.packing import HEAVY, LEARNT, WINDOW, Pack, circles, halves, texts
+from bench.bundled.packing import (
+    HEAVY,
+    LEARNT,
+    WINDOW,
+    Pack,
+    behind,
+    circles,
+    halves,
+    texts,
+)
 from bench.bundled.prepare import CORPUS, TOKENIZER
 from bench.bundled.shards import Shards
 from bench.bundled.tasks.code import document
+from bench.bundled.values import document as value
 
 AT_ONCE: Final = 32  # shards that a step draws from
 STEPS: Final = 12  # until the oldest of them is replaced
 WEIGHT: Final = 32  # of a heavy token, in plain ones
 RECIPES: Final = 8000
+VALUES: Final = 80_000
+BEHIND: Final = 0.5  # of values, come behind something else
 # Shares of documents that are cut in two, as if their beginning had been typed.
 CUT_OPENINGS: Final = 0.3
 CUT_RECIPES: Final = 0.6
-# Rows of 64: conversations, whole files from anywhere, definitions, recipes, circles.
+# Rows of 64: conversations, whole files from anywhere, definitions, recipes, circles,
+# values of JSON.
 SHARES: Final[Mapping[str, int]] = {
-    "talk": 36,
+    "talk": 32,
     "files": 12,
     "openings": 12,
     "recipes": 2,
     "circles": 2,
+    "values": 4,
 }
 SOURCES: Final = ("files", "openings")  # which are what was found, and no more
 
@@ -92,11 +106,14 @@ def read_python(
     rounds = circles(
         rng, [*definitions[:20_000], *written], 20_000 if limit is None else limit
     )
+    count = VALUES if limit is None else limit
+    values = texts(tokenizer, [value(rng) for _ in range(count)])
     packs = {
         "files": files,
         "openings": definitions,
         "recipes": written,
         "circles": rounds,
+        "values": behind(rng, definitions, values, BEHIND),
     }
     held = [0]
     for one in tokenizer.encode_batch(found.held_out, add_special_tokens=False):
@@ -125,7 +142,11 @@ class Feed:
         seed: int,
         python_share: float = 1.0,
     ) -> None:
-        """`python_share`: of the rows that files and definitions usually have."""
+        """`python_share`: of the rows that files and definitions usually have. Raises
+        ValueError for fewer rows than sources.
+        """
+        if rows < len(SHARES):
+            raise ValueError(f"{rows} rows, of {len(SHARES)} sources at least one each")
         self._tapes, self._shards = python.tapes, shards
         self._device = device
         self.generator = torch.Generator(device).manual_seed(seed)

@@ -23,6 +23,7 @@ Tokens = NDArray[numpy.int16]
 END_ID: Final = 0
 ROUNDS: Final = 2  # a text that has repeated itself so often has to end
 TYPED: Final = 200  # characters of the longest beginning that is cut off
+HEAD: Final = 60  # tokens of something else, before a document
 LINES: Final = 0.6  # of all cuts, at the end of a line
 WINDOW: Final = CONTEXT + 1  # inputs, and one further what follows each
 
@@ -98,6 +99,21 @@ def _cut(document: str, rng: Random) -> int:
     if ends and rng.random() < LINES:
         return rng.choice(ends)
     return rng.randrange(1, max(2, len(head)))
+
+
+def behind(
+    rng: Random, heads: Sequence[Tokens], documents: Sequence[Tokens], share: float
+) -> list[Tokens]:
+    """Documents, a share of them behind the beginning of something else, of which nothing
+    is learnt: a model that is held to a form may be anywhere when that begins.
+    """
+    made = list[Tokens]()
+    for one in documents:
+        if rng.random() < share:
+            head = rng.choice(heads)[: rng.randint(1, HEAD)] & (LEARNT - 1)
+            one = numpy.concatenate([head, one])
+        made.append(one)
+    return made
 
 
 def circles(rng: Random, documents: Sequence[Tokens], count: int) -> list[Tokens]:

@@ -55,14 +55,15 @@ from minfer import LLM, SamplingParams
 
 LENGTH: Final = 512  # tokens of a window
 # Windows of a step by source: conversations, those answered wrongly, whole files,
-# definitions, recipes, circles made up, circles that it fell into.
+# definitions, recipes, circles made up, values, circles that it fell into.
 SHARES: Final = {
-    "talk": 12,
+    "talk": 11,
     "mistakes": 7,
     "files": 4,
     "openings": 4,
     "recipes": 3,
     "circles": 1,
+    "values": 1,
     "own circles": 3,
 }
 TALK: Final = 600_000  # tokens of a shard of fresh conversations

@@ -273,13 +273,13 @@ def draw_next(rng: Random) -> Problem:
 
 
 def draw_compare(rng: Random) -> Problem:
-    """Which of two numbers is larger, or whether one is even."""
+    """Which of two numbers is larger, whether one is, or whether it is even."""
     a, b = _number(rng, MOST), _number(rng, MOST)
     if a == b:
         b = a + 1
     larger, smaller = max(a, b), min(a, b)
     forms: tuple[str, ...]
-    match rng.randrange(3):
+    match rng.randrange(5):
         case 0:
             forms = (
                 "Which is larger, {a} or {b}?",
@@ -295,6 +295,24 @@ def draw_compare(rng: Random) -> Problem:
                 "Which number is less, {a} or {b}?",
             )
             answer = f"{smaller} is smaller than {larger}."
+        case 2:
+            forms = (
+                "Is {a} bigger than {b}?",
+                "Is {a} larger than {b}?",
+                "Is {a} greater than {b}?",
+                "Is {a} more than {b}?",
+                "Is {a} > {b}?",
+            )
+            said = "Yes" if a > b else "No"
+            answer = f"{said}, {larger} is larger than {smaller}."
+        case 3:
+            forms = (
+                "Is {a} smaller than {b}?",
+                "Is {a} less than {b}?",
+                "Is {a} < {b}?",
+            )
+            said = "Yes" if a < b else "No"
+            answer = f"{said}, {smaller} is smaller than {larger}."
         case _:
             forms = (
                 "Is {a} even or odd?",

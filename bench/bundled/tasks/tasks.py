@@ -48,16 +48,16 @@ TASKS: Final[Mapping[str, Task]] = {
     "story": Task(arithmetic.draw_story, (3, 3, 4)),
     "sequence": Task(arithmetic.draw_sequence, (2, 3, 6)),
     "next": Task(arithmetic.draw_next, (2, 2, 1)),
-    "compare": Task(arithmetic.draw_compare, (2, 2, 1)),
+    "compare": Task(arithmetic.draw_compare, (2, 2, 4)),
     "sort": Task(lists.draw_sort, (8, 20, 40)),
     "reverse": Task(lists.draw_reverse, (6, 14, 10)),
     "extreme": Task(lists.draw_extreme, (3, 3, 2)),
     "count letters": Task(letters.draw_count, (5, 9, 4)),
     "word length": Task(letters.draw_length, (2, 4, 2)),
     "spell": Task(letters.draw_spell, (3, 8, 4)),
-    "reverse word": Task(letters.draw_backwards, (4, 9, 8)),
+    "reverse word": Task(letters.draw_backwards, (4, 9, 12)),
     "units": Task(conversions.draw_units, (4, 6, 6)),
-    "duration": Task(conversions.draw_duration, (2, 4, 5)),
+    "duration": Task(conversions.draw_duration, (2, 4, 9)),
     "temperature": Task(conversions.draw_temperature, (2, 2, 4)),
     "date": Task(conversions.draw_date, (4, 4, 2)),
     "next date": Task(conversions.draw_next_day, (1, 2, 5)),
@@ -71,7 +71,7 @@ TASKS: Final[Mapping[str, Task]] = {
     "recall": Task(talk.draw_recall, (2, 2, 1)),
     "repeat": Task(talk.draw_repeat, (2, 2, 1)),
     "code": Task(code.draw_code, (3, 3, 14)),
-    "unknown": Task(unknown.draw_unknown, (8, 9, 9)),
+    "unknown": Task(unknown.draw_unknown, (8, 9, 14)),
 }
 _NAMES: Final = list(TASKS)
 _WEIGHTS: Final = {

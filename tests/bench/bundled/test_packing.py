@@ -12,6 +12,7 @@ from bench.bundled.packing import (
     WINDOW,
     Conversations,
     Pack,
+    behind,
     circles,
     halves,
     texts,
@@ -111,3 +112,15 @@ def test_of_halves_the_first_is_a_prompts_tokens(tokenizer: Tokenizer) -> None:
     assert all((one & LEARNT).all() and one[-1] == LEARNT for one in found)
     typed = tokenizer.encode("def add(a, b):", add_special_tokens=False).ids
     assert any(one[: len(typed)].tolist() == typed for one in ids)
+
+
+def test_of_what_comes_before_a_value_nothing_is_learnt(tokenizer: Tokenizer) -> None:
+    (head,) = texts(tokenizer, ["def add(a, b):\n    return a + b\n"])
+    (value,) = texts(tokenizer, ['{"a": 1}'])
+    found = behind(Random(3), [head], [value] * 60, 0.5)
+    longer = [one for one in found if len(one) > len(value)]
+    assert 15 < len(longer) < 45
+    for one in found:
+        before, own = one[: -len(value)], one[-len(value) :]
+        assert numpy.array_equal(own, value)
+        assert before.tolist() == (head[: len(before)] & (LEARNT - 1)).tolist()

@@ -58,7 +58,7 @@ def written(tokenizer: Tokenizer) -> Iterator[Written]:
 def started(
     python: Python, written: Any, steps: int, teacher: Model | None = None
 ) -> Run:
-    feed = Feed(python, written, 5, 32, "cpu", 0)
+    feed = Feed(python, written, 6, 32, "cpu", 0)
     return Run(
         Model(TINY).begin(0), feed, teacher, float(steps), by_steps=True, compiled=False
     )
@@ -81,7 +81,7 @@ def test_a_finished_model_is_trained_once_more(
 ) -> None:
     """From its weights, with its tokenizer, at the rate and stage that were asked for."""
     export(trained, "tiny", data, tmp_path / "model")
-    given = "--role tiny --steps 3 --rows 5 --length 32 --workers 1 --shard 1500"
+    given = "--role tiny --steps 3 --rows 6 --length 32 --workers 1 --shard 1500"
     more = "--documents 8 --each 1 --device cpu --told 0 --stage last --rate 0.1"
     paths = f"--data {data} --begin {tmp_path / 'model'} --state {tmp_path / 'state'}"
     run = train(arguments([*given.split(), *more.split(), *paths.split()]))
@@ -93,6 +93,11 @@ def test_a_finished_model_is_trained_once_more(
     assert 0 < max(apart) < 0.03
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[-1]["saved"]
+
+
+def test_each_source_has_a_row(python: Python, written: Any) -> None:
+    with pytest.raises(ValueError, match="5 rows, of 6 sources"):
+        Feed(python, written, 5, 32, "cpu", 0)
 
 
 def test_it_learns(python: Python, written: Written) -> None:

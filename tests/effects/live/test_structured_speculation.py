@@ -31,7 +31,11 @@ NAMES = {
     "the_name_of_the_first_person": {"type": "string", "maxLength": 8},
     "measured_temperature_in_celsius": {"type": "integer", "minimum": 0, "maximum": 999},
     "is_the_door_open_at_the_moment": {"type": "boolean"},
-    "a_list_of_known_categories": {"type": "array", "items": {"enum": ["first", "last"]}},
+    "a_list_of_known_categories": {
+        "type": "array",
+        "items": {"enum": ["first", "last"]},
+        "maxItems": 2,  # else how much is forced is up to the model
+    },
 }
 LONG_NAMES = {
     "type": "object",
