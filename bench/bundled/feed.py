@@ -40,7 +40,7 @@ BEHIND: Final = 0.5  # of values, come behind something else
 CUT_OPENINGS: Final = 0.3
 CUT_RECIPES: Final = 0.6
 # Rows of 64: conversations, whole files from anywhere, definitions, recipes, circles,
-# values of JSON.
+# values of JSON and words in brackets.
 SHARES: Final[Mapping[str, int]] = {
     "talk": 32,
     "files": 12,

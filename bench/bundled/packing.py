@@ -110,7 +110,7 @@ def behind(
     made = list[Tokens]()
     for one in documents:
         if rng.random() < share:
-            head = rng.choice(heads)[: rng.randint(1, HEAD)] & (LEARNT - 1)
+            head = rng.choice(heads)[:-1][: rng.randint(1, HEAD)] & (LEARNT - 1)
             one = numpy.concatenate([head, one])
         made.append(one)
     return made

@@ -171,8 +171,8 @@ class GrammarMasks:
             if walk is None or slow is not None or walk.busy or walk.matcher is None:
                 continue
             asked = walk.request.sampling.structured_outputs
-            if asked is not None and asked not in self._awful:
-                self._grammars.give_back(asked, walk.matcher)
+            if asked is not None:
+                self._grammars.give_back(asked, walk.matcher, walk.given)
 
     def close(self) -> None:
         """As `MaskMaker` says."""
@@ -191,8 +191,9 @@ class GrammarMasks:
 
     def _prepare(self, request: Request, sample: int) -> None:
         """A sample arrives: it may draw once its matcher and first mask are there, which
-        are made when it has a seat. Who waits in line needs neither. Where a matcher is
-        idle that served another output, nothing has to be waited for.
+        are made when it has a seat. Who waits in line needs neither; but where a matcher
+        is idle that served another output, it takes that, and nothing has to be waited
+        for.
         """
         walk = self._walk((request.id, sample), request)
         asked = request.sampling.structured_outputs
@@ -323,16 +324,19 @@ class GrammarMasks:
             if i is None or walk.matcher is None or not walk.matcher.served:
                 continue
             walk.spoil()
-            matcher = self._open(walk)
-            due = due_at(walk, run, i, self._block_size)
-            if matcher is None:
-                continue
-            bits = _moved(matcher, due)
+            bits = self._anew(due_at(walk, run, i, self._block_size))
             if isinstance(bits, GrammarError):
                 batch.errors[line] = bits
             else:
                 del batch.errors[line]
                 fill(lines[line], bits)
+
+    def _anew(self, due: Due) -> bytes | GrammarError:
+        """The mask of an output that goes through a new matcher, with all its tokens."""
+        matcher = self._open(due.walk)
+        if matcher is None:
+            return due.walk.failed or GrammarError("there is no matcher")
+        return _moved(matcher, due)
 
     def _suspect(self, batch: Batch, over: float) -> None:
         """The masks of a step took so many seconds too long: all of it are slow."""
@@ -364,14 +368,27 @@ class GrammarMasks:
 
     def _alone(self, due: Due) -> None:
         walk = due.walk
+        if self._walks.get(walk.name) is walk:  # else it has left meanwhile
+            self._make(due)
+        walk.paused = False
+        now = self._walks.get(walk.name)
+        # Who has its id by now is told by a job of its own.
+        if now is walk or now is None or not now.busy:
+            self._post(Pause(*walk.name, paused=False))
+
+    def _make(self, due: Due) -> None:
+        """The mask of a slow sample, and whether it is slow any more."""
+        walk = due.walk
         matcher = walk.matcher or self._open(walk)
         begun = _worked(matcher)
         if matcher is not None:
             bits = _moved(matcher, due)
             if isinstance(bits, GrammarError) and matcher.served:
-                walk.spoil()  # it goes through a new one once it is planned
-            else:
-                walk.allowed = Allowed(due.length, bits)
+                walk.spoil()
+                whole = due.whole or due.tokens  # of one that was given it just now
+                bits = self._anew(evolve(due, back=0, tokens=whole))
+                walk.given = due.length
+            walk.allowed = Allowed(due.length, bits)
         spent = _worked(matcher) - begun
         self._remember(walk.request.sampling.structured_outputs, spent)
         if spent > QUICK:
@@ -380,11 +397,6 @@ class GrammarMasks:
             walk.quick_left -= 1
         if walk.quick_left <= 0 and self._slow.get(walk.name) is walk:
             del self._slow[walk.name]
-        walk.paused = False
-        now = self._walks.get(walk.name)
-        # Who has its id by now is told by a job of its own.
-        if now is walk or now is None or not now.busy:
-            self._post(Pause(*walk.name, paused=False))
 
     def _open(self, walk: Walk) -> Matcher | None:
         """Give a sample a matcher; if there can be none, it may draw nothing, ever."""

@@ -73,6 +73,7 @@ class Due:
     back: int  # tokens that the matcher has to take back first
     tokens: tuple[int, ...]  # that it has to take then
     length: int  # of the output by then
+    whole: tuple[int, ...] = ()  # all of it, if its matcher has served others before
 
     @property
     def is_made(self) -> bool:
@@ -89,7 +90,10 @@ def due_at(walk: Walk, running: Running, i: int, block_size: int) -> Due:
     start = walk.prompt + walk.given - back
     new = running.inputs(i, start, running.known[i], block_size)
     walk.given = length
-    return Due(walk, back, new, length)
+    whole: tuple[int, ...] = ()
+    if walk.matcher is not None and walk.matcher.served:
+        whole = running.inputs(i, walk.prompt, running.known[i], block_size)
+    return Due(walk, back, new, length, whole)
 
 
 def barred(walk: Walk) -> frozenset[int]:

@@ -6,9 +6,7 @@ long runs of forced bytes and ambiguous rules make.
 """
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -110,7 +108,7 @@ class LlguidanceCompiler:
             grammar = LlguidanceGrammar(
                 make, self.vocabulary, self._companions, forces=forces
             )
-            grammar.try_out()
+            grammar.matcher().mask()
         except GrammarError as error:
             raise GrammarError(f"{param}: {error}", param) from None
         # Whatever the library raises, a panic of its own language included: it is about
@@ -148,9 +146,9 @@ def _with_one_more(
 class LlguidanceGrammar:
     """A constraint that can be compiled.
 
-    Each matcher is compiled anew, in half a millisecond or more: but for the first, which
-    is the one that it was tried with. Copies of one would share its lexer, under a lock:
-    of 32 rows, each mask would wait for those before it, whatever the number of threads.
+    Each matcher is compiled anew, in half a millisecond or more. Copies of one would
+    share its lexer, under a lock: of 32 rows, each mask would wait for those before it,
+    whatever the number of threads.
     """
 
     def __init__(
@@ -166,18 +164,9 @@ class LlguidanceGrammar:
         self._vocabulary = vocabulary
         self._companions = companions
         self._forces = forces
-        self._tried = deque[LlguidanceMatcher]()  # one, or none any more
-
-    def try_out(self) -> None:
-        """Make a matcher, and its first mask. Raises GrammarError if that cannot be."""
-        matcher = self.matcher()
-        matcher.mask()
-        self._tried.append(matcher)
 
     def matcher(self) -> "LlguidanceMatcher":
         """As `Grammar` says."""
-        with suppress(IndexError):  # asked first, another thread could be quicker
-            return self._tried.pop()
         inner = self._make()
         check(inner)
         vocabulary = self._vocabulary if self._forces else None

@@ -6,8 +6,10 @@ long as those that follow. Besides, to make one is to compile the constraint aga
 asks for what others asked for gets a matcher of theirs, back at its beginning. One is for
 one output at a time; as many outputs, as many matchers.
 
-What it remembers counts against the library's limits. So if one cannot go on that has
-served before, that says nothing of its constraint: the output goes through a new one.
+What it remembers takes memory, and counts against the library's limits. So nobody serves
+for ever; and if one cannot go on that has served before, that says nothing of its
+constraint: the output goes through a new one. (How far an output gets before it exceeds
+those limits, as no ordinary one does, may so depend on what its first matcher knew.)
 """
 
 import threading
@@ -17,10 +19,13 @@ from typing import Final
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.structured import StructuredOutputs
 
-# A matcher takes some hundred kilobytes, and more the longer its constraint is: each
-# counts once, and once more for so many characters of that.
-ROOM: Final = 512
+# A matcher takes 0.1 to 0.4 MB with an ordinary schema, more the longer that is, and up
+# to 10 MB where texts have bounds within bounds. Each counts once, and once more for so
+# many characters; and of few constraints any are kept.
+ROOM: Final = 128
 CHARACTERS: Final = 4096
+CONSTRAINTS: Final = 16
+TOKENS: Final = 1024  # of outputs, after which a matcher serves no more
 
 
 class Idle:
@@ -36,28 +41,31 @@ class Idle:
         with self._lock:
             return sum(map(len, self._kept.values()))
 
-    def put(self, asked: StructuredOutputs, matcher: Matcher) -> None:
-        """Keep a matcher that nobody uses any more; others go where room is short."""
+    def put(self, asked: StructuredOutputs, matcher: Matcher, tokens: int) -> None:
+        """Keep a matcher that nobody uses any more, after an output of so many tokens;
+        others go where room is short.
+        """
+        matcher.served += tokens
+        if matcher.served > TOKENS:
+            return
+        try:
+            matcher.restart()
+        except GrammarError:  # its output ended with an error
+            return
         with self._lock:
             self._kept.setdefault(asked, []).append(matcher)
             self._kept.move_to_end(asked)
             self._taken += _size(asked)
-            while self._taken > ROOM:
+            while self._taken > ROOM or len(self._kept) > CONSTRAINTS:
                 self._drop(next(iter(self._kept)))
 
     def take(self, asked: StructuredOutputs) -> Matcher | None:
         """One for a new output, at its beginning; None if there is none."""
-        while True:
-            with self._lock:
-                if asked not in self._kept:
-                    return None
-                self._kept.move_to_end(asked)
-                matcher = self._drop(asked)
-            try:
-                matcher.restart()
-            except GrammarError:  # its last output ended with an error
-                continue
-            return matcher
+        with self._lock:
+            if asked not in self._kept:
+                return None
+            self._kept.move_to_end(asked)
+            return self._drop(asked)
 
     def clear(self) -> None:
         """Let go of all."""

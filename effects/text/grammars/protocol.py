@@ -34,7 +34,7 @@ class Matcher(Protocol):
     """One output on its way through a grammar. For one thread at a time."""
 
     beside: float  # seconds that it has kept other threads busy so far
-    served: bool  # whether another output went through it before
+    served: int  # tokens of other outputs that went through it before
 
     def restart(self) -> None:
         """Go to the beginning of another output. Raises GrammarError if it cannot."""

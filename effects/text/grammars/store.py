@@ -116,9 +116,9 @@ class Grammars:
         """
         return self._idle.take(asked)
 
-    def give_back(self, asked: StructuredOutputs, matcher: Matcher) -> None:
-        """A matcher's output has ended: keep it for another."""
-        self._idle.put(asked, matcher)
+    def give_back(self, asked: StructuredOutputs, matcher: Matcher, tokens: int) -> None:
+        """A matcher's output has ended after so many tokens: keep it for another."""
+        self._idle.put(asked, matcher, tokens)
 
     @property
     def words(self) -> int:

@@ -66,14 +66,14 @@ class LlguidanceMatcher:
         self._companions = companions
         self._companion: LLMatcher | None = None  # of one that is slow
         self.beside = 0.0
-        self.served = False
+        self.served = 0
 
     def restart(self) -> None:
         """As `Matcher` says."""
         check(self.inner)
         self.inner.reset()
         check(self.inner)
-        self.served = True
+        self._companion = None
 
     def advance(self, tokens: Sequence[int]) -> None:
         """As `Matcher` says. Others run meanwhile, once a token has taken long."""

@@ -264,9 +264,12 @@ def test_what_is_made_for_somebody_who_has_left_is_nobodys(clock: Clock) -> None
     assert engine.lengths("p") == [3]
 
 
-def test_nobody_gets_the_matcher_of_one_that_was_slow(clock: Clock) -> None:
+@pytest.mark.parametrize("cost", [2 * QUICK, SLOW])  # and this is remembered
+def test_nobody_gets_the_matcher_of_one_that_ended_slow(
+    clock: Clock, cost: float
+) -> None:
     engine = Engine(clock)
-    engine.compiler.costs = [SLOW]
+    engine.compiler.costs = [cost]
     engine.turn(plain(), ask("a"))
     engine.threads.run()
     engine.turn(times=2)
@@ -281,22 +284,57 @@ def test_a_matcher_of_others_that_fails_in_a_thread_is_replaced(clock: Clock) ->
     engine = quick_ones(clock, "a")
     (walker,) = engine.compiler.made
     engine.turn(Cancel("a"))
-    engine.turn(ask("b"))
+    engine.turn(ask("b", max_tokens=90))
     assert not engine.slow  # it has that one
     engine.turn(times=3)
     assert engine.lengths("b")[0] > 0
     walker.cost = LONG + LONG_EACH + AWFUL + 0.001
     engine.turn(times=2)
     assert engine.slow == {"b"}
+    engine.turn(times=4)
+    assert engine.threads.jobs
     walker.broken = True
-    for _ in range(4):
-        engine.turn(times=3)
-        engine.threads.run()
-    engine.turn(times=5)
-    assert "b" not in engine.ends
+    engine.threads.run()
     assert len(engine.compiler.made) == 2
-    tokens = engine.tokens["b"]
-    assert tokens == counted(len(tokens))
+    held_up = engine.held_up
+    engine.turn(times=5)
+    assert engine.held_up == held_up
+    assert engine.lengths("b")[0] > 4
+    assert "b" not in engine.ends
+    assert engine.tokens["b"] == counted(engine.lengths("b")[0])
+
+
+def test_a_matcher_that_a_thread_may_be_at_is_nobody_elses(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.turn(plain(), ask("a"))
+    [job] = engine.threads.jobs
+    job.do()  # it is slow no more, and the thread is about to say that it is done
+    assert not engine.slow
+    engine.turn(Cancel("a"))
+    engine.turn(ask("b"))
+    assert engine.slow == {"b"}
+
+
+def test_a_job_of_one_that_has_left_takes_no_matcher(clock: Clock) -> None:
+    engine = quick_ones(clock, "a")
+    engine.turn(ask("b"))
+    [job] = engine.threads.jobs
+    engine.turn(Cancel("b"), Cancel("a"))
+    job.do()
+    assert len(engine.compiler.made) == 1
+    engine.turn(ask("c"))
+    assert not engine.slow  # it has the matcher of "a"
+
+
+def test_who_has_a_seat_late_takes_what_is_idle_by_then(clock: Clock) -> None:
+    engine = quick_ones(clock, "a")
+    engine.turn(ask("b"))
+    engine.turn(Cancel("a"))
+    engine.threads.run()
+    engine.turn(times=4)
+    assert len(engine.compiler.made) == 1
+    assert engine.tokens["b"] == counted(engine.lengths("b")[0])
+    assert engine.lengths("b")[0] > 1
 
 
 def test_a_mask_of_a_request_that_has_ended_lets_none_of_its_name_go_on(

@@ -28,13 +28,13 @@ from tests.effects.text.grammars.bundled import matcher
 
 ROOMY: Final[dict[str, Any]] = {"dtype": "float32", "num_gpu_blocks_override": 199}
 NAMES = {
-    "the_name_of_the_first_person": {"type": "string", "maxLength": 8},
+    "the_name_of_the_first_person": {"type": "string", "maxLength": 4},
     "measured_temperature_in_celsius": {"type": "integer", "minimum": 0, "maximum": 999},
     "is_the_door_open_at_the_moment": {"type": "boolean"},
     "a_list_of_known_categories": {
         "type": "array",
         "items": {"enum": ["first", "last"]},
-        "maxItems": 2,  # else how much is forced is up to the model
+        "maxItems": 1,  # else how much is forced is up to the model
     },
 }
 LONG_NAMES = {

@@ -43,14 +43,13 @@ class Walker:
     calls: list[str] = field(factory=list)
     cost: float = 0.0  # seconds, of a mask
     beside: float = 0.0  # of other threads, so far
-    served: bool = False
+    served: int = 0
 
     def restart(self) -> None:
         self.calls.append("restart")
         if self.broken:
             raise GrammarError("its last output ended with an error")
         self.taken.clear()
-        self.served = True
 
     def advance(self, tokens: Sequence[int]) -> None:
         self.calls.append(f"advance {len(tokens)}")

@@ -5,7 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minfer.effects.text.grammars.idle import CHARACTERS, ROOM, Idle
+from minfer.effects.text.grammars.idle import (
+    CHARACTERS,
+    CONSTRAINTS,
+    ROOM,
+    TOKENS,
+    Idle,
+)
 from minfer.effects.text.grammars.protocol import Matcher
 from minfer.structured import StructuredOutputs
 from tests.effects.live.walkers import Walker
@@ -19,56 +25,79 @@ def made(**how: Any) -> Any:
     return Walker(**how)
 
 
+def asked_for(name: str) -> StructuredOutputs:
+    return StructuredOutputs(regex=name)
+
+
 def test_who_takes_one_gets_it_at_its_beginning() -> None:
     idle, walker = Idle(), made()
     walker.advance([5, 6])
-    idle.put(ASKED, walker)
+    idle.put(ASKED, walker, 2)
     assert len(idle) == 1
     again: Any = idle.take(ASKED)
     assert again is walker
-    assert (again.served, again.taken) == (True, [])
+    assert (again.served, again.taken) == (2, [])
     assert idle.take(ASKED) is None
 
 
 def test_nobody_gets_one_of_another_constraint() -> None:
     idle = Idle()
-    idle.put(ASKED, made())
-    assert idle.take(StructuredOutputs(regex="other")) is None
+    idle.put(ASKED, made(), 1)
+    assert idle.take(asked_for("other")) is None
     assert idle.take(StructuredOutputs(choice=["any"])) is None
     assert len(idle) == 1
 
 
 def test_one_that_cannot_begin_again_is_let_go_of() -> None:
-    idle, walker = Idle(), made()
-    idle.put(ASKED, walker)
-    idle.put(ASKED, made(broken=True))
-    assert idle.take(ASKED) is walker
+    idle = Idle()
+    idle.put(ASKED, made(broken=True), 1)
     assert not len(idle)
+
+
+def test_nobody_serves_for_ever() -> None:
+    idle, walker = Idle(), made()
+    for tokens in (TOKENS, 0):
+        idle.put(ASKED, walker, tokens)
+        again: Any = idle.take(ASKED)
+        assert again is walker
+    idle.put(ASKED, walker, 1)
+    assert idle.take(ASKED) is None
 
 
 def test_where_room_is_short_those_go_that_were_used_longest_ago() -> None:
     idle = Idle()
-    first, second, third = (StructuredOutputs(regex=one) for one in "abc")
-    for asked in (first, second):
-        idle.put(asked, made())
-    kept = idle.take(first)
-    assert kept is not None
-    idle.put(first, kept)
+    first, second, third = map(asked_for, "abc")
+    for asked in (first, first, second):
+        idle.put(asked, made(), 1)
+    assert idle.take(first) is not None  # one is left, and was not asked for
     for _ in range(ROOM - 1):
-        idle.put(third, made())
+        idle.put(third, made(), 1)
     assert len(idle) == ROOM
     assert idle.take(second) is None
-    assert idle.take(first) is kept
+    assert idle.take(first) is not None
+    idle.clear()
+    assert not len(idle)
+    for _ in range(ROOM):
+        idle.put(third, made(), 1)
+    assert len(idle) == ROOM
+
+
+def test_few_constraints_have_some() -> None:
+    idle = Idle()
+    for i in range(CONSTRAINTS + 3):
+        idle.put(asked_for(str(i)), made(), 1)
+        idle.put(asked_for("0"), made(), 1)  # as often as all others together
+    assert idle.take(asked_for("0")) is not None
+    assert idle.take(asked_for("3")) is None
+    assert idle.take(asked_for("4")) is not None
 
 
 def test_long_constraints_take_more_of_it() -> None:
     idle = Idle()
-    asked = StructuredOutputs(regex="a" * 9 * CHARACTERS)
+    asked = asked_for("a" * 9 * CHARACTERS)
     for _ in range(ROOM):
-        idle.put(asked, made())
+        idle.put(asked, made(), 1)
     assert len(idle) == ROOM // 10
-    idle.clear()
-    assert not len(idle)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +132,6 @@ def test_it_allows_what_a_new_one_does(asked: StructuredOutputs) -> None:
             old.advance([token])
             new.advance([token])
         old.restart()
-        assert old.served
 
 
 def seen(walk: Matcher) -> tuple[object, ...]:

@@ -23,6 +23,7 @@ from minfer.effects.text.grammars.store import (
     Grammars,
 )
 from minfer.structured import StructuredOutputs
+from tests.effects.live.walkers import Walker
 from tests.effects.text.grammars.one_by_one import OneByOne
 
 
@@ -231,3 +232,15 @@ def test_what_is_wrong_with_the_machine_is_tried_again() -> None:
             store.get(asked("a"))
     assert store.get(asked("a")) is not None
     store.close()
+
+
+def test_matchers_that_are_idle_are_kept_until_it_is_closed() -> None:
+    store = Grammars(Compiler)
+    walker: Any = Walker()
+    store.give_back(asked("a"), walker, 3)
+    assert store.idle(asked("b")) is None
+    again: Any = store.idle(asked("a"))
+    assert again is walker
+    store.give_back(asked("a"), walker, 3)
+    store.close()
+    assert store.idle(asked("a")) is None
