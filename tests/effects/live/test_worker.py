@@ -522,6 +522,10 @@ class Slowly(OneByOne):
         super().__init__()
         self.go = threading.Event()
         self.beside = 0.0
+        self.served = 0
+
+    def restart(self) -> None:
+        pass
 
     def compile(self, _: StructuredOutputs) -> Any:
         assert self.go.wait(20)
