@@ -22,12 +22,30 @@ PROMPTS = (
     "import os\nimport sys\n\ndef main(",
     "for line in lines:\n    if line.startswith('#'):\n        continue\n    if line.",
 )
-# Texts that go round, for who looks up what came before.
-ROUND = (
-    "LEFT = 0\nRIGHT = 1\n" * 6,
-    "    assert value is not None\n" * 8,
-    "0, 1, 1, 0, " * 10,
-)
+# Functions that the model knows by heart, begun once more: for who looks up what came
+# before. (A text that only goes round in circles it ends.)
+GCD = '''def gcd(a, b):
+    """Return the greatest common divisor of a and b."""
+    while b:
+        a, b = b, a % b
+    return a
+'''
+IS_PRIME = '''def is_prime(n):
+    """Return whether n is a prime number."""
+    if n < 2:
+        return False
+    for i in range(2, int(n ** 0.5) + 1):
+        if n % i == 0:
+            return False
+    return True
+'''
+AVERAGE = '''def average(numbers):
+    """Return the average of a list of numbers."""
+    if not numbers:
+        return 0
+    return sum(numbers) / len(numbers)
+'''
+AGAIN = tuple(f"{one}\n\n{one[: one.index('(') + 1]}" for one in (GCD, IS_PRIME, AVERAGE))
 # Ways to ask, for each prompt.
 GREEDY = [SamplingParams(temperature=0, max_tokens=40)] * 3
 SAMPLED = [SamplingParams(temperature=1, max_tokens=40, seed=3)] * 3
@@ -94,8 +112,8 @@ def test_with_the_bundled_draft_model(asked: str, least: float, drafts: int) -> 
 @pytest.mark.parametrize("asked", ["greedy", *long([("mixed",), ("sampled",)])])
 def test_with_what_the_host_looks_up(method: str, asked: str) -> None:
     config = {"method": method, "num_speculative_tokens": 4, "adaptive": False}
-    told, tally = answers(config, asked, ROUND)
-    assert told == plain(asked, ROUND)
+    told, tally = answers(config, asked, AGAIN)
+    assert told == plain(asked, AGAIN)
     assert tally.rows > 2
     assert sum(tally.accepted) > 0
 
