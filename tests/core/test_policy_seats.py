@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 
 from minfer.messages import Admitted, Cancel, Held, Pause, Submit
+from minfer.move_up import _next
 from minfer.pmap import Map
 from minfer.policies import policy_named
 from minfer.policy import Load
@@ -16,6 +17,8 @@ from minfer.policy_seats import JOIN_EVERY, LINGER, STALE, Beside, FairSeats, Se
 from minfer.request import Request
 from minfer.schedule import waits_for
 from minfer.setting import ConfigError
+from minfer.state import initial
+from minfer.work import Work
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.test_pausing import Judged
 
@@ -186,6 +189,18 @@ def test_others_pass_a_client_that_has_its_share_and_it_is_told() -> None:
     assert seats(bench, "a") == 6, "with more beside it, it has more"
     bench.drain()
     assert len(bench.ended) == 12
+
+
+def test_where_nobody_runs_any_more_nobody_is_held_back() -> None:
+    """As once the last who ran has given way to somebody in line."""
+    bench = Bench(evolve(SMALL, max_num_seqs=1, policy=FairSeats(least=2)))
+    bench.give(*asks("a", 2))
+    assert len(bench.state.running) == 1
+    state = evolve(bench.state, running=initial(bench.config).running)
+    shut = {"a"}
+    work = Work(bench.config, state)
+    assert _next(work, shut) is state.waiting.first()
+    assert not shut
 
 
 def test_who_is_alone_has_every_seat_at_once_and_again_once_others_have_ended() -> None:
