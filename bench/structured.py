@@ -115,11 +115,20 @@ def grammar_case(rng: random.Random) -> Case:
 
 
 def nested(text: str, pairs: Sequence[str], word: str) -> bool:
-    """Whether a text is such brackets: the innermost become a word, again and again."""
-    pair = "|".join(
-        f"{re.escape(left)}(?:{word}|W)(?:,(?:{word}|W))?{re.escape(right)}"
-        for left, right in map(tuple, pairs)
+    """Whether a text is such brackets."""
+    return is_nested(
+        text,
+        "|".join(
+            f"{re.escape(left)}(?:{word}|W)(?:,(?:{word}|W))?{re.escape(right)}"
+            for left, right in map(tuple, pairs)
+        ),
     )
+
+
+def is_nested(text: str, pair: str) -> bool:
+    """Whether a text is brackets within each other and nothing beside them: the
+    innermost, which are as the expression `pair` says, become a word W, again and again.
+    """
     while text != "W":
         less = re.sub(pair, "W", text)
         if less == text:

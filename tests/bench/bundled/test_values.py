@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from bench.bundled.values import BRACKETS, document
+from bench.structured import is_nested
 
 # Words in a pair of brackets.
 PAIRS = "|".join(
@@ -35,22 +36,12 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def closed(text: str) -> bool:
-    """Whether brackets of all kinds close in their order, and nothing is beside them."""
-    while text != "W":
-        less = re.sub(PAIRS, "W", text)
-        if less == text:
-            return False
-        text = less
-    return True
-
-
 def test_each_is_json_or_words_in_brackets() -> None:
     known = [read(text) for text in MADE]
     brackets = [text for text, value in zip(MADE, known, strict=True) if value is None]
     brackets = [text for text in brackets if text != "null"]
     assert 200 < len(brackets) < 600
-    assert all(map(closed, brackets))
+    assert all(is_nested(text, PAIRS) for text in brackets)
 
 
 def test_they_are_short_and_of_many_kinds() -> None:
