@@ -93,11 +93,6 @@ EQUIVALENT: Final[dict[str, str]] = {
         "room is never less than what came; and of an end by length only the comparison "
         "with that is used."
     ),
-    "commit.py | _flaw | bound | min(1, most) -> 1": (
-        "Differs for rows that may yield nothing, chunks of prompts. Where a plan has "
-        "one, nobody may yield more than one token, so that sizes differ from `most` "
-        "only if some row is wrong."
-    ),
     (
         "consult.py | _with_policy | condition | state if policy is state.policy else "
         "evolve(state, policy=policy) -> evolve(state, policy=policy)"
