@@ -31,7 +31,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bench.bundled.sources import held_out_files
+from bench.held_out import held_out_texts
 from bench.results import run, show
 from bench.speculation_rules import by_rejection
 from minfer import LLM, RequestOutput, SamplingParams
@@ -87,7 +87,7 @@ class Counted:
 def windows(count: int) -> Ids:
     """Beginnings of stretches of held-out files, spread over all of them."""
     tokenizer = Tokenizer(bundled_folder())
-    texts = [tokenizer.encode(one.text) for one in held_out_files()]
+    texts = [tokenizer.encode(text) for text in held_out_texts()]
     every = [
         text[at : at + PROMPT]
         for text in texts

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from attrs import field, frozen
 
-from bench.bundled.sources import held_out_files
+from bench.held_out import held_out_texts
 from bench.shapes import SHAPES, TINY, qwen
 from minfer.effects.models import checkpoint
 from minfer.effects.models.spec import ModelSpec
@@ -124,7 +124,7 @@ def _repeating(device: str) -> Part:
 
 def _held_out() -> Prompts:
     tokenizer = Tokenizer(bundled_folder())
-    return [tokenizer.encode(one.text) for one in held_out_files()]
+    return [tokenizer.encode(text) for text in held_out_texts()]
 
 
 def _window(rng: random.Random, texts: Prompts, size: int) -> list[int]:

@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 
-from bench.bundled.sources import held_out_files
+from bench.held_out import held_out_texts
 from bench.speculation import PROMPT, Pair, config_of, distances, ran, windows
 from bench.speculation_rules import by_rejection
 from minfer.effects.setup.folders import bundled_folder
@@ -17,7 +17,7 @@ TOKENS = 16
 
 def test_prompts_are_of_files_that_were_held_out() -> None:
     tokenizer = Tokenizer(bundled_folder())
-    texts = [one.text for one in held_out_files()]
+    texts = held_out_texts()
     prompts = windows(7)
     assert len(prompts) == 7
     for prompt in prompts:
