@@ -22,7 +22,7 @@ _BASES: Final = ("/v1", "")  # below which addresses are
 _ANY: Final = "{name}"  # what stands for any one part
 _LONGEST: Final = 128  # characters of a path that is looked at, and shown
 _ALIKE: Final = 0.85  # how much of two paths is the same, if one is a slip of the other
-_SHOWN: Final = "GET /docs shows what there is"
+_SHOWN: Final = "GET /openapi.json describes all endpoints"
 _KNOWN: Final = frozenset(
     {one.path for one in ENDPOINTS}
     | {one.path for one in QUESTIONS}

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -32,7 +32,6 @@ from minfer.effects.serving.authentication import RequireKey, key_name
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.description import description
-from minfer.effects.serving.docs import page
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS, ROUTES
 from minfer.effects.serving.errors import ApiError, told_of
 from minfer.effects.serving.health import Health
@@ -137,7 +136,6 @@ class Application:
             *page_routes(),
             icon_route(),
             Route("/openapi.json", self._description),
-            Route("/docs", self._docs),
         ]
 
     async def _generate(self, endpoint: Endpoint, connection: Connection) -> None:
@@ -229,9 +227,6 @@ class Application:
 
     def _description(self, _: Request) -> Response:
         return JSONResponse(description())
-
-    def _docs(self, _: Request) -> Response:
-        return HTMLResponse(page(description()))
 
 
 def refusal(error: Exception, scope: Scope) -> Response:

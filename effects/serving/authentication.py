@@ -22,7 +22,6 @@ OPEN: Final = (
     "/healthz",
     "/ready",
     "/metrics",
-    "/docs",
     "/openapi.json",
     icon.PATH,
     *PATHS,

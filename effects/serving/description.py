@@ -2,7 +2,7 @@
 
 Bodies are described by what checks them, so that this cannot lag behind: their fields and
 bounds, and what is known and not supported, with the values at which it asks for nothing.
-Of answers it shows an example (`examples`), and says the shape of errors.
+Of answers it says the shape of errors.
 """
 
 import math
@@ -19,7 +19,6 @@ import minfer
 from minfer.effects.serving.anthropic.errors import failure as anthropic_failure
 from minfer.effects.serving.bodies import ANYTHING, StrictObject
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
-from minfer.effects.serving.examples import EXAMPLES
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.typed import TypedObject
 
@@ -64,7 +63,6 @@ PLAIN: Final = (
     Plain("get", "/page/{folder}/{name}", "What that page is made of; needs no key."),
     Plain("get", "/favicon.ico", "The icon of these pages, as SVG; needs no key."),
     Plain("get", "/openapi.json", "This description; needs no key."),
-    Plain("get", "/docs", "This description as a page; needs no key."),
 )
 _TEXT: Final[JsonObject] = {"type": "string"}
 _OPENAI_ERROR: Final[JsonObject] = {
@@ -185,21 +183,15 @@ def description() -> JsonObject:
 def _operation(one: Endpoint | Question) -> JsonObject:
     """A POST with a body."""
     body = {"type": "object"} if one.body is None else _ref(one.body.__name__)
-    asked: JsonObject = {"schema": body}
     answer: JsonObject = {"application/json": {"schema": {"type": "object"}}}
     streams = isinstance(one, Endpoint) and one.streams
     if streams:
         answer["text/event-stream"] = {}  # a schema could be one of its events only
-    if (example := EXAMPLES.get(one.path)) is not None:
-        asked["example"] = example.body
-        answer["application/json"]["example"] = example.answer
-        if streams:
-            answer["text/event-stream"]["example"] = example.stream
     return {
         "summary": one.summary,
         "requestBody": {
             "required": True,
-            "content": {"application/json": asked},
+            "content": {"application/json": {"schema": body}},
         },
         "responses": {
             "200": {
@@ -234,9 +226,6 @@ def _plain(one: Plain) -> JsonObject:
             },
         },
     }
-    if one.method == "get" and (example := EXAMPLES.get(one.path)) is not None:
-        told = {"schema": {"type": "object"}, "example": example.answer}
-        operation["responses"]["200"]["content"] = {"application/json": told}
     if parts := re.findall(r"{(\w+)}", one.path):
         common = {"in": "path", "required": True, "schema": _TEXT}
         operation["parameters"] = [{"name": part, **common} for part in parts]

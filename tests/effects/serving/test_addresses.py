@@ -41,12 +41,12 @@ def test_a_slip_of_the_pen_is_understood(asked: str, right: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", ["/v1", "/v1/nothing", "/v1/messages/batches", "/metrics" * 999]
+    "asked", ["/docs", "/v1", "/v1/nothing", "/v1/messages/batches", "/metrics" * 999]
 )
 def test_what_cannot_be_told_is_not_guessed(asked: str) -> None:
     assert meant(asked) is None
     said = str(wrong_address("GET", asked))
-    assert said.endswith("GET /docs shows what there is")
+    assert said.endswith("GET /openapi.json describes all endpoints")
     assert len(said) < 200
 
 
@@ -110,3 +110,12 @@ def test_a_wrong_method_is_told_the_right_one(bundled: Serving) -> None:
     found = bundled.get("/v1/chat/completions")
     assert (found.status_code, found.headers["allow"]) == (405, "POST")
     assert "takes POST, not GET" in found.json()["error"]["message"]
+
+
+def test_the_page_of_the_description_is_gone_and_says_what_is_left(
+    bundled: Serving,
+) -> None:
+    found = bundled.get("/docs")
+    assert found.status_code == 404
+    why = "there is nothing at GET /docs; GET /openapi.json describes all endpoints"
+    assert found.json()["error"]["message"] == why

@@ -54,7 +54,7 @@ def test_an_api_key(folder: str) -> None:
             assert found.status_code == 401
         told = served.http.post(f"{url}/messages", json={}).json()
         assert told["error"]["type"] == "authentication_error"
-        assert served.get("/docs").status_code == 200
+        assert served.get("/docs").status_code == 401
         assert served.get("/openapi.json").status_code == 200
         assert served.http.post(f"{served.url}/tokenize", json={}).status_code == 401
         assert served.get("/health").status_code == 200
