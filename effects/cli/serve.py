@@ -152,8 +152,7 @@ def _key_options(add: Callable[..., Any]) -> None:
     add(
         "--api-keys-file",
         metavar="FILE",
-        help="JSON or TOML with more keys: name, key, and, where wanted, "
-        "requests_per_minute, tokens_per_minute and priority of each",
+        help="JSON or TOML with more keys: name, key and, where wanted, priority of each",
     )
 
 

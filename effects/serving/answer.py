@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
 from minfer.effects.live.grammar_masks import STUCK
 from minfer.effects.live.names import prompt_name
-from minfer.effects.serving.authentication import caller_of, pay_output
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import CANCELLED, INTERNAL, SHUTTING_DOWN, ApiError
 from minfer.effects.serving.protocol import (
@@ -159,9 +158,6 @@ class Answer:
                 events, last = await loop.run_in_executor(
                     self.backend.pool, self._told, prompt, output
                 )
-        if output.finished:
-            owner = caller_of(self.connection.scope).key
-            pay_output(owner, output.metrics.output_tokens)
         if events:
             await self._write(events, last=last)
 

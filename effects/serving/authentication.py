@@ -1,15 +1,14 @@
-"""Who may ask: whoever sends a key, if there are any; as often as the key allows.
+"""Who may ask: if there are keys, clients that send one of them.
 
 The key's owner travels with the request, in its scope (`Caller`). Whoever needs no key is
 known by its address, so that turns are taken between addresses.
 """
 
-import math
 from collections.abc import Callable
 from typing import Final
 
 from attrs import frozen
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.keys import Key, Keys
@@ -27,7 +26,6 @@ OPEN: Final = (
     *PATHS,
 )
 _OWNER: Final = "minfer.key"  # of a scope: whose key came with the request
-_HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start"})
 
 
 @frozen
@@ -73,19 +71,7 @@ class RequireKey:
             await self._refuse(_wrong_key(), scope)(scope, receive, send)
             return
         scope[_OWNER] = owner
-
-        async def limits_told(message: Message) -> None:
-            if message["type"] in _HEADS and (told := owner.headers()):
-                message = {**message, "headers": [*message.get("headers", ()), *told]}
-            await send(message)
-
-        served = self._app
-        if scope.get("method") == "POST":  # on a socket, each request pays for itself
-            try:
-                pay_request(owner)
-            except ApiError as error:
-                served = self._refuse(error, scope)
-        await served(scope, receive, limits_told)
+        await self._app(scope, receive, send)
 
     def _owner(self, scope: Scope) -> Key | None:
         """Whose key came with a request: as OpenAI's clients send one, or Anthropic's."""
@@ -96,33 +82,6 @@ class RequireKey:
         return bearer or self._keys.owner(headers.get(b"x-api-key", b""))
 
 
-def pay_request(key: Key) -> None:
-    """Take one request from a key's limit. Raises ApiError if there is none left."""
-    if key.tokens is not None and key.tokens.level <= 0:
-        raise _too_many("tokens", key.tokens.wait(1))
-    if key.requests is not None and (wait := key.requests.take_if_there(1)):
-        raise _too_many("requests", wait)
-
-
-def pay_prompt(key: Key | None, tokens: int) -> None:
-    """Take a prompt's tokens from a key's limit. Raises ApiError if it has too few."""
-    bucket = None if key is None else key.tokens
-    if bucket is not None and (wait := bucket.take_if_there(tokens)):
-        raise _too_many("tokens", wait)
-
-
-def pay_output(key: Key | None, tokens: int) -> None:
-    """Take what was written from a key's limit, whether it is there or not."""
-    if key is not None and key.tokens is not None:
-        key.tokens.take(tokens)
-
-
 def _wrong_key() -> ApiError:
     why = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
     return ApiError(why, None, "invalid_api_key", 401)
-
-
-def _too_many(what: str, wait: float) -> ApiError:
-    seconds = math.ceil(wait)
-    why = f"the API key's {what} of this minute are used up; try again in {seconds} s"
-    return ApiError(why, None, "rate_limit_exceeded", 429, retry_after=seconds)

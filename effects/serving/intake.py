@@ -1,7 +1,7 @@
 """Intake: from what came on a connection to a request that could run at once.
 
-    announced --> held --> received, and counted part by part --> prepared --> paid for
-       413        503        408                  400             400, 413       429
+    announced --> held --> received, and counted part by part --> prepared
+       413        503        408                  400             400, 413
 
 Each bound is checked before the work that it bounds. A small body is prepared here, in
 the event loop, because that takes less than handing it over would; others go to the pool.
@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
-from minfer.effects.serving.authentication import Caller, caller_of, pay_prompt
+from minfer.effects.serving.authentication import Caller, caller_of
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
@@ -72,8 +72,6 @@ class Intake:
             raise EngineDeadError(SHUTTING_DOWN)
         self._limits.check_samples(prepared.request)
         self._limits.check_room(prepared.request, endpoint.prompt_field)
-        tokens = sum(len(prompt.ids) for prompt in prepared.request.prompts)
-        pay_prompt(caller.key, tokens)
         urgency = _urgency(caller, prepared.request.urgency, trusted=self._trusted)
         request = attrs.evolve(prepared.request, urgency=urgency)
         return attrs.evolve(prepared, request=request)

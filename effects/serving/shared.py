@@ -1,25 +1,12 @@
-"""Numbers that all processes of a server see, so that a limit holds for the whole of it.
+"""Counts that all processes of a server see, so that a bound holds for the whole of it.
 
 Theory. Memory that is mapped before processes are forked is the same memory in each of
-them: who reads it asks nobody, and waits for nobody. Two kinds of number live in it:
-
-    Cells    anybody changes them, under a lock: what is left of an API key's minute
-    Tally    each process has a place of its own, which it alone writes; what counts is
-             their sum: connections, viewers
-
-Nothing is lost or left behind by a process that dies. The lock is a file's, which the
-system takes back; held for some microseconds, it is taken once a request. A process that
-takes the place of another clears that place first. Times in it are `time.monotonic`'s,
-which is one clock for all processes.
+them. In a `Tally` each process has a place of its own, which it alone writes; what counts
+is their sum: connections, viewers. A process that takes the place of another, which may
+have died, clears that place first.
 """
 
-import contextlib
-import fcntl
 import mmap
-import os
-import tempfile
-import weakref
-from collections.abc import Iterator
 from typing import Final
 
 from attrs import field, frozen
@@ -30,47 +17,6 @@ _BYTES: Final = 8  # of a number
 def _mapped(count: int) -> memoryview:
     """Memory for so many numbers, all 0, that processes forked from here on share."""
     return memoryview(mmap.mmap(-1, max(1, count) * _BYTES))
-
-
-class Cells:
-    """Numbers that every process may change; no two at once."""
-
-    def __init__(self, count: int) -> None:
-        self.numbers = _mapped(count).cast("d")
-        with tempfile.TemporaryFile() as file:
-            self._lock = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self._lock)
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Meanwhile no other process changes any. Within one, an event loop's thread
-        alone does.
-        """
-        fcntl.lockf(self._lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._lock, fcntl.LOCK_UN)
-
-
-@frozen
-class Cell:
-    """One of them."""
-
-    cells: Cells = field(factory=lambda: Cells(1))
-    at: int = 0
-
-    def read(self) -> float:
-        """The number."""
-        return self.cells.numbers[self.at]
-
-    def write(self, number: float) -> None:
-        """Change it, while all are `locked`."""
-        self.cells.numbers[self.at] = number
-
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Meanwhile no other process changes it."""
-        return self.cells.locked()
 
 
 @frozen

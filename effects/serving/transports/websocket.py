@@ -25,7 +25,6 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.authentication import caller_of, pay_request
 from minfer.effects.serving.errors import ApiError, told_of
 from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.origins import foreign
@@ -184,9 +183,6 @@ class Socket:
             raise ApiError(
                 f"endpoint: there is none of this name; there is {there}", "endpoint"
             )
-        key = caller_of(self._scope).key
-        if key is not None:
-            pay_request(key)
         channel = Channel(self._scope, self._send, asked)
         self._open[asked.id] = channel
         group.create_task(self._answer(asked.id, asked.endpoint, channel))

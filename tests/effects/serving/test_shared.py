@@ -5,8 +5,6 @@ import contextlib
 import json
 import select
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +13,11 @@ import httpx
 import pytest
 
 from minfer.effects.serving.live_view import MOST
-from minfer.effects.serving.shared import Cell, Cells, Shared, Tally
+from minfer.effects.serving.shared import Shared, Tally
 from tests.effects.serving.deaths import FRONTS, server
 
-REQUESTS = 5  # a minute
 CONNECTIONS = 40
 MORE = 8  # than are let in
-
-
-def test_cells_are_apart() -> None:
-    cells = Cells(2)
-    first, second = Cell(cells, 0), Cell(cells, 1)
-    with first.locked():
-        first.write(1.5)
-    assert (first.read(), second.read()) == (1.5, 0.0)
 
 
 def test_a_place_is_cleared_by_who_takes_it() -> None:
@@ -46,12 +35,6 @@ def test_what_fronts_count_is_counted_apart() -> None:
     shared.at(0).viewers.set(2)
     shared.at(1).connections.set(3)
     assert (shared.viewers.total, shared.connections.total) == (2, 3)
-
-
-def test_processes_take_no_more_than_there_is_and_leave_no_lock_behind() -> None:
-    command = [sys.executable, "-m", "tests.effects.serving.sharing"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert told.stdout.split() == ["-5.0", "1000", "0"], told.stderr
 
 
 def asked(url: str, key: str) -> int:
@@ -72,13 +55,10 @@ def until(true: Callable[[], bool]) -> None:
 @pytest.mark.long  # others ask it of one front and of another's counts
 def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    limited = {"name": "team", "key": "sk-t", "requests_per_minute": REQUESTS}
-    path.write_text(json.dumps([limited, {"name": "free", "key": "sk-f"}]))
+    path.write_text(json.dumps([{"name": "free", "key": "sk-f"}]))
     options = ("--dry-run", f"--api-keys-file={path}", "--access-log=json")
     with server(*options, f"--max-connections={CONNECTIONS}") as made:
-        found = [asked(made.url, "sk-t") for _ in range(24)]
-        assert (found.count(200), found.count(429)) == (REQUESTS, 24 - REQUESTS)
-        assert asked(made.url, "sk-f") == 200
+        assert [asked(made.url, "sk-f") for _ in range(24)] == [200] * 24
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(httpx.Client(timeout=20))
             head = {"authorization": "Bearer sk-f"}

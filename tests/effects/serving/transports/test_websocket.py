@@ -11,8 +11,6 @@ from starlette.types import Message, Scope
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from minfer.effects.serving.bounds import Bounds
-from minfer.effects.serving.keys import Bucket, Key, Keys, digest
 from minfer.effects.serving.transports import websocket
 from minfer.effects.serving.transports.transport import Connection, Event, see_nothing
 from minfer.effects.serving.transports.websocket import Socket
@@ -242,21 +240,6 @@ def test_a_key_is_asked_for_and_pages_of_others_are_turned_away(folder: str) -> 
             assert (found["id"], found["status"]) == ("a", 413)
             ask(link, "b", "completions", prompt="x", max_tokens=1)
             assert until_ended(link, "b")["b"][-1] == {"id": "b", "done": True}
-
-
-def test_a_request_on_a_socket_costs_its_key_what_a_post_does(folder: str) -> None:
-    key = Key("team", digest(b"sk-t"), requests=Bucket(2, lambda: 0.0))
-    service = {"bounds": Bounds(keys=Keys((key,)))}
-    with serving(folder, service=service, executor="dry") as it:
-        for _ in range(3):  # to connect costs nothing
-            with socket(it, authorization="Bearer sk-t"):
-                pass
-        with socket(it, authorization="Bearer sk-t") as link:
-            for name in "abc":
-                ask(link, name, "completions", prompt="x", max_tokens=1)
-            said = until_ended(link, *"abc")
-    assert [said[name][-1].get("status") for name in "abc"] == [None, None, 429]
-    assert said["c"][-1]["error"]["code"] == "rate_limit_exceeded"
 
 
 # --- without a server: clients that are slow, and handlers that break -----------------
