@@ -35,7 +35,8 @@ _HEADS: Final[Mapping[str, int]] = {
     "websocket.close": 403,
 }
 
-Told = Callable[[str], JsonObject | None]  # the record of an answer, by its id
+# The record of an answer, by its id and the name of its client's key.
+Told = Callable[[str, str], JsonObject | None]
 
 
 @frozen(kw_only=True)
@@ -130,7 +131,7 @@ class AccessLog:
 
     def _with_tokens(self, access: Access) -> Access:
         """With what its answer took, if it is one that generated, and still known."""
-        told = self._told(access.request_id) if access.request_id else None
+        told = self._told(access.request_id, access.key)
         if told is None or told["endpoint"] != access.path:
             return access
         prompts: Any = told["prompts"]

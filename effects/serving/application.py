@@ -161,7 +161,8 @@ class Application:
         finally:
             self.records.close(stamp.id)
             if span is not None:
-                span.end(endpoint, stamp, request, self.records.told(stamp.id))
+                record = self.records.told(stamp.id, owner)
+                span.end(endpoint, stamp, request, record)
 
     async def _ask(self, question: Question, connection: Connection) -> None:
         """Read a question, and answer it."""

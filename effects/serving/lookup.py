@@ -3,8 +3,7 @@
     GET, DELETE /v1/requests/ID ---> the records here ---> those of the other fronts
                                                            (`minfer.effects.live.link`)
 
-Others are waited for `PATIENCE` at most; what none of them knows by then is not known.
-Where clients have keys of their own, each finds only what was asked with its own.
+Others have `PATIENCE` to answer. Each key finds only what was asked with it.
 """
 
 import asyncio
@@ -13,10 +12,13 @@ from typing import Final
 
 from minfer.effects.live.link.messages import Wanted
 from minfer.effects.live.link.questions import Inquirer
+from minfer.effects.serving.errors import OVERLOADED, ApiError
 from minfer.effects.serving.records import JsonObject, Records
 from minfer.effects.serving.request_ids import LONGEST
 
 PATIENCE: Final = 1.0  # seconds that other fronts have to answer
+_UNASKED: Final = "the server's other processes cannot be asked now; try again later"
+_SILENT: Final = "the server's other processes did not answer in time; try again later"
 
 
 class Lookup:
@@ -32,10 +34,11 @@ class Lookup:
         inquirer.answer = self._answer
 
     async def find(self, wanted: Wanted) -> JsonObject | None:
-        """What is known of a request, which is cancelled if that is wanted."""
+        """What is known of a request, which is cancelled if that is wanted. Raises
+        ApiError if the other fronts cannot be asked, or are silent.
+        """
         found = self._here(wanted)
-        sane = len(wanted.name) <= LONGEST
-        if found is None and self._inquirer is not None and sane:
+        if found is None and self._inquirer is not None and len(wanted.name) <= LONGEST:
             data = await _asked(self._inquirer, wanted)
             found = json.loads(data) if data else None
         return found
@@ -51,17 +54,15 @@ class Lookup:
 
 async def _asked(inquirer: Inquirer, wanted: Wanted) -> bytes:
     """What other fronts know, or nothing."""
-    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    def hear(data: bytes) -> None:
-        if not answer.done():
-            answer.set_result(data)
-
-    number = inquirer.ask(wanted, hear)
+    answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+    number = inquirer.ask(wanted, answer.set_result)
     try:
         async with asyncio.timeout(PATIENCE):
-            return await answer
+            found = await answer
     except TimeoutError:
-        return b""
+        raise ApiError(_SILENT, None, "timeout", 504) from None
     finally:
         inquirer.forget(number)
+    if found is None:
+        raise ApiError(_UNASKED, None, OVERLOADED, 503)
+    return found

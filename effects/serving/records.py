@@ -5,7 +5,8 @@
     Front.on_end +                          in the thread in which the engine's news come
 
 An answer is looked up by its own id, by the x-request-id that its client chose, or by an
-id that an engine had for a part of it, as journals have them. What is told is times,
+id that an engine had for a part of it, as journals have them; only with the key that it
+was asked with. What is told is times,
 counts and reasons, and never a text. Records of the last `KEPT` answers are kept; of
 each, the first `PARTS` prompts.
 """
@@ -47,7 +48,8 @@ class Records:
         self._lock = threading.Lock()
         self._live: dict[str, Record] = {}  # by the answer's id
         self._over: OrderedDict[str, Record] = OrderedDict()  # the oldest is first
-        self._ids: dict[str, str] = {}  # of answers, by what their clients chose
+        # Of answers, by the names of their clients' keys, and what these clients chose.
+        self._ids: dict[tuple[str, str], str] = {}
         llm.front.on_end.append(self._end)
 
     @property
@@ -60,7 +62,7 @@ class Records:
         with self._lock:
             self._live[stamp.id] = Record(stamp, endpoint, chosen, owner)
             if chosen:
-                self._ids[chosen] = stamp.id
+                self._ids[owner, chosen] = stamp.id
 
     def close(self, name: str) -> None:
         """Note that nothing more is sent of an answer; the oldest is forgotten for it."""
@@ -70,17 +72,17 @@ class Records:
             self._over[name] = record
             if len(self._over) > KEPT:
                 oldest, forgotten = self._over.popitem(last=False)
-                if self._ids.get(forgotten.chosen) == oldest:
-                    del self._ids[forgotten.chosen]
+                chosen = forgotten.owner, forgotten.chosen
+                if self._ids.get(chosen) == oldest:
+                    del self._ids[chosen]
 
-    def told(self, name: str, owner: str | None = None) -> JsonObject | None:
-        """What is known of the answer with an id; None if nothing is, or if it is not
-        that owner's.
-        """
+    def told(self, name: str, owner: str = "") -> JsonObject | None:
+        """What is known of the answer with an id, of those of one owner."""
         with self._lock:
-            each = name, self._ids.get(name, ""), answer_of(name)
-            record = next(filter(None, map(self._found, each)), None)
-            if record is None or owner not in (None, record.owner):
+            each = name, self._ids.get((owner, name), ""), answer_of(name)
+            found = [one for one in map(self._found, each) if one is not None]
+            record = next((one for one in found if one.owner == owner), None)
+            if record is None:
                 return None
             ended = dict(record.ended)
         live = self._serving(record.stamp.id, ended)
@@ -96,7 +98,7 @@ class Records:
             "prompts": [one for _, one in prompts],
         }
 
-    def cancel(self, name: str, owner: str | None = None) -> JsonObject | None:
+    def cancel(self, name: str, owner: str = "") -> JsonObject | None:
         """End an answer's prompts that the engine has; as `told`, before they have ended,
         with how many these are as `cancelled`.
         """

@@ -129,9 +129,9 @@ def surrounded(
     the records of its answers, once there is one; lines are logged once `begin` says so.
     """
 
-    def told(name: str) -> JsonObject | None:
+    def told(name: str, owner: str) -> JsonObject | None:
         found = application()
-        return None if found is None else found.records.told(name)
+        return None if found is None else found.records.told(name, owner)
 
     with contextlib.ExitStack() as stack:
         if options.traces:

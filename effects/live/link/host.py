@@ -21,7 +21,6 @@ from minfer.effects.live.client import Died, EngineClient, Message, News, Snapsh
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import SUSPECT, Quarantine
-from minfer.effects.live.link.questions import Questions
 from minfer.effects.live.link.shares import Session, Shares
 from minfer.effects.live.totals import NOTHING_COUNTED, Totals, joined_totals
 from minfer.messages import Finished, clip
@@ -64,7 +63,6 @@ class Host:
         self._shares = Shares()
         self._resets = 0  # of the prefix cache, by all fronts that there ever were
         self._quarantine = Quarantine()
-        self._questions = Questions()
         self._fronts = fronts
         self._missing = set(range(fronts))
         self._opened = 0.0
@@ -133,7 +131,6 @@ class Host:
         """A link is over: nobody wants what was asked for over it."""
         with self._lock:
             self._sessions.remove(session)
-            self._questions.leave(session)
             gone = set(session.ids)
             for name in gone:
                 self._forget(name)
@@ -160,15 +157,25 @@ class Host:
                         self._client.finish([e for e in ends if e.id in session.ids])
                 case wire.ResetCache():
                     self._resets += 1
-                case wire.Ask():
-                    others = [one for one in self._sessions if one.front is not None]
-                    others = [one for one in others if one is not session]
-                    self._questions.ask(session, message, others)
-                case wire.Answer():
-                    self._questions.answer(session, message)
+                case wire.Ask() | wire.Answer():
+                    self._pass_on(session, message)
                 case wire.Counted(totals):
                     if session.front is not None:
                         self._counted[session.front] = totals
+
+    def _pass_on(self, session: Session, message: wire.Ask | wire.Answer) -> None:
+        """Pass a front's question on to all others, or an answer to who asked."""
+        if isinstance(message, wire.Answer):
+            for one in self._sessions:
+                if one.front == message.front:
+                    one.send(wire.encoded(message.told))
+            return
+        others = [one for one in self._sessions if one.front not in (None, session.front)]
+        for one in others:
+            asked = (session.front or 0, message.number, len(others), message.wanted)
+            one.send(wire.encoded(wire.Asked(*asked)))
+        if not others:
+            session.send(wire.encoded(wire.Told(message.number, 0)))
 
     def _greet(self, session: Session, hello: wire.Hello) -> None:
         if not 0 <= hello.front < self._fronts:

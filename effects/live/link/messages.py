@@ -77,15 +77,23 @@ class Wanted(Struct, frozen=True):
 class Ask(Struct, tag="ask", frozen=True):
     """Ask all other fronts."""
 
-    number: int
+    number: int  # of the question; no other one of this server has it
     wanted: Wanted
 
 
-class Answer(Struct, tag="answer", frozen=True):
-    """What this front knows of what it was `Asked`."""
+class Told(Struct, tag="told", frozen=True):
+    """What one front knows of what another one asked."""
 
-    number: int
+    number: int  # of the question
+    others: int  # fronts that were asked; each of them answers
     record: bytes = b""  # JSON, or nothing
+
+
+class Answer(Struct, tag="answer", frozen=True):
+    """What this front knows of what it was `Asked`, for the front that asks."""
+
+    front: int
+    told: Told
 
 
 ToEngine: TypeAlias = Hello | Submit | Cancel | End | ResetCache | Counted | Ask | Answer
@@ -181,17 +189,12 @@ class Probing(Struct, tag="probing", frozen=True):
 
 
 class Asked(Struct, tag="asked", frozen=True):
-    """Another front asks. The number is the host's."""
+    """Another front asks."""
 
-    number: int
+    front: int  # that asks
+    number: int  # of its question
+    others: int  # fronts that are asked
     wanted: Wanted
-
-
-class Told(Struct, tag="told", frozen=True):
-    """The answer to an `Ask`."""
-
-    number: int
-    record: bytes = b""  # JSON, or nothing: nobody knows
 
 
 ToFront: TypeAlias = Progress | Ready | News | State | Probing | Asked | Told

@@ -55,7 +55,7 @@ def logged(
         async def send(message: Any) -> None:
             del message
 
-        def known(name: str) -> JsonObject | None:
+        def known(name: str, _: str) -> JsonObject | None:
             return told if name == "cmpl-1" else None
 
         log = AccessLog(app, kept, form, "front 0", known)

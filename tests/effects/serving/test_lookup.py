@@ -14,6 +14,7 @@ from minfer.effects.live.link.messages import Wanted
 from minfer.effects.live.link.questions import Inquirer
 from minfer.effects.serving import lookup
 from minfer.effects.serving.bounds import Bounds
+from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.keys import read_keys
 from minfer.effects.serving.lookup import Lookup
 from tests.effects.served import Serving, events, serving
@@ -81,43 +82,60 @@ def test_other_fronts_are_asked_for_what_is_not_known_here(
     monkeypatch.setattr(lookup, "PATIENCE", 0.05)
     said: list[Any] = []
     inquirer = Inquirer()
-    inquirer.connect(said.append)
     here: Any = Records({"a": {"id": "a"}})
     found = Lookup(here)
     found.join(inquirer)
 
     async def ask() -> list[Any]:
+        with pytest.raises(ApiError, match="cannot be asked now"):
+            await found.find(Wanted("b", "Ann"))
+        inquirer.connect(said.append)
         known = await found.find(Wanted("a", "Ann"))
         waiting = asyncio.create_task(found.find(Wanted("b", "Ann", True)))
         await asyncio.sleep(0)
-        inquirer.told(wire.Told(said[0].number, b'{"id": "b"}'))
-        # The third hears nothing in time, and the last is no id that could be known.
-        silent = await found.find(Wanted("c", "Ann"))
-        return [known, await waiting, silent, await found.find(Wanted("x" * 500))]
+        inquirer.told(wire.Told(said[0].number, 1, b'{"id": "b"}'))
+        with pytest.raises(ApiError, match="did not answer in time"):
+            await found.find(Wanted("c", "Ann"))
+        # The last is no id that could be known.
+        return [known, await waiting, await found.find(Wanted("x" * 500))]
 
-    assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None, None]
+    assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None]
     asked = [one.wanted for one in said]
     assert asked == [Wanted("b", "Ann", True), Wanted("c", "Ann")]
-    assert not inquirer._asked
-    inquirer.asked(wire.Asked(7, Wanted("a", "Ann")))
-    inquirer.asked(wire.Asked(8, Wanted("a", "Bob")))
-    assert said[2:] == [wire.Answer(7, b'{"id": "a"}'), wire.Answer(8)]
+    assert not inquirer._open
+    inquirer.asked(wire.Asked(1, 7, 2, Wanted("a", "Ann")))
+    inquirer.asked(wire.Asked(1, 8, 2, Wanted("a", "Bob")))
+    first, second = wire.Told(7, 2, b'{"id": "a"}'), wire.Told(8, 2)
+    assert said[2:] == [wire.Answer(1, first), wire.Answer(1, second)]
 
 
-def test_a_key_finds_only_its_own(folder: str) -> None:
-    keys = read_keys(["first", "second"], None)
+def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -> None:
+    keys = read_keys(["first", "second", "third"], None)
     with serving(folder, service={"bounds": Bounds(keys=keys)}, **SLOW) as served:
-        first, second = ({"x-api-key": key} for key in ("first", "second"))
-        headers = {**first, "x-request-id": "mine"}
-        url = f"{served.url}/v1/completions"
-        body = {"prompt": "x", "max_tokens": 1}
-        assert served.http.post(url, json=body, headers=headers).status_code == 200
+        first, second, third = (
+            {"x-api-key": key} for key in ("first", "second", "third")
+        )
+
+        def asked(key: dict[str, str], chosen: str) -> str:
+            headers = {**key, "x-request-id": chosen}
+            body = {"prompt": "x", "max_tokens": 1}
+            url = f"{served.url}/v1/completions"
+            answer = served.http.post(url, json=body, headers=headers)
+            assert answer.status_code == 200
+            return str(answer.json()["id"])
+
+        def found(key: dict[str, str], name: str, method: str = "GET") -> Any:
+            url = f"{served.url}/v1/requests/{name}"
+            return served.http.request(method, url, headers=key).json().get("id")
+
+        hers, his = asked(first, "mine"), asked(second, "mine")
+        # One key's id is what another key's client has chosen.
+        theirs = asked(third, hers)
         for method in ("GET", "DELETE"):
-            for key, status in ((first, 200), (second, 404)):
-                found = served.http.request(
-                    method, f"{served.url}/v1/requests/mine", headers=key
-                )
-                assert found.status_code == status
+            each = [found(key, "mine", method) for key in (first, second, third)]
+            assert each == [hers, his, None]
+            each = [found(key, hers, method) for key in (first, second, third)]
+            assert each == [hers, None, theirs]
 
 
 def test_each_of_two_fronts_knows_what_the_other_has_served() -> None:
