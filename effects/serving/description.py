@@ -59,7 +59,11 @@ PLAIN: Final = (
     Plain(
         "get", "/live", "How the engine is: a stream of events, or one object if once=1."
     ),
-    Plain("get", "/", "A page with a chat, and a live view of the engine; needs no key."),
+    Plain(
+        "get",
+        "/",
+        "A page with a prompt box and a live view of the engine; needs no key.",
+    ),
     Plain("get", "/page/{folder}/{name}", "What that page is made of; needs no key."),
     Plain("get", "/favicon.ico", "The icon of these pages, as SVG; needs no key."),
     Plain("get", "/openapi.json", "This description; needs no key."),

@@ -1,4 +1,4 @@
-"""The page at /: a chat, and a live view of the engine.
+"""The page at /: a prompt box, and a live view of the engine.
 
     files        serves what is here: index.html, style/*.css, script/*.js
     script/main  begins; every script is a module that says what it takes from which other

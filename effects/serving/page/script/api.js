@@ -3,11 +3,9 @@
 import { key, askForKey } from "./key.js";
 
 export class Refused extends Error {
-  constructor(words, status = 0, { code = "", param = "" } = {}) {
+  constructor(words, status = 0) {
     super(words);
     this.status = status;
-    this.code = code;
-    this.param = param;
   }
 }
 
@@ -48,11 +46,7 @@ async function sent(path, body, signal) {
 async function refusal(response) {
   const told = await response.json().catch(() => ({}));
   const words = told.error?.message ?? `it answered with status ${response.status}`;
-  return new Refused(
-    `${opening(response)} ${sentence(words)}`,
-    response.status,
-    told.error ?? {},
-  );
+  return new Refused(`${opening(response)} ${sentence(words)}`, response.status);
 }
 
 function opening(response) {

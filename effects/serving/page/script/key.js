@@ -9,10 +9,6 @@ export function key() {
   return sessionStorage.getItem(NAME) ?? "";
 }
 
-export function forgetKey() {
-  sessionStorage.removeItem(NAME);
-}
-
 // Resolves to whether a key was given.
 export function askForKey(wrong) {
   asking ??= dialog(wrong).finally(() => (asking = null));

@@ -1,9 +1,9 @@
-// Which of chat and live view is shown: what the address says after its #.
+// Which of prompt and live view is shown: what the address says after its #.
 
 import { $ } from "./dom.js";
 import { look } from "./live.js";
 
-const VIEWS = ["chat", "live", "both"];
+const VIEWS = ["prompt", "live", "both"];
 const ROOM = matchMedia("(min-width: 1100px)"); // for both, side by side
 
 export function listenToViews() {
@@ -16,7 +16,7 @@ export function listenToViews() {
 function show() {
   const asked = location.hash.slice(1);
   const view = !VIEWS.includes(asked)
-    ? "chat"
+    ? "prompt"
     : asked === "both" && !ROOM.matches
       ? "live"
       : asked;
@@ -25,7 +25,7 @@ function show() {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  $("chat").inert = view === "live";
-  $("live").inert = view === "chat";
-  look(view !== "chat" && !document.hidden);
+  $("prompt").inert = view === "live";
+  $("live").inert = view === "prompt";
+  look(view !== "prompt" && !document.hidden);
 }

@@ -1,8 +1,8 @@
 """The picture of the server's page in its README, anew:
 `python -m tests.effects.serving.page.picture`.
 
-Somebody chats with the bundled model, while others ask it for texts: more and more of
-them, until some have to wait.
+A prompt is answered by the bundled model, while clients ask it for texts: more and more
+of them, until some have to wait.
 """
 
 import sys
@@ -22,11 +22,7 @@ SEATS: Final = 12
 CLIENTS: Final = 17
 SECONDS: Final = 24.0  # in which all of them come
 WIDE, HIGH = 1440, 860
-SAID: Final = (
-    "Sort these words: pear, fig, apple, cherry",
-    "How many r are in strawberry?",
-    "Write a function that says whether a number is prime.",
-)
+SAID: Final = "Write a function that says whether a number is prime."
 BEGINNINGS: Final = ("import os\n", "class Queue:\n", "def read(path):\n", "try:\n")
 
 
@@ -65,10 +61,9 @@ def main(picture: Path = PICTURE) -> int:
         for one in clients:
             one.start()
         try:
-            for count, text in enumerate(SAID, 1):
-                time.sleep(SECONDS / len(SAID))
-                write(page, text)
-                settled(page, count)
+            time.sleep(SECONDS)
+            write(page, SAID)
+            settled(page)
             picture.write_bytes(page.picture())
         finally:
             over.set()

@@ -32,7 +32,7 @@ def test_the_view_moves_and_listens_only_while_it_is_seen(
     assert "preemptions0" in cards["Since the start"]
     labels = "[...document.querySelectorAll('.card svg')].map((one) => one.ariaLabel)"
     assert all(chromium.value(labels))
-    press(chromium, "[data-view=chat]")
+    press(chromium, "[data-view=prompt]")
     dry.until(lambda: live.viewers == 0)
     assert chromium.complaints == []
 
@@ -53,10 +53,10 @@ def test_a_server_that_stops_looking_well_is_told_of(
 def test_both_are_seen_side_by_side(chromium: Browser, dry: Serving) -> None:
     visit(chromium, dry, "both")
     chromium.wait("document.querySelector('#health').dataset.state === 'well'")
-    wide = "['chat', 'live'].map((id) => document.getElementById(id).clientWidth > 400)"
+    wide = "['prompt', 'live'].map((id) => document.getElementById(id).clientWidth > 400)"
     assert chromium.value(wide) == [True, True]
     write(chromium, "Hello?")
-    chromium.wait("document.querySelector('.assistant .about')?.textContent")
+    chromium.wait("document.querySelector('#answer').textContent")
     assert chromium.complaints == []
     visit(chromium, dry, "both", wide=390)
     assert chromium.value("document.body.dataset.view") == "live"

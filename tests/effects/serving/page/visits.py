@@ -23,7 +23,7 @@ def spoken(served: Serving) -> int:
 
 
 def visit(
-    chromium: Browser, served: Serving, view: str = "chat", *, wide: int = 1280
+    chromium: Browser, served: Serving, view: str = "prompt", *, wide: int = 1280
 ) -> None:
     """Open the page of a server in a browser that knows nothing of it yet."""
     size = {"width": wide, "height": 800, "deviceScaleFactor": 1, "mobile": False}
@@ -46,7 +46,7 @@ def go(chromium: Browser, url: str) -> None:
 
 
 def write(chromium: Browser, text: str) -> None:
-    """Write a message, and send it."""
+    """Write a prompt, and send it."""
     chromium.value("document.querySelector('#input').focus()")
     chromium.write(text)
     chromium.key("Enter")
@@ -66,12 +66,9 @@ def text(chromium: Browser, selector: str) -> list[str]:
     return told
 
 
-def settled(chromium: Browser, answers: int = 1) -> None:
-    """Wait until there are so many answers, and all have ended."""
-    chromium.wait(
-        f"document.querySelectorAll('.assistant').length === {answers} && "
-        "!document.querySelector('.assistant.busy')"
-    )
+def settled(chromium: Browser) -> None:
+    """Wait until the answer has ended."""
+    chromium.wait("document.querySelector('#answer').ariaBusy === 'false'")
 
 
 def overhear(chromium: Browser) -> None:
