@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -153,3 +154,36 @@ def test_each_of_two_fronts_knows_what_the_other_has_served() -> None:
         assert httpx.get(f"{url}/v1/requests/nobodys").status_code == 404
         found = httpx.delete(f"{url}/v1/requests/{names[0]}")
         assert found.json()["cancelled"] == 0
+
+
+def test_a_running_request_is_cancelled_at_any_front_with_its_own_key(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps([{"name": name, "key": name} for name in ("ann", "bob")]))
+    body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with process("--api-processes", "2", "--api-keys-file", str(path)) as (_, url):
+
+        def request(method: str, path: str, key: str, **how: Any) -> Any:
+            headers = {"x-api-key": key, "x-request-id": "same"}
+            return httpx.stream(method, url + path, headers=headers, timeout=60, **how)
+
+        def told(method: str, key: str) -> Any:
+            with request(method, "/v1/requests/same", key) as found:
+                return json.loads(found.read())
+
+        with (
+            request("POST", "/v1/completions", "ann", json=body) as hers,
+            request("POST", "/v1/completions", "bob", json=body) as his,
+        ):
+            lines = {"ann": hers.iter_lines(), "bob": his.iter_lines()}
+            ids = {key: next(events(each))["id"] for key, each in lines.items()}
+            for key, name in ids.items():
+                for _ in range(8):  # each on a connection of its own
+                    found = told("GET", key)
+                    assert (found["id"], found["state"]) == (name, "running")
+            for key, each in lines.items():
+                assert told("DELETE", key)["cancelled"] == 1
+                last = [line for line in each if line][-1]
+                error = json.loads(last.removeprefix("data: "))["error"]
+                assert error["code"] == "cancelled"
