@@ -9,19 +9,16 @@ new one that is fed from the beginning.
 Most masks take some ten microseconds, and those of all rows are made at once, on all
 processors, while the forward runs that they are for (`begin`). A few take milliseconds:
 where a grammar is ambiguous, or its strings are bounded. Their neighbours would wait for
-these; so a *slow* sample is paused, its mask is made by a thread of its own, and it is
-planned for one token once that is there:
+these. So there is one bound, MASK_WAIT, for one mask:
 
-    a request arrives                 its samples are slow, and paused; but not who gets
-                                      a matcher that has served others (idle.py)
-    a mask of a slow one is there     it may be planned; if it was quick, it is slow no
-                                      more: at first; later, if several in a row were
-    a slow one was planned            it is paused again
-    the masks of a step took long,    all who were in it are slow, until they are seen
-    as those of one shortly before;   one by one: a few quick masks are enough
-    or very long
-    a mask took very long             who has the same grammar later is slow until several
-                                      in a row were quick
+    a request arrives                 a thread makes the first mask of each sample, unless
+                                      it gets a matcher that served others (idle.py)
+    a thread makes a sample's mask    the sample is paused, and so skips steps, until the
+                                      mask is there
+    a thread made it within the       the sample's masks are made with those of others
+    bound                             from then on
+    a mask that was made with those   threads make all further masks of that request
+    of others exceeded the bound
 
 Rows may have drafts (foreseen.py): then there is a mask behind each of them, too
 (mask_batch.py). Slow samples have none.
@@ -46,7 +43,12 @@ from minfer.effects.live.mask_batch import Batch
 from minfer.effects.live.masks import Guess, Masked, at_once, lends_nothing
 from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
 from minfer.effects.text.grammars.lines import Barring, Lines, fill
-from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
+from minfer.effects.text.grammars.protocol import (
+    MASK_WAIT,
+    GrammarError,
+    Matcher,
+    Move,
+)
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.grammars.threads import FOR_SLOW, Threads
 from minfer.messages import Event, Execute, Finish, Pause
@@ -54,19 +56,7 @@ from minfer.plan import Plan
 from minfer.request import Request
 from minfer.sequence import Running, SampleId
 from minfer.state import EngineState, Transition
-from minfer.structured import StructuredOutputs
 
-QUICK: Final = 5e-4  # seconds of a processor, for one mask
-IN_A_ROW: Final = 8  # quick masks, after which a sample that was slow is so no more
-SUSPECTED: Final = 2  # likewise, if it was not seen by itself, but among others
-CLOSE: Final = 4  # steps within which it is no chance that masks take long twice
-# Seconds: masks of a step that took so long, and so much for each, have slow ones in it,
-# if that is no chance: on a busy machine any thread may be held up for milliseconds.
-LONG: Final = 2e-3
-LONG_EACH: Final = 3e-5
-# Seconds of one mask, for which its grammar is remembered: so many grammars, the newest.
-AWFUL: Final = 8e-3
-MOST_AWFUL: Final = 256
 ANY: Final = -1  # a word that allows all its tokens
 NOTHING: Final = frozenset[int]()
 
@@ -82,14 +72,12 @@ class GrammarMasks:
         self._block_size = block_size
         self._ends = ends
         self._walks: dict[SampleId, Walk] = {}
-        self._slow: dict[SampleId, Walk] = {}  # some of these
-        self._awful: dict[StructuredOutputs, None] = {}  # grammars, the newest last
+        self._slow: dict[SampleId, Walk] = {}  # those whose masks threads make
         self._pauses = deque[Pause]()  # that the engine is to be told
         self._threads = Threads(FOR_SLOW, "minfer-masks")
         self._post: Callable[[Event], object] = self._nobody
         self._lend: Callable[[int], Lines | None] = lends_nothing
         self._barring = Barring()
-        self._quick = CLOSE  # steps since the last one whose masks took long
 
     def __len__(self) -> int:
         return len(self._walks)
@@ -116,9 +104,8 @@ class GrammarMasks:
         return told
 
     def turned(self, transition: Transition) -> None:
-        """As `MaskMaker` says: slow samples that were planned are paused again, if others
-        run whom they would hold up; of those whose last token came, the next mask is
-        made.
+        """As `MaskMaker` says: slow samples that were planned are paused again; of those
+        whose last token came, the next mask is made.
         """
         if not self._slow:
             return
@@ -128,11 +115,10 @@ class GrammarMasks:
             for i, name in enumerate(run.ids)
             if (walk := self._slow.get(name)) is not None  # threads take some out
         ]
-        if len(run) > 1:  # even if all are slow: most may have been in a step with one
-            planned = _planned(transition)
-            for i, walk in slow:
-                if run.gens[i] in planned:
-                    self._pause(walk)
+        planned = _planned(transition)
+        for i, walk in slow:
+            if run.gens[i] in planned:
+                self._pause(walk)
         flying = {gen for plan in transition.state.inflight for gen in plan.gens}
         for i, walk in slow:
             # In this order: a job that is done has said that it may go on. Who was never
@@ -197,9 +183,7 @@ class GrammarMasks:
         """
         walk = self._walk((request.id, sample), request)
         asked = request.sampling.structured_outputs
-        if asked in self._awful:
-            walk.quick_left = IN_A_ROW
-        elif asked is not None and (idle := self._grammars.idle(asked)) is not None:
+        if asked is not None and (idle := self._grammars.idle(asked)) is not None:
             self._give(walk, idle)
             return
         self._slow[walk.name] = walk
@@ -261,10 +245,10 @@ class GrammarMasks:
         walk.allowed = None
         if walk.matcher is None and walk.failed is None:
             self._open(walk)
-        if walk.matcher is not None:
-            batch.moves.append(Move(walk.matcher, due.back, due.tokens, line))
-        elif walk.failed is not None:
+        if walk.failed is not None:
             batch.errors[line] = walk.failed
+        elif walk.matcher is not None:
+            batch.moves.append(Move(walk.matcher, due.back, due.tokens, line))
 
     def _written(self, batch: Batch, lines: Lines, plan: Plan, run: Running) -> Masked:
         """Write the masks of a step; returns who of it is at its end."""
@@ -293,24 +277,17 @@ class GrammarMasks:
     def _make_at_once(self, batch: Batch, lines: Lines) -> dict[int, GrammarError]:
         """The masks of a step, but for those that are there."""
         moves = batch.moves
-        begun = time.monotonic()
         try:
             errors = self._grammars.masks(moves, lines)
         # A library's panic, which is of no other kind: those of the step that have a
         # grammar end, and the others go on.
         except BaseException as error:
             errors = {one.line: GrammarError(str(error)) for one in moves}
-        made = len(moves)
-        if batch.behind:
-            made += sum(one.reached for one in moves)
-            for one in moves:
-                if one.spoilt:
-                    batch.walks[one.line].spoil()
-        over = time.monotonic() - begun - LONG - LONG_EACH * made
-        if over > 0 and (self._quick < CLOSE or over > AWFUL):
-            self._suspect(batch, over)
-        if moves:  # else nothing was made that could take long
-            self._quick = 0 if over > 0 else self._quick + 1
+        for one in moves:
+            if one.spoilt:
+                batch.walks[one.line].spoil()
+            if one.late:
+                self._was_late(batch.walks[one.line].request)
         return errors
 
     def _try_anew(
@@ -322,6 +299,8 @@ class GrammarMasks:
         for line in [*batch.errors]:
             walk, i = batch.walks[line], places[line]
             if i is None or walk.matcher is None or not walk.matcher.served:
+                continue
+            if walk.failed is not None:
                 continue
             walk.spoil()
             bits = self._anew(due_at(walk, run, i, self._block_size))
@@ -338,23 +317,12 @@ class GrammarMasks:
             return due.walk.failed or GrammarError("there is no matcher")
         return _moved(matcher, due)
 
-    def _suspect(self, batch: Batch, over: float) -> None:
-        """The masks of a step took so many seconds too long: all of it are slow."""
-        here = {one.request.sampling.structured_outputs for one in batch.walks.values()}
-        if len(here) == 1:  # else it is found out when they are seen one by one
-            self._remember(here.pop(), over)
-        for walk in batch.walks.values():
-            walk.quick_left = max(walk.quick_left, SUSPECTED)
-            self._slow[walk.name] = walk
-
-    def _remember(self, asked: StructuredOutputs | None, spent: float) -> None:
-        """A mask of a grammar took so long. Called by any thread; if two do so at once,
-        one may be forgotten.
-        """
-        if asked is None or spent < AWFUL:
-            return
-        awful = [one for one in [*self._awful] if one != asked]
-        self._awful = dict.fromkeys([*awful[1 - MOST_AWFUL :], asked])
+    def _was_late(self, request: Request) -> None:
+        """A step waited too long for a mask: threads make those of this request."""
+        for name, walk in self._walks.items():
+            if walk.request is request:
+                walk.late = True
+                self._slow[name] = walk
 
     def _make_alone(self, due: Due) -> None:
         """Have a thread make the mask of a slow sample, and say so; unless it is there,
@@ -368,8 +336,12 @@ class GrammarMasks:
 
     def _alone(self, due: Due) -> None:
         walk = due.walk
-        if self._walks.get(walk.name) is walk:  # else it has left meanwhile
-            self._make(due)
+        try:
+            if self._walks.get(walk.name) is walk:  # else it has left meanwhile
+                self._make(due)
+        # Whatever it is: a sample that stayed paused would wait for ever.
+        except BaseException as error:
+            walk.failed = GrammarError(f"making its mask failed: {error!r}")
         walk.paused = False
         now = self._walks.get(walk.name)
         # Who has its id by now is told by a job of its own.
@@ -380,7 +352,7 @@ class GrammarMasks:
         """The mask of a slow sample, and whether it is slow any more."""
         walk = due.walk
         matcher = walk.matcher or self._open(walk)
-        begun = _worked(matcher)
+        begun = time.thread_time()
         if matcher is not None:
             bits = _moved(matcher, due)
             if isinstance(bits, GrammarError) and matcher.served:
@@ -389,13 +361,8 @@ class GrammarMasks:
                 bits = self._anew(evolve(due, back=0, tokens=whole))
                 walk.given = due.length
             walk.allowed = Allowed(due.length, bits)
-        spent = _worked(matcher) - begun
-        self._remember(walk.request.sampling.structured_outputs, spent)
-        if spent > QUICK:
-            walk.quick_left = IN_A_ROW
-        else:
-            walk.quick_left -= 1
-        if walk.quick_left <= 0 and self._slow.get(walk.name) is walk:
+        quick = time.thread_time() - begun <= MASK_WAIT
+        if quick and not walk.late and self._slow.get(walk.name) is walk:
             del self._slow[walk.name]
 
     def _open(self, walk: Walk) -> Matcher | None:
@@ -432,11 +399,6 @@ def _planned(transition: Transition) -> set[int]:
     commands = transition.commands
     plans = [one.plan for one in commands if isinstance(one, Execute)]
     return {gen for plan in plans for gen in plan.gens}
-
-
-def _worked(matcher: Matcher | None) -> float:
-    """Seconds that this thread has computed, and others for a matcher, so far."""
-    return time.thread_time() + (0.0 if matcher is None else matcher.beside)
 
 
 def _moved(matcher: Matcher, due: Due) -> bytes | GrammarError:

@@ -30,7 +30,7 @@ class Walk:
     # Of one that is slow:
     paused: bool = False  # as the engine was told
     job: "Future[None] | None" = None  # of a thread, that makes its next mask
-    quick_left: int = 1  # masks in a row that have to be quick until it is slow no more
+    late: bool = False  # a step waited too long for a mask of its request
     never: frozenset[int] = frozenset()  # tokens that it may not draw, whatever is said
     foresees: bool = True  # whether to find out what it forces takes no time
     spoilt: bool = False  # whether it has lost a matcher

@@ -9,9 +9,7 @@ Of those who have drafts the masks behind these are made as well, place by place
 all go forward by a draft, and get a mask there. Then they go back. For that there is less
 time than others would notice; who has more drafts gets fewer masks.
 
-Whose fault it is if that takes long cannot be seen from outside. So what comes after a
-call that took longer than one mask may take is made, and timed, row by row: who is too
-slow then ends (`walking.py`), and the others go on as before.
+Whose mask takes longer than MASK_WAIT is found out meanwhile (watching.py).
 """
 
 import time
@@ -20,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define
 
-from minfer.effects.text.grammars.lines import WORD, Lines, fill
-from minfer.effects.text.grammars.protocol import GrammarError, Move
-from minfer.effects.text.grammars.walking import MOST_SECONDS, LlguidanceMatcher, check
+from minfer.effects.text.grammars.lines import WORD, Lines
+from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, Move
+from minfer.effects.text.grammars.walking import LlguidanceMatcher, check
+from minfer.effects.text.grammars.watching import Watch
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -41,8 +40,8 @@ class AtOnce:
         from llguidance import LLExecutor
 
         self._executor = LLExecutor()
+        self._watch = Watch()
         self.words = -(-vocab_size // WORD)  # of a line
-        self._suspicious = False  # whether the last call took long
         self._ends = frozenset(ends)
 
     def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
@@ -54,16 +53,15 @@ class AtOnce:
         going = [(walk, one.line) for walk, one in zip(inner, moves, strict=True)]
         if errors:
             going = [pair for pair in going if pair[1] not in errors]
-            moves = [one for one in moves if one.line not in errors]
-        begun = time.monotonic()
-        if self._suspicious:
-            errors |= _made_alone(moves, lines)
-            self._suspicious = False
-        else:
+        if not going:
+            return errors
+        with self._watch.over(lines, [line for _, line in going]) as call:
             errors |= self._made(going, lines)
-            if any(one.drafts for one in moves):
-                self._behind([one for one in moves if one.line not in errors], lines)
-            self._suspicious = time.monotonic() - begun > MOST_SECONDS
+        if call.late:
+            for one in moves:
+                one.late |= one.line in call.late
+        if any(one.drafts for one in moves):
+            self._behind([one for one in moves if one.line not in errors], lines)
         return errors
 
     def _moved(
@@ -72,14 +70,15 @@ class AtOnce:
         """Move them; for each that cannot go there, why."""
         errors: dict[int, GrammarError] = {}
         simple = [
-            (walk, one.tokens[0])
+            (walk, one)
             for walk, one in zip(inner, moves, strict=True)
             if not one.back and len(one.tokens) == 1
         ]
         if len(simple) > FEW:
-            took = self._executor.consume_token_par(simple)
+            pairs = [(walk, one.tokens[0]) for walk, one in simple]
+            took = self._executor.consume_token_par(pairs)
         else:
-            took = [walk.consume_token(token) for walk, token in simple]
+            took = [_take(walk, one) for walk, one in simple]
         if len(simple) == len(moves) and all(took):
             return errors
         fine = iter(took)
@@ -169,15 +168,12 @@ def _inner(moves: Sequence[Move]) -> "list[LLMatcher]":
         raise TypeError(f"{next(others)!r} was made by somebody else") from None
 
 
-def _made_alone(moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
-    """Have each matcher write its own mask, which is timed."""
-    errors = {}
-    for one in moves:
-        try:
-            fill(lines[one.line], one.matcher.mask())
-        except GrammarError as error:
-            errors[one.line] = error
-    return errors
+def _take(inner: "LLMatcher", move: Move) -> bool:
+    """Have a matcher take its one token; whether that is allowed."""
+    begun = time.monotonic()
+    fine = inner.consume_token(move.tokens[0])
+    move.late = time.monotonic() - begun > MASK_WAIT
+    return fine
 
 
 def _why(inner: "LLMatcher") -> GrammarError:

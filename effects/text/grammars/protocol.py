@@ -8,7 +8,7 @@ wherever the output may be over, and alone once it must be.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from attrs import define
 
@@ -16,6 +16,11 @@ from minfer.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from minfer.effects.text.grammars.lines import Lines
+
+# Seconds that one mask, or one token that a matcher takes, may keep a step waiting. The
+# masks of a request that exceeds it are made by threads, and its rows skip steps until
+# they are there.
+MASK_WAIT: Final = 5e-3
 
 
 class GrammarError(ValueError):
@@ -33,7 +38,6 @@ class MissingLibraryError(GrammarError):
 class Matcher(Protocol):
     """One output on its way through a grammar. For one thread at a time."""
 
-    beside: float  # seconds that it has kept other threads busy so far
     served: int  # tokens of other outputs that went through it before
 
     def restart(self) -> None:
@@ -102,6 +106,7 @@ class Move:
     behind: int = 0
     reached: int = 0
     spoilt: bool = False
+    late: bool = False  # as `Compiler.masks` found: it took longer than MASK_WAIT
 
 
 class Compiler(Protocol):
@@ -112,8 +117,8 @@ class Compiler(Protocol):
 
     def masks(self, moves: Sequence[Move], lines: "Lines") -> dict[int, GrammarError]:
         """Move matchers that this compiler made, each another one; then write the mask of
-        each to its line. Returns why there is none, by line. On as many processors as
-        there are; other threads run meanwhile.
+        each to its line. Returns why there is none, by line, and marks moves that were
+        `late`. On as many processors as there are; other threads run meanwhile.
 
         Lines are contiguous. None allows nothing, but for what is `never` allowed.
         """

@@ -3,24 +3,23 @@
 Its matchers never raise; they fall into a state of error, which is looked for after each
 call.
 
-A token takes microseconds. Where a grammar is ambiguous it takes milliseconds, the more
-the longer the output is; and the library lets no other thread of Python run meanwhile:
-the engine would stand still, although it is a thread of its own that waits. It does let
-them run while several matchers take a token at once. So a matcher that is slow gets a
-companion, which takes the same tokens, and of which nothing is expected.
+A token takes microseconds. Where a grammar is ambiguous it takes up to 0.4 s, the more
+the longer the output is; and the library holds Python's lock meanwhile, so that the
+engine would stand still. It does not hold it while several matchers take a token at once.
+So once a token took longer than MASK_WAIT, a second matcher takes each of the following
+ones at the same time; what comes of it is not used.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError
 from minfer.effects.text.grammars.threads import FOR_SLOW
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-SLOW: Final = 5e-4  # seconds of a processor, for one token
 PAIRED: Final = 1 + FOR_SLOW  # threads of slow matchers, and one for all companions
 MOST_SECONDS: Final = 0.1  # of a processor, for one mask
 MOST_FORCED: Final = 256  # bytes of forced text that are split into tokens at once
@@ -36,17 +35,13 @@ class Companions:
         # Not the one that makes masks for steps: a slow token would hold those up.
         self._executor: LLExecutor | None = None
 
-    def take(self, inner: "LLMatcher", companion: "LLMatcher", token: int) -> float:
-        """Have a matcher take a token, together with its companion; returns the seconds
-        that took, in other threads.
-        """
+    def take(self, inner: "LLMatcher", companion: "LLMatcher", token: int) -> None:
+        """Have a matcher take a token, together with its companion."""
         if self._executor is None:
             from llguidance import LLExecutor
 
             self._executor = LLExecutor(PAIRED)
-        begun = time.monotonic()
         self._executor.consume_token_par([(inner, token), (companion, token)])
-        return time.monotonic() - begun
 
 
 class LlguidanceMatcher:
@@ -65,7 +60,6 @@ class LlguidanceMatcher:
         self._vocabulary = vocabulary
         self._companions = companions
         self._companion: LLMatcher | None = None  # of one that is slow
-        self.beside = 0.0
         self.served = 0
 
     def restart(self) -> None:
@@ -76,14 +70,14 @@ class LlguidanceMatcher:
         self._companion = None
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """As `Matcher` says. Others run meanwhile, once a token has taken long."""
+        """As `Matcher` says. Other threads run meanwhile, once a token has taken long."""
         for token in tokens:
             if self._companion is not None:
-                self.beside += self._companions.take(self.inner, self._companion, token)
+                self._companions.take(self.inner, self._companion, token)
             else:
                 begun = time.thread_time()
                 self.inner.consume_token(token)
-                if time.thread_time() - begun > SLOW:
+                if time.thread_time() - begun > MASK_WAIT:
                     self._companion = self._companions.make()
             check(self.inner)
 

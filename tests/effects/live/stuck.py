@@ -4,13 +4,12 @@ However busy the machine is: masks that take long are made elsewhere than those 
 made at once, so here nothing is said to take long.
 """
 
-from math import inf
 from typing import Any
 
 import pytest
 
 from minfer.effects.live import grammar_masks
-from minfer.effects.text.grammars import at_once
+from minfer.effects.text.grammars import at_once, watching
 from minfer.effects.text.grammars.at_once import AtOnce
 from minfer.effects.text.grammars.protocol import GrammarError
 
@@ -19,9 +18,9 @@ MADE = AtOnce._made
 
 def stick_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks fail from where an output may be over."""
-    monkeypatch.setattr(grammar_masks, "QUICK", inf)
-    monkeypatch.setattr(grammar_masks, "LONG", inf)
-    monkeypatch.setattr(at_once, "MOST_SECONDS", inf)
+    monkeypatch.setattr(grammar_masks, "MASK_WAIT", 60.0)
+    monkeypatch.setattr(at_once, "MASK_WAIT", 60.0)
+    monkeypatch.setattr(watching, "PROCESSORS", 0)
     monkeypatch.setattr(AtOnce, "_made", _failing)
 
 

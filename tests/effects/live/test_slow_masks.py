@@ -2,25 +2,19 @@
 
 import concurrent.futures.thread
 import threading
+from itertools import pairwise
 
 import pytest
 
 from minfer.effects.live import grammar_masks
 from minfer.effects.live.grammar_masks import (
-    AWFUL,
-    CLOSE,
-    LONG,
-    LONG_EACH,
-    MOST_AWFUL,
-    QUICK,
     STUCK,
-    SUSPECTED,
     GrammarMasks,
 )
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.live.walks import Due
+from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import Cancel, Ignored, Pause
-from minfer.structured import StructuredOutputs
 from tests.effects.live.slow import SLOW, Engine, on, plain
 from tests.effects.live.walkers import Clock, Counting, ask, counted
 
@@ -78,7 +72,7 @@ def test_each_sample_of_a_request_is_paused_for_itself(clock: Clock) -> None:
 
 def test_who_was_quick_is_slow_no_more(clock: Clock) -> None:
     engine = Engine(clock)
-    engine.compiler.costs = [QUICK, SLOW]
+    engine.compiler.costs = [MASK_WAIT, SLOW]
     engine.turn(plain(), ask("a"), ask("b"))
     assert engine.slow == {"a", "b"}
     engine.threads.run()
@@ -90,111 +84,50 @@ def test_who_was_quick_is_slow_no_more(clock: Clock) -> None:
     assert engine.driver.state.paused == {("b", 0)}
 
 
-def test_a_slow_one_runs_freely_while_nobody_else_does(clock: Clock) -> None:
+def test_a_slow_one_skips_steps_while_nobody_else_runs(clock: Clock) -> None:
     engine = Engine(clock)
     engine.compiler.costs = [SLOW]
     engine.turn(ask("a"))
-    engine.threads.run()
-    engine.turn(times=6)
-    assert engine.lengths("a")[0] >= 4
-    assert engine.slow == {"a"}
-    assert not engine.threads.jobs
-    engine.turn(plain())
-    engine.turn(times=4)  # now it has a neighbour
-    assert engine.driver.state.paused == {("a", 0)}
-    assert len(engine.threads.jobs) == 1
-    length = engine.lengths("a")
-    engine.turn(times=3)
-    assert engine.lengths("a") == length
-
-
-def test_when_its_neighbours_have_ended_it_runs_freely_again(clock: Clock) -> None:
-    engine = Engine(clock)
-    engine.compiler.costs = [SLOW]
-    engine.turn(plain(), ask("a"))
-    engine.threads.run()
-    engine.turn(times=4)
-    engine.turn(Cancel("p"))
-    engine.threads.run()  # the one that it waits for
-    engine.turn(times=6)
-    assert engine.lengths("a")[0] >= 5
-    assert not engine.threads.jobs
-
-
-def test_all_of_a_step_whose_masks_took_long_are_looked_at_one_by_one(
-    clock: Clock,
-) -> None:
-    engine = quick_ones(clock, "a", "b", "c")
-    engine.compiler.made[1].cost = LONG + 3 * LONG_EACH + 0.001
-    engine.turn(times=3)
-    assert engine.slow == {"a", "b", "c"}
-    engine.turn(times=3)
-    assert {name for name, _ in engine.driver.state.paused} == {"a", "b", "c"}
-    for _ in range(SUSPECTED):
-        assert engine.slow == {"a", "b", "c"}
+    lengths = [0]
+    for _ in range(5):
         engine.threads.run()
         engine.turn(times=4)
-    assert engine.slow == {"b"}
-    lengths = engine.lengths("a", "b", "c")
-    engine.turn(times=5)
-    after = engine.lengths("a", "b", "c")
-    grown = [new - old for new, old in zip(after, lengths, strict=True)]
-    assert grown[1] == 0  # its next mask is not there
-    assert min(grown[0], grown[2]) >= 3
+        lengths += engine.lengths("a")
+        assert engine.driver.state.paused == {("a", 0)}
+    # Two steps are planned at once then, and the masks of the second one are its own.
+    assert {b - a for a, b in pairwise(lengths)} <= {1, 2}
+    assert engine.tokens["a"] == counted(lengths[-1])
 
 
-@pytest.mark.parametrize("very", [False, True])
-def test_masks_of_one_step_that_took_long_may_have_been_held_up(
-    clock: Clock, very: bool
-) -> None:
+def test_threads_make_the_masks_of_a_request_after_one_was_late(clock: Clock) -> None:
     engine = quick_ones(clock, "a", "b")
-    for _ in range(5):
-        engine.compiler.made[1].cost = LONG + 2 * LONG_EACH + 0.001 + AWFUL * very
-        engine.turn()
-        engine.compiler.made[1].cost = 0
-        engine.turn(times=CLOSE)
-    assert engine.slow == ({"a", "b"} if very else set())
-
-
-def test_who_takes_long_every_second_time_is_found_out(clock: Clock) -> None:
-    engine = quick_ones(clock, "a", "b")
-    for _ in range(2):
-        engine.compiler.made[1].cost = LONG + 2 * LONG_EACH + 0.001
-        engine.turn()
-        engine.compiler.made[1].cost = 0
-        engine.turn()
-    assert engine.slow == {"a", "b"}
-
-
-def test_so_many_such_grammars_are_remembered(clock: Clock) -> None:
-    masks = Engine(clock).masks
-    for i in range(MOST_AWFUL + 2):
-        masks._remember(StructuredOutputs(regex=f"a{i}"), AWFUL)
-    masks._remember(StructuredOutputs(regex="a5"), AWFUL)
-    assert len(masks._awful) == MOST_AWFUL
-    assert [one.text for one in masks._awful][:: MOST_AWFUL - 1] == ["a2", "a5"]
-    masks._remember(StructuredOutputs(regex="quick"), AWFUL / 2)
-    assert len(masks._awful) == MOST_AWFUL
-
-
-def test_they_are_if_nobody_else_runs(clock: Clock) -> None:
-    engine = quick_ones(clock, "a", "b")
-    engine.turn(Cancel("p"))
-    engine.compiler.made[1].cost = SLOW
-    engine.turn(times=6)
-    assert engine.driver.state.paused == {("a", 0), ("b", 0)}
-    for _ in range(SUSPECTED):
-        assert engine.slow == {"a", "b"}
-        engine.threads.run(but="b")
+    engine.turn(ask("c", n=2))
+    for _ in range(4):
+        engine.threads.run()
+        engine.turn(times=2)
+    assert not engine.slow
+    engine.compiler.made[-1].cost = 1.01 * MASK_WAIT
+    engine.turn()
+    assert engine.slow == {"c"}
+    assert len(engine.masks._slow) == 2  # both samples
+    engine.turn(times=3)
+    assert engine.driver.state.paused == {("c", 0), ("c", 1)}
+    held_up, before = engine.held_up, engine.lengths("a", "b", "p")
+    engine.compiler.made[-1].cost = 0
+    for _ in range(5):  # however quick its masks are from then on
+        engine.threads.run()
         engine.turn(times=4)
-    assert engine.slow == {"b"}
+        assert engine.slow == {"c"}
+    assert engine.held_up == held_up
+    after = engine.lengths("a", "b", "p")
+    assert [new - old for new, old in zip(after, before, strict=True)] == [20] * 3
+    assert engine.tokens["a"] == counted(after[0])
 
 
-def test_masks_of_a_step_that_took_as_long_as_they_may_make_nobody_slow(
-    clock: Clock,
-) -> None:
+def test_masks_within_the_bound_make_nobody_slow(clock: Clock) -> None:
     engine = quick_ones(clock, "a", "b")
-    engine.compiler.made[0].cost = LONG / 2
+    for walker in engine.compiler.made:
+        walker.cost = MASK_WAIT
     engine.turn(times=6)
     assert not engine.slow
 
@@ -236,6 +169,27 @@ def test_a_matcher_that_breaks_in_a_thread_ends_its_sample_alone(clock: Clock) -
     assert set(engine.ends) == {"a"}
 
 
+def test_any_error_in_a_thread_ends_its_sample_alone(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(clock)
+    engine.turn(plain(), ask("a"))
+
+    def broken(due: Due) -> None:
+        raise OSError(f"no more memory for {due.walk.name[0]}")
+
+    monkeypatch.setattr(engine.masks, "_make", broken)
+    engine.threads.run()
+    engine.turn(times=4)
+    ended = engine.ends["a"]
+    assert (ended.reason, ended.length) == ("error", 0)
+    assert ended.error == (
+        f"{STUCK}: making its mask failed: OSError('no more memory for a')"
+    )
+    assert set(engine.ends) == {"a"}
+    assert engine.lengths("p")[0] >= 4
+
+
 def test_who_is_resumed_goes_on_where_its_output_ended(clock: Clock) -> None:
     engine = Engine(clock)
     engine.turn(plain(), ask("a", output=tuple(counted(3))))
@@ -264,12 +218,9 @@ def test_what_is_made_for_somebody_who_has_left_is_nobodys(clock: Clock) -> None
     assert engine.lengths("p") == [3]
 
 
-@pytest.mark.parametrize("cost", [2 * QUICK, SLOW])  # and this is remembered
-def test_nobody_gets_the_matcher_of_one_that_ended_slow(
-    clock: Clock, cost: float
-) -> None:
+def test_nobody_gets_the_matcher_of_one_that_ended_slow(clock: Clock) -> None:
     engine = Engine(clock)
-    engine.compiler.costs = [cost]
+    engine.compiler.costs = [SLOW]
     engine.turn(plain(), ask("a"))
     engine.threads.run()
     engine.turn(times=2)
@@ -288,7 +239,7 @@ def test_a_matcher_of_others_that_fails_in_a_thread_is_replaced(clock: Clock) ->
     assert not engine.slow  # it has that one
     engine.turn(times=3)
     assert engine.lengths("b")[0] > 0
-    walker.cost = LONG + LONG_EACH + AWFUL + 0.001
+    walker.cost = SLOW
     engine.turn(times=2)
     assert engine.slow == {"b"}
     engine.turn(times=4)

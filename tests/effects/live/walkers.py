@@ -10,7 +10,8 @@ from typing import Any
 from attrs import define, field
 
 from minfer.effects.live.walks import Due
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.lines import Lines
+from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, Move
 from minfer.request import Request, SamplingParams
 from minfer.structured import StructuredOutputs
 from tests.effects.text.grammars.one_by_one import OneByOne
@@ -42,7 +43,6 @@ class Walker:
     broken: bool = False
     calls: list[str] = field(factory=list)
     cost: float = 0.0  # seconds, of a mask
-    beside: float = 0.0  # of other threads, so far
     served: int = 0
 
     def restart(self) -> None:
@@ -102,6 +102,13 @@ class Compiler(OneByOne):
         cost = self.costs.pop(0) if self.costs else 0.0
         self.made.append(self.kind(self.clock, cost=cost))
         return self.made[-1]
+
+    def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
+        errors = super().masks(moves, lines)
+        for move in moves:
+            walker: Any = move.matcher
+            move.late = walker.cost > MASK_WAIT
+        return errors
 
 
 @define(eq=False)

@@ -1,6 +1,7 @@
 """Masks of many rows at once are those that each matcher would make for itself."""
 
 import random
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,12 @@ import pytest
 from minfer.effects.text.grammars import at_once as module
 from minfer.effects.text.grammars.at_once import AtOnce
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
-from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
-from minfer.effects.text.grammars.walking import LlguidanceMatcher
+from minfer.effects.text.grammars.protocol import (
+    MASK_WAIT,
+    GrammarError,
+    Matcher,
+    Move,
+)
 from minfer.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
     ENDS,
@@ -63,17 +68,13 @@ def test_of_nobody_there_are_no_masks(at_once: AtOnce) -> None:
     assert masks(at_once, []) == []
 
 
-@pytest.mark.parametrize("suspicious", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_they_are_as_one_by_one_on_random_walks(
-    at_once: AtOnce, seed: int, suspicious: bool
-) -> None:
+def test_they_are_as_one_by_one_on_random_walks(at_once: AtOnce, seed: int) -> None:
     rng = random.Random(seed)
     two = [[matcher(**asked) for asked in EACH] for _ in range(2)]
     outputs: list[list[int]] = [[] for _ in EACH]
     moves: list[tuple[int, tuple[int, ...]]] = [(0, ())] * len(EACH)
     for _ in range(25):
-        at_once._suspicious = suspicious
         made, each = (
             masks(
                 of,
@@ -142,31 +143,36 @@ def test_who_goes_back_too_far_is_an_error_among_the_others(at_once: AtOnce) -> 
     assert isinstance(good, bytes)
 
 
-def test_after_a_long_call_each_is_timed_for_itself(
-    at_once: AtOnce, monkeypatch: pytest.MonkeyPatch
+def test_a_mask_that_takes_longer_than_the_bound_is_late(at_once: AtOnce) -> None:
+    own: Any = at_once._executor
+
+    class Slow:
+        """Writes a line later than all others."""
+
+        consume_token_par = own.consume_token_par
+
+        def unsafe_compute_mask_ptr(self, going: list[Any], *where: int) -> None:
+            own.unsafe_compute_mask_ptr([p for p in going if p[1] != 1], *where)
+            time.sleep(20 * MASK_WAIT)
+            own.unsafe_compute_mask_ptr([p for p in going if p[1] == 1], *where)
+
+    at_once._executor = Slow()  # type: ignore[assignment]  # stands in
+    moves = [Move(matcher(regex="a+"), 0, (), line) for line in range(3)]
+    for _ in range(2):
+        assert not at_once.masks(moves, np.zeros((3, at_once.words), np.int32))
+        assert [one.late for one in moves] == [False, True, False]
+
+
+def test_a_token_that_takes_longer_than_the_bound_is_late(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    walks = [matcher(regex="a+"), matcher(regex="b+")]
-    each = list[Matcher]()
-    own = LlguidanceMatcher.mask
-
-    def noting(self: LlguidanceMatcher) -> bytes:
-        each.append(self)
-        return own(self)
-
-    monkeypatch.setattr(LlguidanceMatcher, "mask", noting)
-    seconds = iter([0.0, 0.05, 1.0, 1.2, 2.0, 3.0, 3.0, 3.0])
+    made = AtOnce(vocab(), ENDS)
+    seconds = iter([0.0, MASK_WAIT, 1.0, 1.001 + MASK_WAIT])
     clock = SimpleNamespace(monotonic=lambda: next(seconds))
     monkeypatch.setattr(module, "time", clock)
-    moves = [move(walk) for walk in walks]
-    made = [list(map(bits, masks(at_once, moves))) for _ in range(2)]
-    assert not each
-    made.append(
-        list(map(bits, masks(at_once, moves)))
-    )  # as the second took longer than one may
-    assert each == walks
-    made.append(list(map(bits, masks(at_once, moves))))
-    assert each == walks
-    assert made[1:] == made[:-1]
+    moves = [Move(matcher(regex="a+"), 0, (*ids("a"),), line) for line in range(2)]
+    assert not made.masks(moves, np.zeros((2, made.words), np.int32))
+    assert [one.late for one in moves] == [False, True]
 
 
 def test_masks_are_of_the_whole_vocabulary_and_allow_nothing_behind_it() -> None:
@@ -274,8 +280,6 @@ def test_who_has_no_time_left_has_no_masks_behind_drafts(
     one = drafted(matcher(regex="abc"), *ids("a"))
     assert len(behind(at_once, one)[0]) == 1
     monkeypatch.undo()
-    at_once._suspicious = True
-    assert len(behind(at_once, one)[0]) == 1
     assert len(behind(at_once, one)[0]) == 2
 
 
