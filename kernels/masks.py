@@ -45,38 +45,34 @@ def _hide(kept, who, masks, out, vocab, words, chunk: tl.constexpr):
     tl.store(out + draw * vocab + ids, x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "scratch"])
-def _keep(
-    logits, who, out, count, scratch, vocab, by_row: tl.constexpr, chunk: tl.constexpr
-):
-    """Grid [chunks, lines]: logits [lines, vocab] to out."""
+@triton.jit(do_not_specialize=["scratch"])
+def _keep(logits, who, out, scratch, vocab, chunk: tl.constexpr):
+    """Grid [chunks, draws]: logits [draws, vocab] to out."""
     follow()
     line = tl.program_id(1).to(tl.int64)
-    row = tl.load(who + line % count)
+    row = tl.load(who + line)
     ids = tl.program_id(0) * chunk + tl.arange(0, chunk)
-    to = row.to(tl.int64) if by_row else line
+    to = row.to(tl.int64)
     if row != scratch:
         x = tl.load(logits + line * vocab + ids, mask=ids < vocab, other=0.0)
         tl.store(out + to * vocab + ids, x, mask=ids < vocab)
 
 
-def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int, *, by_row: bool) -> None:
-    """Keep logits [lines, vocab] in `out`. Line i is of row `who[i % len(who)]`, int32,
-    and goes to the line of that row, or else to line i; nothing is kept of the `scratch`
-    row. All are contiguous, and of one dtype.
+def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
+    """Keep logits [draws, vocab] of rows `who` [draws], int32, in the lines of `out` of
+    these rows; nothing is kept of the `scratch` row. All are contiguous, and of one
+    dtype.
     """
     if not on_triton(logits):
-        plain.keep(logits, who, out, scratch, by_row=by_row)
+        plain.keep(logits, who, out, scratch)
         return
-    lines, vocab = logits.shape
-    _keep[triton.cdiv(vocab, KEEP_CHUNK), lines](
+    draws, vocab = logits.shape
+    _keep[triton.cdiv(vocab, KEEP_CHUNK), draws](
         logits=logits,
         who=who,
         out=out,
-        count=len(who),
         scratch=scratch,
         vocab=vocab,
-        by_row=by_row,
         chunk=KEEP_CHUNK,
         num_warps=KEEPING,
         launch_pdl=early(logits),

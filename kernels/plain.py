@@ -113,13 +113,10 @@ def advance(
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
 
 
-def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int, *, by_row: bool) -> None:
+def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
     """Keep logits of rows that are not the scratch row; see masks.py."""
-    lines = torch.arange(len(logits), device=logits.device)
-    rows = who[lines % len(who)].long()
-    there = rows != scratch
-    to = rows if by_row else lines
-    out[to[there]] = logits[there]
+    there = who != scratch
+    out[who[there].long()] = logits[there]
 
 
 def hide(kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:

@@ -190,9 +190,7 @@ class Backend(Protocol):
         """Whose draft is what was drawn in its place; see `kernels.verify.stand`."""
         ...
 
-    def keep(
-        self, logits: Tensor, who: Tensor, out: Tensor, scratch: int, *, by_row: bool
-    ) -> None:
+    def keep(self, logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
         """Keep logits of rows but for the scratch row; see `kernels.masks.keep`."""
         ...
 

@@ -5,9 +5,8 @@ tokens from history their ids, positions and rows; for the chunks they form, row
 counts and offsets; for draws, rows and which token's logits they are from; for rows with
 drafts, how many, and which; and where rows are sampled apart, who is sampled now and
 whose logits are kept. (Of a step without inputs from history the device knows that
-already: `DeviceRows.apart`.) Draws of those come late, with words of their own: rows,
-positions, and of rows with drafts which these are, and where what they draw behind them
-was kept.
+already: `DeviceRows.apart`.) Draws of those come late, with words of their own: rows and
+positions.
 """
 
 from typing import Generic, TypeVar
@@ -42,13 +41,10 @@ class Drafts(Generic[Array]):
 
 @frozen(eq=False)
 class Late(Generic[Array]):
-    """Of rows that are sampled late: what their draws are sent, besides drafts."""
+    """Of rows that are sampled late: what their draws are sent."""
 
     rows: Array  # [draws] device rows
     positions: Array  # [draws] of their tokens
-    # [drafts, verified]: which of the logits that were kept of places behind drafts; None
-    # where nobody has any
-    behind: Array | None
 
 
 @frozen(eq=False)
@@ -68,7 +64,6 @@ class Inputs(Generic[Array]):
         if not (kind.tokens or kind.late or kind.drafts):
             return cls(None, None)
         lines = views(words, kind)
-        behind = lines.pop() if kind.late and kind.drafts else None
         apart = lines.pop() if kind.apart and kind.tokens else None
         drafts = None
         if kind.drafts:
@@ -76,7 +71,7 @@ class Inputs(Generic[Array]):
             drafts = Drafts(told[0], told[1:])
         if kind.late:
             [[rows, positions]] = lines
-            return cls(None, None, Late(rows, positions, behind), drafts)
+            return cls(None, None, Late(rows, positions))
         history = History(*lines) if kind.tokens else None
         return cls(history, apart, drafts=drafts)
 
@@ -96,10 +91,9 @@ def views(words: Array, kind: Kind) -> list[Array]:
 def layout(kind: Kind) -> tuple[tuple[int, int], ...]:
     """Lines of words of each part of the inputs, and words of a line."""
     history = ((3, kind.tokens), (4, kind.chunks), (2, kind.draws))
-    drafts = ((1 + kind.drafts, kind.verified),) if kind.drafts else ()
     if kind.late:
-        behind = ((kind.drafts, kind.verified),) if kind.drafts else ()
-        return ((2, kind.draws), *drafts, *behind)
+        return ((2, kind.draws),)
+    drafts = ((1 + kind.drafts, kind.verified),) if kind.drafts else ()
     apart = ((2, kind.draws),) if kind.apart and kind.tokens else ()
     return (*(history if kind.tokens else ()), *drafts, *apart)
 
@@ -128,8 +122,8 @@ def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> in
     who decodes.
     """
     inputs = 3 * tokens + 8 * draws + 64
-    if drafts:  # with their numbers, and once more for late draws; a line is aligned
-        inputs += 8 * (drafts + 2)
+    if drafts:  # with their numbers; a line is aligned
+        inputs += 4 * (drafts + 2)
     # Two words of each stream, those of its sampling, and its next token and position.
     kept = 2 * len(rows.streams) + len(ROW_FIELDS) + 2
     changes = rows.scratch * (rows.blocks + kept) + 3 * draws

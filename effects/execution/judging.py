@@ -4,7 +4,7 @@ All of it is launched in order, by number of places and not by what they hold, s
 be captured; verified.py says how.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from attrs import evolve
@@ -13,14 +13,10 @@ from torch import Tensor
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, aligned
 from minfer.effects.execution.feeding import Step
-from minfer.effects.execution.inputs import Drafts, Late
+from minfer.effects.execution.inputs import Drafts
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.rejecting import Guess, contests
 from minfer.effects.execution.sampler import Sampler
-
-# For a place behind a draft, of rows and at positions, to lines of what is drawn from one
-# on.
-Draw = Callable[[int, Tensor, Tensor, int], None]
 
 
 def spread(
@@ -56,38 +52,6 @@ def judge(sampler: Sampler, kind: Kind, step: Step, logits: Tensor) -> None:
     further inputs.
     """
     behind = dict(enumerate(step.contests[1:]))
-    count = kind.verified
-
-    def draw(place: int, who: Tensor, positions: Tensor, at: int) -> None:
-        here = logits[place * count : (place + 1) * count]
-        sampler.sample(here, who, positions, kind.wants, at, behind.get(place))
-
-    _judge(sampler, kind, step, draw)
-
-
-def draw_late(
-    sampler: Sampler, kind: Kind, late: Late[Tensor], drafts: Drafts[Tensor] | None
-) -> None:
-    """Draw for rows that were sampled apart, and go on with those whose drafts stand:
-    whatever the rule is, those that are drawn.
-    """
-    sampler.sample_kept(late.rows, late.positions, kind.wants)
-    behind = late.behind
-    if drafts is None or behind is None:
-        return
-
-    def draw(place: int, who: Tensor, positions: Tensor, at: int) -> None:
-        masks = aligned(kind.draws) + place * aligned(kind.verified)
-        which = behind[place]
-        sampler.sample_behind(which, masks, who, positions, kind.wants, at)
-
-    # Where they are does not matter any more, as these are no inputs.
-    step = spread(sampler.backend, sampler.rows, Step(late.rows), drafts, ())
-    _judge(sampler, kind, step, draw)
-
-
-def _judge(sampler: Sampler, kind: Kind, step: Step, draw: Draw) -> None:
-    """Place by place: who goes on, and `draw` for them."""
     if step.further is None:
         raise AssertionError("a step without drafts is not judged")
     rows, count = sampler.rows, kind.verified
@@ -112,5 +76,6 @@ def _judge(sampler: Sampler, kind: Kind, step: Step, draw: Draw) -> None:
         )
         if at_once and bool((who == rows.scratch).all()):
             return  # nothing is captured, and it can be told at once
-        draw(place, who, positions, first + place * apart)
+        here, at = logits[place * count : (place + 1) * count], first + place * apart
+        sampler.sample(here, who, positions, kind.wants, at, behind.get(place))
         before = who

@@ -56,8 +56,8 @@ class Kind:
     # Somebody may be sampled apart: logits of who is are kept until then.
     apart: bool = False
     late: bool = False  # these are drawn now, from what was kept: there are no inputs
-    # Of the rows that feed themselves, or are drawn late, the first, which have lines for
-    # drafts, if not all of them drafts.
+    # Of the rows that feed themselves the first, which have lines for drafts, if not all
+    # of them drafts.
     verified: int = 0
     drafts: int = 0  # of each of these, at most
     proposes: bool = False  # the draft model says some of them
@@ -87,8 +87,7 @@ class Kind:
     def padded(self) -> "Kind":
         """The kind whose graph can serve this one."""
         if self.late:
-            late = evolve(self, draws=bucket_of(self.draws, DECODE))
-            return late._with_padded_drafts()
+            return evolve(self, draws=bucket_of(self.draws, DECODE))
         if not self.tokens:
             alone = bucket_of(self.alone, DECODE)
             few = evolve(self, alone=alone, draws=alone)
@@ -111,11 +110,11 @@ class Kind:
     def _with_padded_drafts(self) -> "Kind":
         if not self.drafts:
             return self
-        most = self.draws if self.late else self.alone
+        most = self.alone
         verified = min(most, power_from(self.verified))
         drafts = drafts_from(self.drafts)
         few = most * drafts <= FEW_DRAFTS or 2 * verified > most
-        if few and not (self.late or self.tokens):
+        if few and not self.tokens:
             verified = most
         return evolve(self, verified=verified, drafts=drafts)
 

@@ -43,7 +43,6 @@ from minfer.kernels.attention_tunes import Kind as Heads
 from minfer.kernels.attention_tunes import decode_tune, known_dim
 from minfer.kernels.specialization import Specialization, recorded
 from minfer.kernels.target import Capability
-from minfer.speculate.settings import HOST
 
 NOWHERE: Final = torch.device("meta")
 # Counts up to which a kernel is one, and beyond which another.
@@ -240,21 +239,8 @@ def _besides(runner: ModelRunner) -> None:
     for draws, dtype in product(counts(most_draws(runner.config.max_num_seqs)), dtypes):
         who, positions = runner.staging[: 2 * aligned(draws)].view(2, -1)[:, :draws]
         logits = torch.empty((draws, vocab), dtype=dtype, device=NOWHERE)
-        runner.backend.keep(logits, who, logits, runner.rows.scratch, by_row=True)
+        runner.backend.keep(logits, who, logits, runner.rows.scratch)
         runner.backend.hide(logits, who, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):
             wants = Wants(filtered=filtered, scored=scored, shaped=shaped)
             runner.sampler.sample(logits, who, positions, wants)
-    how = runner.config.speculation
-    if how is not None and how.drafter == HOST:
-        _kept_behind_drafts(runner)
-
-
-def _kept_behind_drafts(runner: ModelRunner) -> None:
-    """Logits behind the host's drafts, which lie behind those of draws: anywhere."""
-    vocab, scratch = runner.spec.vocab_size, runner.rows.scratch
-    dtype = torch_dtype(runner.spec.dtype)
-    for lines, first in product(counts(runner.drafts), (0, 1)):
-        logits = torch.empty((first + lines, vocab), dtype=dtype, device=NOWHERE)[first:]
-        who = runner.staging[:4]
-        runner.backend.keep(logits, who, logits, scratch, by_row=False)

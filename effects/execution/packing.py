@@ -227,7 +227,7 @@ class Packer:
 
     def _with_further(self, plan: Plan, forward: Forward) -> Forward:
         """The forward, with what is said of drafts, if there are any."""
-        kind, draw, kept = forward.kind, forward.draw, forward.kept
+        kind = forward.kind
         told = Inputs.of(forward.words, kind).drafts
         if told is None:
             return forward
@@ -236,9 +236,7 @@ class Packer:
         write_drafts(plan, places, told)
         owners = [self.rows.owners[plan.rows[i]] for i in places]
         further = Further.of(kind, places, owners)
-        if kept is not None:
-            kept = evolve(kept, further=further)
-        return evolve(forward, draw=evolve(draw, further=further), kept=kept)
+        return evolve(forward, draw=evolve(forward.draw, further=further))
 
     def _mixed(self, plan: Plan, selves: list[int]) -> Forward:
         """Rows that feed themselves, if they are in this forward, and chunks of

@@ -35,7 +35,7 @@ from minfer.effects.execution.draft_model import DraftModel, DraftOf
 from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled, verified_of
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
-from minfer.effects.execution.judging import draw_late, judge, spread
+from minfer.effects.execution.judging import judge, spread
 from minfer.effects.execution.kinds import Kind, most_draws, most_lines
 from minfer.effects.execution.late_draws import LateDraw
 from minfer.effects.execution.packing import Forward
@@ -108,9 +108,7 @@ class ModelRunner:
         self.room = most_words(self.rows, tokens, draws, self.drafts)
         self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
         modelled = self.draft is not None
-        self.sampler = Sampler(
-            backend, self.rows, draws, self.lines, self.drafts, remembers=modelled
-        )
+        self.sampler = Sampler(backend, self.rows, draws, self.lines, remembers=modelled)
         sizes = config.max_num_seqs, spec.hidden_size
         self.pooler = Pooler(*sizes, torch_dtype(spec.dtype), device)
         self.scorer = Scorer(backend, config.max_num_seqs)
@@ -218,8 +216,8 @@ class ModelRunner:
         self.sampler.masks.send(late, self.stream)
         self._replay(late.kind)
         self.sampler.masks.read(self.stream)
-        lines = late.kind.lines if late.kind.drafts else len(late.draw.places)
-        slot.fetch(self.sampler.out, self.sampler.scores, lines, self.stream)
+        count = len(late.draw.places)
+        slot.fetch(self.sampler.out, self.sampler.scores, count, self.stream)
 
     def forget(self) -> None:
         """A step failed: what rows were to be told is told again when they are opened."""
@@ -292,7 +290,8 @@ class ModelRunner:
         rows = self.rows
         inputs = Inputs.of(self.staging, kind)
         if inputs.late is not None:
-            draw_late(self.sampler, kind, inputs.late, inputs.drafts)
+            late = inputs.late
+            self.sampler.sample_kept(late.rows, late.positions, kind.wants)
             return
         selves = rows.batch[: kind.alone]
         if dry:
@@ -344,8 +343,6 @@ class ModelRunner:
                 lines = self.rows.apart[:, : kind.draws]
             now, kept = (who, who) if step.dry else lines.unbind(0)
             self.sampler.keep(first, kept)
-            if kind.drafts and not kind.proposes:
-                self.sampler.keep_behind(others, kept[: kind.verified])
             who = now
         here = step.contests[0] if step.contests else None
         self.sampler.sample(first, who, ahead, kind.wants, contest=here)

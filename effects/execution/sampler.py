@@ -30,11 +30,10 @@ class Sampler:
         rows: DeviceRows,
         draws: int,
         lines: int = 0,
-        drafts: int = 0,
         *,
         remembers: bool = False,
     ) -> None:
-        """`draws` is how many there can be in a step but for `drafts`, `lines` how many
+        """`draws` is how many there can be in a step but for drafts, `lines` how many
         come back, if more. `remembers`: rows keep the token before their last, too.
         """
         self.backend = backend
@@ -51,10 +50,7 @@ class Sampler:
         )
         # [device rows, vocab]: logits of rows that are sampled apart, once there are any
         self.kept: Tensor | None = None
-        # [drafts, vocab]: of those of one step that have drafts, logits behind these
-        self.behind: Tensor | None = None
-        self.drafts = drafts
-        self.masks = Masks(lines, rows.vocab, device)
+        self.masks = Masks(draws, rows.vocab, device)
 
     def open(self, row: int, opened: Open) -> None:
         """A row is taken over."""
@@ -98,52 +94,17 @@ class Sampler:
         """
         if self.kept is None:  # never while a graph is captured: that step ran before
             self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
-        self.backend.keep(logits, rows, self.kept, self.rows.scratch, by_row=True)
-
-    def keep_behind(self, logits: Tensor, rows: Tensor) -> None:
-        """Keep logits [more, vocab] of places behind drafts of device rows [verified],
-        place by place, until `sample_behind`, of one step; not of the scratch row.
-        """
-        if self.behind is None:  # as above
-            self.behind = logits.new_zeros(self.drafts, logits.shape[1])
-        self.backend.keep(logits, rows, self.behind, self.rows.scratch, by_row=False)
+        self.backend.keep(logits, rows, self.kept, self.rows.scratch)
 
     def sample_kept(self, who: Tensor, positions: Tensor, wants: Wants) -> None:
         """`sample`, from what was kept for these rows; only tokens that their masks
         allow.
         """
-        self._draw_masked(self.kept, who, 0, who, positions, wants, 0)
-
-    def sample_behind(
-        self,
-        which: Tensor,
-        masks: int,
-        who: Tensor,
-        positions: Tensor,
-        wants: Wants,
-        at: int,
-    ) -> None:
-        """`sample_kept`, from lines `which` [draws] of what was kept behind drafts; masks
-        are those from a line on.
-        """
-        self._draw_masked(self.behind, which, masks, who, positions, wants, at)
-
-    def _draw_masked(
-        self,
-        kept: Tensor | None,
-        which: Tensor,
-        masks: int,
-        who: Tensor,
-        positions: Tensor,
-        wants: Wants,
-        at: int,
-    ) -> None:
-        if kept is None:
+        if self.kept is None:
             raise AssertionError("no logits have been kept")
-        lines = self.masks.lines[masks : masks + len(who)]
-        logits = self.backend.hide(kept, which, lines)
-        plain = kept.index_select(0, which) if wants.scored else logits
-        self._draw(logits, plain, who, positions, wants, at)
+        logits = self.backend.hide(self.kept, who, self.masks.lines[: len(who)])
+        plain = self.kept.index_select(0, who) if wants.scored else logits
+        self._draw(logits, plain, who, positions, wants)
 
     def _draw(
         self,

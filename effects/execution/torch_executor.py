@@ -312,10 +312,8 @@ class TorchExecutor:
         plan = flight.plan
         how, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
-        others = (one for one in self.flights if one is not flight)
-        waiting = [one.plan for one in others if one.told is None]
         room, why = self.packer.drafts, unsupported(plan)
-        why = why or flaw_of_drafts(plan, how, rows, room, waiting, modelled=modelled)
+        why = why or flaw_of_drafts(plan, how, rows, room, modelled=modelled)
         if why:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)

@@ -16,12 +16,10 @@ Rows that have fewer drafts than others leave lines to the scratch row. So there
 kinds of such steps, but a row with many drafts beside many with one costs more than it
 could.
 
-Where such rows are sampled apart, the logits of all their places are kept, and they are
-judged in the same way once their masks have come, with the mask of each place
-(late_draws.py).
+Rows that are sampled apart (late_draws.py) have no drafts.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
@@ -50,13 +48,11 @@ def flaw_of_drafts(
     how: Speculation | None,
     rows: DeviceRows,
     room: int,
-    waiting: Iterable[Plan] = (),
     *,
     modelled: bool,
 ) -> str:
     """Why a plan's drafts cannot be verified, or nothing. `room` is for so many, of each
-    row as many as of the deepest; `waiting` are plans before it whose rows apart are not
-    sampled yet; `modelled`: there is a draft model.
+    row as many as of the deepest; `modelled`: there is a draft model.
     """
     if not plan.drafts:
         return ""
@@ -64,11 +60,11 @@ def flaw_of_drafts(
         return "drafts are not expected, as the configuration has no speculation"
     if plan.repeat > 1:
         return "drafts are verified in one forward, and there are several"
-    if why := _flaw_apart(plan, waiting):
-        return why
     taken = {fill.index for fill in plan.fills}
     for draft in plan.drafts:
         count = plan.counts[draft.index] - 1
+        if draft.index in plan.apart:
+            return "rows that are sampled apart have no drafts"
         if draft.index in taken:
             return "rows with drafts feed themselves"
         if not 0 < count <= how.drafts:
@@ -83,20 +79,6 @@ def flaw_of_drafts(
         each = f"{len(plan.drafts)} rows with up to {most_of(plan)} drafts"
         return f"there is room for {room} drafts, not for {each}"
     return ""
-
-
-def _flaw_apart(plan: Plan, waiting: Iterable[Plan]) -> str:
-    """Why drafts cannot be verified beside rows apart, or of these."""
-    if any(map(_late_drafts, waiting)):  # of one step logits behind drafts are kept
-        return "drafts of a step before it wait to be sampled apart"
-    if not all(draft.tokens for draft in _late_drafts(plan)):
-        return "drafts of rows that are sampled apart have to be said"
-    return ""
-
-
-def _late_drafts(plan: Plan) -> list[Draft]:
-    """Those of rows that are sampled apart."""
-    return [draft for draft in plan.drafts if draft.index in plan.apart]
 
 
 def _owner_drafts(owner: Open | None) -> bool:

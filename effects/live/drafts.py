@@ -3,9 +3,8 @@
 Theory. All that a proposer has to know is in plans and their results: a row that is
 opened says what is known of its sample, and each result says what came after. So it is
 told before the engine is, and what it proposes goes into the same turn as the result
-behind which it is: the engine can plan the next step with it at once. Of samples under a
-grammar, what that forces is proposed, else what the proposer says as far as it is allowed
-(foreseen.py).
+behind which it is: the engine can plan the next step with it at once. Samples under a
+grammar have no drafts, as their masks would have to be made behind each draft.
 
 Proposing takes time in which no step is planned. So a prompt is read a part a turn, and
 while nothing comes of proposals, as they are not expected to pay, they are made in fewer
@@ -19,7 +18,6 @@ from typing import Any, Final, Protocol
 from attrs import define, field
 
 from minfer.config import EngineConfig
-from minfer.effects.live.masks import Guess, MaskMaker
 from minfer.messages import Emit, Event, Execute, Executed, Failed, Propose
 from minfer.plan import Open
 from minfer.sequence import SampleId
@@ -36,14 +34,11 @@ class Drafts(Protocol):
     """Who says the host's drafts. In the driver's thread."""
 
     def heard(
-        self,
-        results: Iterable[Executed | Failed],
-        state: EngineState,
-        masks: MaskMaker,
+        self, results: Iterable[Executed | Failed], state: EngineState
     ) -> tuple[Event, ...]:
         """Learn what a step has yielded, before the engine does; returns what may follow.
 
-        `state` has the step in flight; `masks` knows what grammars allow.
+        `state` has the step in flight.
         """
         ...
 
@@ -59,7 +54,6 @@ class NoDrafts:
         self,
         results: Iterable[Executed | Failed],  # noqa: ARG002  # the protocol's
         state: EngineState,  # noqa: ARG002  # likewise
-        masks: MaskMaker,  # noqa: ARG002  # likewise
     ) -> tuple[Event, ...]:
         """As `Drafts` says: nothing."""
         return ()
@@ -97,29 +91,20 @@ class HostDrafts:
         self.skipped = 0  # the last time: twice as many, if nothing comes of it again
 
     def heard(
-        self,
-        results: Iterable[Executed | Failed],
-        state: EngineState,
-        masks: MaskMaker,
+        self, results: Iterable[Executed | Failed], state: EngineState
     ) -> tuple[Event, ...]:
         """As `Drafts` says."""
         self.proposed = False
-        grown = dict[SampleId, tuple[int, ...]]()
+        grown = list[SampleId]()
         for result in results:
             if isinstance(result, Executed):
-                grown |= self._grown(state, result)
+                grown += self._grown(state, result)
         if self.skip or len(state.running) > self.rows:  # it is read when it is asked
             self.skip = max(0, self.skip - 1)
             return ()
-        self._read([*grown])
-        guesses = [
-            self._guess(name, new)
-            for name, new in grown.items()
-            if not self.readers[name].over
-        ]
-        said = masks.foreseen(guesses, self.most, state)
-        found = tuple(Propose(*one.name, one.known, one.tokens) for one in said)
-        found = tuple(one for one in found if one.tokens)
+        self._read(grown)
+        said = [self._said(name) for name in grown if not self.readers[name].over]
+        found = tuple(one for one in said if one.tokens)
         self.proposed = bool(found)
         return found
 
@@ -154,7 +139,7 @@ class HostDrafts:
         if name not in run.ids:
             return  # it gave way within the turn, to others of a step planned later
         request = run.seqs[run.ids.index(name)].request
-        if not may_draft(request, HOST):
+        if request.lockstep or not may_draft(request, HOST):
             return
         reader = self.readers.get(name)
         if reader is not None:
@@ -170,21 +155,19 @@ class HostDrafts:
         self.names[gen] = name
         self._grow(reader, opened.known[reader.known :])
 
-    def _grown(
-        self, state: EngineState, result: Executed
-    ) -> dict[SampleId, tuple[int, ...]]:
-        """Who has more tokens by the results of the earliest plan, and which: of who has
-        given way since, they do not count.
+    def _grown(self, state: EngineState, result: Executed) -> list[SampleId]:
+        """Who has more tokens by the results of the earliest plan: of who has given way
+        since, they do not count.
         """
         plan, there = state.inflight[0], set(state.running.gens)
-        grown = dict[SampleId, tuple[int, ...]]()
+        grown = list[SampleId]()
         if type(result.yields) is not tuple or len(result.yields) != len(plan.gens):
             return grown  # results that cannot be
         for gen, tokens in zip(plan.gens, result.yields, strict=True):
             name = self.names.get(gen)
             if tokens and name is not None and gen in there:
                 self._grow(self.readers[name], tokens)
-                grown[name] = tokens
+                grown.append(name)
         return grown
 
     def _grow(self, reader: Reader, tokens: tuple[int, ...]) -> None:
@@ -211,9 +194,9 @@ class HostDrafts:
                 left -= len(tokens)
                 self.library = self.proposer.grew(self.library, name, tokens)
 
-    def _guess(self, name: SampleId, new: tuple[int, ...]) -> Guess:
+    def _said(self, name: SampleId) -> Propose:
         """What the proposer says, if it was told all."""
         reader, tokens = self.readers[name], tuple[int, ...]()
         if not reader.unread:
             tokens = self.proposer.propose(self.library, name, self.most).tokens
-        return Guess(name, reader.known, new, tokens)
+        return Propose(*name, reader.known, tokens)

@@ -16,9 +16,6 @@ by then, and launched once they have been drawn:
 So the device waits for the host only where masks take longer than a forward. With more
 steps in flight, a step may feed rows of one whose masks await tokens of another row: it
 is held until these are there.
-
-Where a row under a grammar has drafts of the host, as any row that has some, no step is
-planned before or behind its own: it is drawn place by place once all its masks are there.
 """
 
 import contextlib
@@ -164,7 +161,7 @@ class Driver:
         arrived = [one.request for one in waiting if isinstance(one, Submit)]
         pauses = self.masks.arrived(arrived)
         now = Tick(self.clock())
-        proposals = self.drafts.heard(result, self.state, self.masks)
+        proposals = self.drafts.heard(result, self.state)
         events: tuple[Event, ...] = (now, *ends, *result, *proposals, *waiting, *pauses)
         transition = step(self.config, self.state, events)
         if self.record is not None:
@@ -259,7 +256,7 @@ class Driver:
         apart.sampled = True
         masked = apart.masked.result()
         self.ends += masked.ends
-        told = SampleApart(apart.plan.step, masked.masks, masked.written, masked.stands)
+        told = SampleApart(apart.plan.step, masked.masks, masked.written)
         self.executor.sample(told)
 
     def _let_go_of_sampled(self) -> None:

@@ -20,9 +20,6 @@ these. So there is one bound, MASK_WAIT, for one mask:
     a mask that was made with those   threads make all further masks of that request
     of others exceeded the bound
 
-Rows may have drafts (foreseen.py): then there is a mask behind each of them, too
-(mask_batch.py). Slow samples have none.
-
 Whoever has a matcher that cannot go on ends, by name, and the row draws what it likes
 this once: that token does not count. So does who may not end by the grammar, where its
 request bars all ends of sequence, and nothing else is left: then the output is over.
@@ -37,10 +34,9 @@ from typing import Final
 import numpy as np
 from attrs import evolve
 
-from minfer.effects.live.foreseen import foreseen
 from minfer.effects.live.mask_batch import STUCK as STUCK
 from minfer.effects.live.mask_batch import Batch
-from minfer.effects.live.masks import Guess, Masked, at_once, lends_nothing
+from minfer.effects.live.masks import Masked, at_once, lends_nothing
 from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
 from minfer.effects.text.grammars.lines import Barring, Lines, fill
 from minfer.effects.text.grammars.protocol import (
@@ -127,12 +123,6 @@ class GrammarMasks:
                 continue
             if walk.is_new or run.gens[i] not in flying:
                 self._make_alone(due_at(walk, run, i, self._block_size))
-
-    def foreseen(
-        self, guesses: Sequence[Guess], most: int, state: EngineState
-    ) -> Sequence[Guess]:
-        """As `MaskMaker` says: what grammars force, and else what they allow."""
-        return [*foreseen(guesses, self._walks, self._slow, state.running, most)]
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
         """As `MaskMaker` says: at once, in the driver's thread. It has nothing else to
@@ -252,11 +242,9 @@ class GrammarMasks:
 
     def _written(self, batch: Batch, lines: Lines, plan: Plan, run: Running) -> Masked:
         """Write the masks of a step; returns who of it is at its end."""
-        batch.ask_behind()
         batch.errors |= self._make_at_once(batch, lines)
         if batch.errors:
             self._try_anew(batch, lines, _places(plan, run), run)
-        batch.heard_behind()
         for line in batch.made:
             last = batch.walks[line].allowed
             if last is None:
@@ -269,10 +257,9 @@ class GrammarMasks:
         empty = self._barring.clear(lines, batch.barred)
         if empty or batch.errors:
             ends = batch.end(empty)
-        stands = batch.stands(empty) if batch.behind else ()
         for line in batch.free:
             lines[line] = ANY
-        return Masked(ends=ends, stands=stands)
+        return Masked(ends=ends)
 
     def _make_at_once(self, batch: Batch, lines: Lines) -> dict[int, GrammarError]:
         """The masks of a step, but for those that are there."""
@@ -284,8 +271,6 @@ class GrammarMasks:
         except BaseException as error:
             errors = {one.line: GrammarError(str(error)) for one in moves}
         for one in moves:
-            if one.spoilt:
-                batch.walks[one.line].spoil()
             if one.late:
                 self._was_late(batch.walks[one.line].request)
         return errors

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import frozen
 
 from minfer.messages import Event, Finish, Pause
-from minfer.plan import Mask, Plan, Stand
+from minfer.plan import Mask, Plan
 from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition
@@ -24,17 +24,6 @@ class Masked:
     ends: tuple[Finish, ...] = ()
     # Whether the masks lie in the memory that was lent for them; then `masks` has none.
     written: bool = False
-    stands: tuple[Stand, ...] = ()  # how far masks go behind drafts, if not to their end
-
-
-@frozen
-class Guess:
-    """What may follow in a sample."""
-
-    name: SampleId
-    known: int  # tokens that it has, with those that have just come
-    new: tuple[int, ...]  # these
-    tokens: tuple[int, ...]  # what may follow; none: nobody has a guess
 
 
 class MaskMaker(Protocol):
@@ -58,14 +47,6 @@ class MaskMaker(Protocol):
 
     def turned(self, transition: Transition) -> None:
         """The engine has taken a turn."""
-        ...
-
-    def foreseen(
-        self, guesses: Sequence[Guess], most: int, state: EngineState
-    ) -> Sequence[Guess]:
-        """What of these is worth drafting, and may be, of samples that `state` knows
-        without what has just come; at most so many tokens of each.
-        """
         ...
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
@@ -98,15 +79,6 @@ class NoMasks:
 
     def turned(self, transition: Transition) -> None:
         """As `MaskMaker` says: it does not matter."""
-
-    def foreseen(
-        self,
-        guesses: Sequence[Guess],
-        most: int,  # noqa: ARG002  # the protocol's
-        state: EngineState,  # noqa: ARG002  # likewise
-    ) -> Sequence[Guess]:
-        """As `MaskMaker` says: all of it."""
-        return guesses
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":  # noqa: ARG002  # the protocol's
         """As `MaskMaker` says: at once."""

@@ -32,7 +32,6 @@ class Walk:
     job: "Future[None] | None" = None  # of a thread, that makes its next mask
     late: bool = False  # a step waited too long for a mask of its request
     never: frozenset[int] = frozenset()  # tokens that it may not draw, whatever is said
-    foresees: bool = True  # whether to find out what it forces takes no time
     spoilt: bool = False  # whether it has lost a matcher
     # Asked for each token, so at hand:
     prompt: int = field(init=False)  # its length

@@ -12,7 +12,7 @@ from minfer.config import EngineConfig
 from minfer.effects.models.dtypes import dtype_bytes
 from minfer.effects.models.spec import ModelSpec
 from minfer.params import MAX_ADJUSTMENTS
-from minfer.speculate.settings import DEVICE, HOST, REJECTION
+from minfer.speculate.settings import DEVICE, REJECTION
 
 # A layer's weights, with its share of the embeddings, times tokens: up to so much its
 # launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,
@@ -164,16 +164,10 @@ def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """What is kept of rows that may be under a grammar, until they are drawn, if anybody
-    asks for one: logits of each row; where the host drafts, logits behind each draft, and
-    its mask.
+    asks for one: logits of each row.
     """
-    how, line = sizes.speculation, spec.vocab_size * dtype_bytes(spec.dtype)
-    rows = (sizes.max_num_seqs + 1) * line if sizes.late_masks else 0
-    if how is None or how.drafter != HOST:
-        return rows
-    drafts = most_drafts(sizes)
-    # A place's lines are aligned.
-    return rows + drafts * line + 4 * (drafts + 2) * -(-spec.vocab_size // 32) * 4
+    line = spec.vocab_size * dtype_bytes(spec.dtype)
+    return (sizes.max_num_seqs + 1) * line if sizes.late_masks else 0
 
 
 def _widest_feed_forward(spec: ModelSpec) -> int:

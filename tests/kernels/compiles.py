@@ -148,8 +148,7 @@ def main(few: bool) -> None:
         sample.sample(*draws, filtered=False)
         sample.sample(*draws)
     masks.hide(half(9, VOCAB), at, ints(4, VOCAB // 32))
-    for by_row in (True, False):
-        masks.keep(half(8, VOCAB), at, half(9, VOCAB), 8, by_row=by_row)
+    masks.keep(half(8, VOCAB), at, half(9, VOCAB), 8)
     kept = shape.Kept.make(9, VOCAB, at.device)
     penalties = shape.Penalties(ones, ones, ones)
     shape.shape(half(4, VOCAB), at, at, penalties, kept)

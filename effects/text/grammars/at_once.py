@@ -5,18 +5,12 @@ for each row is to put it into a list. Nearly all go forward by one token, which
 microsecond or two: many do so in one call, too, and few one after the other, before
 threads would have woken up.
 
-Of those who have drafts the masks behind these are made as well, place by place: in each
-all go forward by a draft, and get a mask there. Then they go back. For that there is less
-time than others would notice; who has more drafts gets fewer masks.
-
 Whose mask takes longer than MASK_WAIT is found out meanwhile (watching.py).
 """
 
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
-
-from attrs import define
 
 from minfer.effects.text.grammars.lines import WORD, Lines
 from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, Move
@@ -27,22 +21,18 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 FEW: Final = 48  # rows that take their tokens one after the other
-BEHIND: Final = 5e-3  # seconds, for the masks of a step behind drafts
 
 
 class AtOnce:
     """Moves matchers, and has their masks written."""
 
-    def __init__(self, vocab_size: int, ends: Iterable[int]) -> None:
-        """Starts as many threads as there are processors, but for a few. `ends` of
-        sequence have no place behind them.
-        """
+    def __init__(self, vocab_size: int) -> None:
+        """Starts as many threads as there are processors, but for a few."""
         from llguidance import LLExecutor
 
         self._executor = LLExecutor()
         self._watch = Watch()
         self.words = -(-vocab_size // WORD)  # of a line
-        self._ends = frozenset(ends)
 
     def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
         """As `Compiler` says."""
@@ -60,8 +50,6 @@ class AtOnce:
         if call.late:
             for one in moves:
                 one.late |= one.line in call.late
-        if any(one.drafts for one in moves):
-            self._behind([one for one in moves if one.line not in errors], lines)
         return errors
 
     def _moved(
@@ -103,57 +91,6 @@ class AtOnce:
             going, lines.ctypes.data, lines.strides[0], len(lines)
         )
         return {line: _why(walk) for walk, line in going if walk.is_error()}
-
-    def _behind(self, moves: Sequence[Move], lines: Lines) -> None:
-        """Make the masks behind drafts."""
-        until = time.monotonic() + BEHIND
-        walks = [
-            _Behind(one, inner, self._before_end(inner, one.drafts))
-            for one, inner in zip(moves, _inner(moves), strict=True)
-            if one.drafts
-        ]
-        going = walks
-        for place in range(max(len(one.drafts) for one in walks)):
-            going = [one for one in going if place < len(one.drafts)]
-            if not going or time.monotonic() > until:
-                break
-            took = self._executor.consume_token_par(
-                [(one.inner, one.drafts[place]) for one in going]
-            )
-            going = [one for one, fine in zip(going, took, strict=True) if fine]
-            due = [(one.inner, one.move.behind + place) for one in going]
-            errors = self._made(due, lines)
-            going = [one for one in going if not one.came(place, errors)]
-        for one in walks:
-            one.go_back()
-
-    def _before_end(self, inner: "LLMatcher", drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of the drafts that may come, and behind which something may."""
-        at = next((i for i, one in enumerate(drafts) if one in self._ends), len(drafts))
-        return drafts[: inner.validate_tokens(list(drafts[:at]))]
-
-
-@define(eq=False)
-class _Behind:
-    """A matcher on its way along drafts."""
-
-    move: Move
-    inner: "LLMatcher"
-    drafts: tuple[int, ...]
-    gone: int = 0  # along these
-
-    def came(self, place: int, errors: Container[int]) -> bool:
-        """It has gone over a draft; whether this is as far as it comes."""
-        self.gone += 1
-        ends = self.move.behind + place in errors
-        self.move.reached += not ends
-        return ends
-
-    def go_back(self) -> None:
-        """To where it was before any."""
-        if self.gone and not self.inner.is_error():
-            self.inner.rollback(self.gone)
-        self.move.spoilt = self.inner.is_error()
 
 
 def _inner(moves: Sequence[Move]) -> "list[LLMatcher]":

@@ -90,7 +90,7 @@ class LlguidanceCompiler:
             raise GrammarError(
                 f"this model's tokenizer cannot be used with grammars: {cut(error)}"
             ) from None
-        self._at_once = AtOnce(self.vocabulary.vocab_size, ends)
+        self._at_once = AtOnce(self.vocabulary.vocab_size)
         self.words = self._at_once.words
         self._companions = Companions(partial(self._matcher, NOTHING_MUCH))
         stands_in = self.stand_in is not None
@@ -100,14 +100,11 @@ class LlguidanceCompiler:
         """As `Compiler` says."""
         param = asked.param
         told = spelled(asked)
-        forces = asked.kind != "grammar"
-        if not forces:
+        if asked.kind == "grammar":
             told = evolve(told, text=as_compiled(told.text, self._ids, param))
         try:
             make = partial(self._matcher, _as_library_has_it(told, asked))
-            grammar = LlguidanceGrammar(
-                make, self.vocabulary, self._companions, forces=forces
-            )
+            grammar = LlguidanceGrammar(make, self._companions)
             grammar.matcher().mask()
         except GrammarError as error:
             raise GrammarError(f"{param}: {error}", param) from None
@@ -151,26 +148,15 @@ class LlguidanceGrammar:
     whatever the number of threads.
     """
 
-    def __init__(
-        self,
-        make: "Callable[[], LLMatcher]",
-        vocabulary: "LLTokenizer",
-        companions: Companions,
-        *,
-        forces: bool = True,
-    ) -> None:
-        """`forces`: whether what must come may be asked for; for some, it never ends."""
+    def __init__(self, make: "Callable[[], LLMatcher]", companions: Companions) -> None:
         self._make = make
-        self._vocabulary = vocabulary
         self._companions = companions
-        self._forces = forces
 
     def matcher(self) -> "LlguidanceMatcher":
         """As `Grammar` says."""
         inner = self._make()
         check(inner)
-        vocabulary = self._vocabulary if self._forces else None
-        return LlguidanceMatcher(inner, vocabulary, self._companions)
+        return LlguidanceMatcher(inner, self._companions)
 
 
 def _as_library_has_it(told: Spelled, asked: StructuredOutputs) -> str:

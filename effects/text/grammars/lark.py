@@ -9,7 +9,7 @@ has no names (`vocabulary.py`).
 Before and between masks it writes on for as long as only one letter may come. Two letters
 of which the first takes all there is of both, as in `start: /b+/ /b+/`, have it write for
 ever, so it is told not to, by an option that comes last: an earlier one, of the grammar's
-own, does not count. Then what these grammars force is no draft.
+own, does not count.
 
 This reads no more of the form than where its words begin and end.
 """

@@ -69,17 +69,6 @@ class Matcher(Protocol):
         """Whether nothing but an end of sequence may follow."""
         ...
 
-    def forced(self) -> tuple[int, ...]:
-        """Tokens of a text that must come next, as the tokenizer splits it; those at its
-        end are left out if they depend on what follows. The text may come in other tokens
-        as well.
-        """
-        ...
-
-    def allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may come next, one after the other."""
-        ...
-
 
 class Grammar(Protocol):
     """A constraint that was compiled. Safe to share between threads."""
@@ -99,13 +88,6 @@ class Move:
     back: int
     tokens: tuple[int, ...]
     line: int = 0
-    # Tokens that may follow: masks behind them are written to lines from `behind` on, as
-    # many as `reached` says then. The matcher does not go there, but if that is too much
-    # for it, it is `spoilt`.
-    drafts: tuple[int, ...] = ()
-    behind: int = 0
-    reached: int = 0
-    spoilt: bool = False
     late: bool = False  # as `Compiler.masks` found: it took longer than MASK_WAIT
 
 

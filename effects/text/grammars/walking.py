@@ -18,11 +18,10 @@ from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError
 from minfer.effects.text.grammars.threads import FOR_SLOW
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher
 
 PAIRED: Final = 1 + FOR_SLOW  # threads of slow matchers, and one for all companions
 MOST_SECONDS: Final = 0.1  # of a processor, for one mask
-MOST_FORCED: Final = 256  # bytes of forced text that are split into tokens at once
 MOST_CHARS: Final = 300  # of the library's errors that are handed on
 
 
@@ -49,15 +48,8 @@ class LlguidanceMatcher:
     draws must not (`Compiler.never`).
     """
 
-    def __init__(
-        self,
-        inner: "LLMatcher",
-        vocabulary: "LLTokenizer | None",
-        companions: Companions,
-    ) -> None:
-        """`vocabulary`: splits what is forced; without one, nothing is."""
+    def __init__(self, inner: "LLMatcher", companions: Companions) -> None:
         self.inner = inner
-        self._vocabulary = vocabulary
         self._companions = companions
         self._companion: LLMatcher | None = None  # of one that is slow
         self.served = 0
@@ -108,24 +100,6 @@ class LlguidanceMatcher:
     def must_end(self) -> bool:
         """As `Matcher` says."""
         return self.inner.is_stopped() and not self.inner.is_error()
-
-    def forced(self) -> tuple[int, ...]:
-        """As `Matcher` says."""
-        if self._vocabulary is None:
-            return ()
-        text = self.inner.compute_ff_bytes()
-        if len(text) <= MOST_FORCED:
-            tokens = self.inner.compute_ff_tokens()
-        else:
-            tokens, _ = self._vocabulary.tokenize_partial(text[:MOST_FORCED])
-        check(self.inner)
-        return tuple(tokens)
-
-    def allowed(self, tokens: Sequence[int]) -> int:
-        """As `Matcher` says."""
-        found: int = self.inner.validate_tokens(list(tokens))
-        check(self.inner)
-        return found
 
 
 def check(inner: "LLMatcher") -> None:

@@ -1,17 +1,17 @@
 """Which drafts stand on a device: those that `minfer.speculate.accept` lets stand."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from attrs import define, evolve
 from torch import Tensor
 
-from minfer.effects.execution.device_rows import DeviceRows, aligned
+from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.feeding import Step
-from minfer.effects.execution.inputs import Drafts, Late
-from minfer.effects.execution.judging import draw_late, judge, spread
+from minfer.effects.execution.inputs import Drafts
+from minfer.effects.execution.judging import judge, spread
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
@@ -87,22 +87,14 @@ class World:
     plain: list[int]  # what is drawn without drafts
     rows: DeviceRows
     sampler: Sampler
-    masks: list[tuple[bytes, ...]]  # of each row, place by place; or none
 
     @classmethod
-    def make(
-        cls,
-        rng: random.Random,
-        kind: str,
-        rule: Rule | None = None,
-        *,
-        masked: bool = False,
-    ) -> "World":
+    def make(cls, rng: random.Random, kind: str, rule: Rule | None = None) -> "World":
         """`rule` drafts and judges; without it, drafts are what is drawn."""
         device = torch.device("cuda" if CUDA and kind == "cuda" else "cpu")
         backend = open_backend(SPEC, CONFIG, device, kernels=kind == "cuda")
         rows = DeviceRows(ROWS + 1, 4, VOCAB, device, rejects=rule is not None)
-        sampler = Sampler(backend, rows, ROWS + 9, 200, DRAFTS * ROWS)
+        sampler = Sampler(backend, rows, ROWS + 9, 200)
         opens = [opened(rng, row) for row in range(ROWS)]
         for row, one in enumerate(opens):
             sampler.open(row, one)
@@ -112,14 +104,12 @@ class World:
         rows.next[:ROWS] = torch.tensor([len(one.known) - 1 for one in opens])
         made = torch.Generator().manual_seed(rng.getrandbits(30))
         logits = 2 * torch.randn(1 + DRAFTS, ROWS, VOCAB, generator=made)
-        masks = [tuple(some_masks(rng)) if masked else () for _ in opens]
         targets = [
             Target(
                 how=one.sampling,
                 known=one.known,
                 prompt=one.prompt,
                 logits=tuple(logits[:, row].tolist()),
-                masks=masks[row],
             )
             for row, one in enumerate(opens)
         ]
@@ -127,7 +117,7 @@ class World:
         drafted, verdicts = zip(*each, strict=True)
         plain = [same_noise(target, ()).tokens[0] for target in targets]
         told = [*drafted], [*verdicts], plain
-        return cls(opens, logits, *told, rows, sampler, masks)
+        return cls(opens, logits, *told, rows, sampler)
 
     def drafts(self, order: list[int]) -> Drafts[Tensor]:
         """The drafts of these rows."""
@@ -171,35 +161,6 @@ class World:
         judge(sampler, kind, step, further)
         return self.found(order, kind)
 
-    def drawn_late(
-        self, order: list[int], verified: int, kept: list[int]
-    ) -> dict[int, list[int]]:
-        """The same, by masks and from logits that were kept; those of places behind
-        drafts for the rows `kept`, in this order.
-        """
-        rows, sampler, device = self.rows, self.sampler, self.rows.arena.device
-        kind = Kind(alone=0, draws=ROWS, filtered=True, shaped=True, late=True)
-        kind = evolve(kind, verified=verified, drafts=DRAFTS)
-        selves = torch.tensor(order, dtype=torch.int32, device=device)
-        sampler.keep(self.logits[0][order].to(device), selves)
-        theirs = torch.tensor(kept, dtype=torch.int32, device=device)
-        further = self.logits[1:][:, kept].reshape(-1, VOCAB).to(device)
-        sampler.keep_behind(further, theirs)
-        first = torch.tensor([kept.index(row) for row in order[:verified]])
-        steps = torch.arange(DRAFTS) * len(kept)
-        behind = (steps[:, None] + first).int().to(device)
-        for place in range(1 + DRAFTS):
-            some = order[:verified] if place else order
-            begin = aligned(ROWS) + (place - 1) * aligned(verified) if place else 0
-            lines = b"".join([self.masks[row][place] for row in some])
-            words = torch.frombuffer(bytearray(lines), dtype=torch.int32)
-            there = sampler.masks.lines[begin : begin + len(some)]
-            there.copy_(words.view(len(some), -1))
-        positions = rows.next[selves.long()] + 1
-        late = Late(selves, positions, behind)
-        draw_late(sampler, kind, late, self.drafts(order[:verified]))
-        return self.found(order, kind)
-
     def found(self, order: list[int], kind: Kind) -> dict[int, list[int]]:
         """What came of it, of the rows in this order."""
         out, verified = self.sampler.out.tolist(), kind.verified
@@ -212,32 +173,16 @@ class World:
         return found
 
 
-def some_masks(rng: random.Random) -> Iterator[bytes]:
-    """Half of the tokens may come, at each place others."""
-    words = -(-VOCAB // 32)
-    for _ in range(1 + DRAFTS):
-        bits = rng.getrandbits(VOCAB) | 1 << rng.randrange(VOCAB)
-        yield bits.to_bytes(4 * words, "little")
-
-
-@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_as_the_pure_rule_says(kind: str, seed: int, late: bool) -> None:
-    rng = random.Random(seed)
-    check(rng, World.make(random.Random(seed), kind, masked=late), 9, late=late)
+def test_as_the_pure_rule_says(kind: str, seed: int) -> None:
+    check(random.Random(seed), World.make(random.Random(seed), kind), 9)
 
 
-def check(rng: random.Random, world: World, least: int, *, late: bool = False) -> None:
-    """Rows draw what the rule says; of their drafts more than `least` stand. `late`: by
-    masks, and from what was kept.
-    """
+def check(rng: random.Random, world: World, least: int) -> None:
+    """Rows draw what the rule says; of their drafts more than `least` stand."""
     order = rng.sample(range(ROWS), ROWS)
     verified, accepted = ROWS - 2, 0
-    if late:
-        kept = rng.sample(order[:verified], verified)
-        found = world.drawn_late(order, verified, kept)
-    else:
-        found = world.drawn(order, verified)
+    found = world.drawn(order, verified)
     for at, row in enumerate(order):
         expected = [world.plain[row]]
         if at < verified:

@@ -76,15 +76,6 @@ def test_where_it_costs_little_all_rows_have_drafts(
     assert kind.padded().verified == padded
 
 
-@pytest.mark.parametrize("draws", [1, 5, 100])
-@pytest.mark.parametrize("verified", [1, 3, 70])
-def test_so_has_that_of_late_draws_with_drafts(draws: int, verified: int) -> None:
-    kind = Kind(alone=0, draws=draws, verified=min(draws, verified), drafts=3, late=True)
-    check(kind)
-    assert kind.padded().lines >= kind.lines
-    assert kind.padded().verified <= kind.padded().draws
-
-
 def test_there_is_room_for_the_drafts_of_every_step() -> None:
     for seqs, budget, rows, drafts in product((1, 7, 100), (128, 900), (0, 5), (1, 5)):
         how = Speculation(drafter=HOST, drafts=drafts, rows=rows, adaptive=False)

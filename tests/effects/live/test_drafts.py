@@ -45,7 +45,6 @@ class Loop(Driver):
         self.out: dict[SampleId, list[int]] = {}
         self.tally = NO_DRAFTS
         self.steps = 0
-        self.apart_drafts = 0  # rows that were sampled apart, and had drafts
 
     def turn(self, before: Any = None) -> Transition:
         was = self.state
@@ -56,9 +55,6 @@ class Loop(Driver):
             type(one).__name__ == "Ignored" for one in done.reasons
         )
         for command in done.commands:
-            if isinstance(command, Execute):
-                plan = command.plan
-                self.apart_drafts += sum(one.index in plan.apart for one in plan.drafts)
             if isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.out.setdefault(name, []).extend(tokens)
@@ -169,16 +165,9 @@ def test_who_cannot_have_drafts_is_not_read() -> None:
     asking = Always()
     greedy = SamplingParams(temperature=0)
     beam = request("a", 5, 20, lockstep=True, beams=BeamSearch(), sampling=greedy)
-    run(CONFIG, asking, beam, request("b", 5, 0, pooling="last"))
+    bound = request("c", lockstep=True)
+    run(CONFIG, asking, beam, request("b", 5, 0, pooling="last"), bound)
     assert not asking.told
-
-
-def test_who_is_bound_to_the_host_without_a_grammar_has_drafts_as_others() -> None:
-    wanted = request("a", lockstep=True), request("b")
-    plain = run(PLAIN, None, *wanted)
-    loop = run(CONFIG, Lookup(least=2), *wanted)
-    assert loop.out == plain.out
-    assert loop.apart_drafts > 5
 
 
 def test_what_was_void_is_read_anew() -> None:

@@ -1,5 +1,5 @@
-"""Drafts under grammars change no output, and forced text takes fewer steps: the bundled
-model, on the CPU.
+"""Beside requests with drafts those under a grammar have none, and no output changes: the
+bundled model, on the CPU.
 """
 
 import subprocess
@@ -14,40 +14,19 @@ import torch
 from attrs import define, field, frozen
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from minfer.effects.live import foreseen, grammar_masks
-from minfer.effects.text.grammars import at_once
-from minfer.effects.text.grammars.at_once import AtOnce
-from minfer.messages import Executed, Failed, Preempted
+from minfer.messages import Preempted
 from minfer.plan import Plan
 from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import Tally
 from tests.circles import long
-from tests.effects.live.stuck import stick_at_the_end
 from tests.effects.live.test_structured_outputs import REPLAY, SCHEMA
-from tests.effects.text.grammars.bundled import matcher
 
 ROOMY: Final[dict[str, Any]] = {"dtype": "float32", "num_gpu_blocks_override": 199}
-NAMES = {
-    "the_name_of_the_first_person": {"type": "string", "maxLength": 4},
-    "measured_temperature_in_celsius": {"type": "integer", "minimum": 0, "maximum": 999},
-    "is_the_door_open_at_the_moment": {"type": "boolean"},
-    "a_list_of_known_categories": {
-        "type": "array",
-        "items": {"enum": ["first", "last"]},
-        "maxItems": 1,  # else how much is forced is up to the model
-    },
-}
-LONG_NAMES = {
-    "type": "object",
-    "properties": NAMES,
-    "required": [*NAMES],
-    "additionalProperties": False,
-}
 CHOICES = ["certainly yes", "certainly not", "maybe"]
 PROMPTS = ["def read(path):\n", "class Stack", "import os\n", "x = ", "for line in "] * 2
 # What is asked, in turn: constraints, and the rest.
 ASKED: tuple[dict[str, Any], ...] = (
-    {"json": LONG_NAMES, "disable_any_whitespace": True},
+    {"json": SCHEMA, "disable_any_whitespace": True},
     {"json": SCHEMA},
     {"regex": "(key: [a-z]{2,6}; ){1,3}end of the list"},
     {"choice": CHOICES},
@@ -86,25 +65,20 @@ class Looking:
 
     llm: LLM
     tally: Tally = field(factory=Tally)
-    rows: int = 0  # that yielded something
     apart: int = 0  # rows that had drafts and were sampled apart
-    wrong: list[tuple[int, ...]] = field(factory=list)  # drafts that may not come
+    beside: int = 0  # steps with rows of both kinds
     reasons: list[object] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         driver = self.llm.worker.driver
         executor: Any = driver.executor
-        launch, collect, turn = executor.launch, executor.collect, driver.turn
+        launch, turn = executor.launch, driver.turn
 
         def launched(plan: Plan) -> None:
-            self.look(plan)
+            drafted = {draft.index for draft in plan.drafts}
+            self.apart += len(drafted.intersection(plan.apart))
+            self.beside += bool(drafted and plan.apart)
             launch(plan)
-
-        def collected() -> Executed | Failed:
-            result: Executed | Failed = collect()
-            assert isinstance(result, Executed), result
-            self.rows += sum(map(bool, result.yields))
-            return result
 
         def turned(before: Any = None) -> Any:
             was = driver.state
@@ -113,37 +87,12 @@ class Looking:
             self.tally = self.tally.plus(tally_of(judged(was, driver.taken, found)))
             return found
 
-        executor.launch, executor.collect = launched, collected
+        executor.launch = launched
         driver.turn = turned  # type: ignore[method-assign]  # to see what it decided
-
-    def look(self, plan: Plan) -> None:
-        """Grammars allow what is drafted."""
-        run = self.llm.worker.driver.state.running
-        for draft in plan.drafts:
-            if draft.index not in plan.apart:
-                continue
-            self.apart += 1
-            i = run.gens.index(plan.gens[draft.index])
-            request = run.seqs[i].request
-            output = run.tokens(i, self.llm.setup.config.block_size)
-            asked = request.sampling.structured_outputs
-            assert asked is not None
-            walk = self.llm.grammars.get(asked).matcher()
-            walk.advance(output[len(request.prompt) :])
-            if walk.allowed(draft.tokens) < len(draft.tokens):
-                self.wrong.append(draft.tokens)
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """And nothing takes long, however busy this machine is."""
-    for module, names in {
-        grammar_masks: ("MASK_WAIT",),
-        foreseen: ("LONG", "IN_A_TURN"),
-        at_once: ("BEHIND", "MASK_WAIT"),
-    }.items():
-        for name in names:
-            monkeypatch.setattr(module, name, 60.0)
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -225,9 +174,9 @@ def test_whatever_is_drafted_outputs_are_those_without(
         looking = Looking(llm)
         assert serve(llm, count) == expected
         assert serve(llm, count) == expected  # with what is cached
-    assert not looking.wrong
-    assert looking.apart > 40
-    assert sum(looking.tally.accepted) > 100
+    assert not looking.apart
+    assert looking.beside > 5
+    assert sum(looking.tally.accepted) > 5
     given_way = any(isinstance(one, Preempted) for one in looking.reasons)
     assert given_way == ("block_size" in settings)
     ends = {one.reason for one in expected}
@@ -240,46 +189,6 @@ def test_as_many_drafts_as_pay_change_nothing_either() -> None:
         assert serve(llm, 20) == plain(20)
 
 
-@pytest.mark.parametrize(("temperature", "drafts"), [(0, 4), (1, 4), (1, 8)])
-def test_forced_text_is_drafted_and_takes_fewer_steps(
-    temperature: float, drafts: int
-) -> None:
-    bound = StructuredOutputs(json=LONG_NAMES, disable_any_whitespace=True)
-    made = [
-        SamplingParams(
-            structured_outputs=bound, temperature=temperature, seed=i, max_tokens=150
-        )
-        for i in range(4)
-    ]
-    rows, texts = [], []
-    for config in (None, drafting("ngram", drafts)):
-        with LLM(speculative_config=config, **ROOMY) as llm:
-            looking = Looking(llm)
-            outputs = llm.generate(PROMPTS[:4], made, use_tqdm=False)
-        texts.append(told(outputs))
-        rows.append(looking.rows)
-    assert texts[0] == texts[1]
-    tokens = sum(len(one.tokens) for one in texts[0])
-    assert rows[0] >= tokens
-    assert tokens > 2.5 * rows[1], "tokens of a step of a row, with drafts"
-    proposed, accepted = map(sum, (looking.tally.proposed, looking.tally.accepted))
-    assert accepted > 0.9 * proposed > 0.4 * tokens
-
-
-def test_where_coins_decide_they_do_not_for_those_under_a_grammar() -> None:
-    asked = [one for one in params(20) if one.structured_outputs is not None]
-    found = []
-    coins = {**drafting("ngram", 4), "rejection_sample_method": "standard"}
-    for config in (None, coins):
-        with LLM(speculative_config=config, max_num_seqs=16, **ROOMY) as llm:
-            looking = Looking(llm)
-            prompts = PROMPTS * 2
-            outputs = llm.generate(prompts[: len(asked)], asked, use_tqdm=False)
-            found.append(told(outputs))
-    assert found[0] == found[1]
-    assert sum(looking.tally.accepted) > 20
-
-
 def test_a_draft_model_leaves_those_under_a_grammar_alone() -> None:
     config = {"method": "draft_model", "num_speculative_tokens": 3, "adaptive": False}
     with LLM(speculative_config=config, max_num_seqs=16, **ROOMY) as llm:
@@ -287,43 +196,6 @@ def test_a_draft_model_leaves_those_under_a_grammar_alone() -> None:
         assert serve(llm, 20) == plain(20)
     assert not looking.apart
     assert sum(looking.tally.accepted) > 20
-
-
-def test_who_cannot_go_on_ends_where_it_does_without_drafts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stick_at_the_end(monkeypatch)
-    asked = StructuredOutputs(choice=["certainly", "certainly not"])
-    found = []
-    for config in (None, drafting("ngram", 8)):
-        with LLM(speculative_config=config, **ROOMY) as llm:
-            looking = Looking(llm)
-            how = SamplingParams(structured_outputs=asked, temperature=0)
-            both = [how, SamplingParams(temperature=0, max_tokens=9)]
-            found.append(told(llm.generate(PROMPTS[:2], both, use_tqdm=False)))
-    assert found[0] == found[1]
-    assert found[0][0].error == f"{grammar_masks.STUCK}: took too long"
-    assert found[0][0].text.startswith("certainly")
-    assert looking.apart
-
-
-def test_matchers_that_break_behind_drafts_change_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every third time, a matcher is worn out by what is only drafted."""
-    behind, calls = AtOnce._behind, [0]
-
-    def breaking(self: AtOnce, moves: Any, lines: Any) -> None:
-        behind(self, moves, lines)
-        for one in moves:
-            calls[0] += 1
-            if one.drafts and calls[0] % 3 == 0:
-                one.spoilt, one.reached = True, one.reached // 2
-
-    monkeypatch.setattr(AtOnce, "_behind", breaking)
-    with LLM(speculative_config=drafting("ngram", 4), max_num_seqs=16, **ROOMY) as llm:
-        assert serve(llm, 20) == plain(20)
-    assert calls[0] > 50
 
 
 def test_a_journal_replays_without_library_model_and_torch(tmp_path: Path) -> None:
@@ -338,15 +210,9 @@ def test_a_journal_replays_without_library_model_and_torch(tmp_path: Path) -> No
         ) as recorded:
             looking = Looking(recorded)
             serve(recorded, 10)
-        assert looking.apart > 20
+        assert looking.beside
         replayed = subprocess.run(
             [sys.executable, "-c", REPLAY, str(folder)], capture_output=True, text=True
         )
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
         assert "drafts" in replayed.stdout
-
-
-def test_a_matcher_knows_what_it_forces_in_the_bundled_vocabulary() -> None:
-    """What the counts above rest on."""
-    walk = matcher(json=LONG_NAMES, disable_any_whitespace=True)
-    assert len(walk.forced()) > 5

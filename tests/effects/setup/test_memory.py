@@ -22,7 +22,6 @@ from minfer.effects.models.shapes import (
     cuda_activation_bytes,
     kept_bytes,
     kv_bytes_per_token,
-    most_drafts,
     padded_tokens,
     shaping_bytes,
     weight_bytes,
@@ -42,7 +41,6 @@ from minfer.effects.setup.settings import EngineArgs
 from minfer.kernels.shape import Kept
 from minfer.request import Request
 from minfer.setting import ConfigError
-from minfer.speculate.settings import DEVICE, DRAFTERS, HOST, Speculation
 from minfer.state import initial
 from tests.effects.tiny_model import CONFIG, with_feed_forward, with_windows
 
@@ -206,28 +204,6 @@ def test_a_gpu_keeps_what_penalties_count() -> None:
     without = cuda_activation_bytes(SPEC, SIZES, SIZES.max_num_batched_tokens)
     planned = plan(num_blocks=40, cuda=True).activations
     assert planned == without + shaping_bytes(SPEC, SIZES)
-
-
-@pytest.mark.parametrize("cuda", [False, True])
-def test_logits_and_masks_behind_the_host_s_drafts_are_kept(cuda: bool) -> None:
-    device, logits = torch.device("cpu"), torch.zeros(1, SPEC.vocab_size)
-    sizes, activations = {}, {}
-    for drafter in DRAFTERS:
-        how = Speculation(drafter=drafter, drafts=4, adaptive=False)
-        sizes[drafter] = evolve(SIZES, speculation=how)
-        planned = plan_memory(SPEC, sizes[drafter], None, num_blocks=40, cuda=cuda)
-        activations[drafter] = planned.activations
-    count = most_drafts(sizes[HOST])
-    rows = DeviceRows(SIZES.max_num_seqs, 2, SPEC.vocab_size, device)
-    sampler = Sampler(CpuBackend(), rows, 0, 4 * (count + 2), count)
-    row = torch.zeros(1, dtype=torch.int32)
-    sampler.keep_behind(logits.repeat(count, 1).to(torch_dtype(SPEC.dtype)), row)
-    assert sampler.behind is not None
-    parts = sampler.behind, sampler.masks.lines
-    held = sum(part.numel() * part.element_size() for part in parts)
-    assert held == kept_bytes(SPEC, sizes[HOST]) > 0
-    assert activations[HOST] == activations[DEVICE] + held
-    assert kept_bytes(SPEC, sizes[DEVICE]) == kept_bytes(SPEC, SIZES) == 0
 
 
 @pytest.mark.parametrize("cuda", [False, True])

@@ -41,7 +41,7 @@ EACH: list[dict[str, Any]] = [
 @pytest.fixture(params=[0, module.FEW], ids=["many", "few"])
 def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AtOnce:
     monkeypatch.setattr(module, "FEW", request.param)
-    return AtOnce(vocab(), ENDS)
+    return AtOnce(vocab())
 
 
 def move(walk: Matcher, *tokens: int, back: int = 0) -> Move:
@@ -166,7 +166,7 @@ def test_a_mask_that_takes_longer_than_the_bound_is_late(at_once: AtOnce) -> Non
 def test_a_token_that_takes_longer_than_the_bound_is_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = AtOnce(vocab(), ENDS)
+    made = AtOnce(vocab())
     seconds = iter([0.0, MASK_WAIT, 1.0, 1.001 + MASK_WAIT])
     clock = SimpleNamespace(monotonic=lambda: next(seconds))
     monkeypatch.setattr(module, "time", clock)
@@ -191,7 +191,6 @@ def test_what_stands_for_an_end_of_sequence_is_said_never_to_come() -> None:
     (made,) = masks(endless, [move(walk, *ids("#"))])
     assert bits(made) == endless.never != set()
     assert allowed(walk.mask()) == endless.never  # whoever makes it
-    assert walk.forced() == ()
     assert compiler().never == set()
 
 
@@ -207,96 +206,3 @@ def test_a_compiler_makes_them_for_its_own() -> None:
     walks = [matcher(**asked) for asked in EACH]
     made = masks(compiler(), [move(walk) for walk in walks])
     assert list(map(bits, made)) == [allowed(walk.mask()) for walk in walks]
-
-
-# --- behind drafts ----------------------------------------------------------------------
-
-
-def drafted(walk: Matcher, *drafts: int, **more: Any) -> Move:
-    return Move(walk, 0, (), drafts=drafts, **more)
-
-
-def behind(of: Any, *moves: Move) -> list[list[set[int]]]:
-    """Of each what may come, and what may behind drafts, as many as there are."""
-    first = len(moves)
-    for line, one in enumerate(moves):
-        one.line, one.behind = line, first
-        first += len(one.drafts)
-    lines = np.full((first + 1, of.words), 7, np.int32)
-    assert not of.masks(moves, lines)
-    assert (lines[first] == 7).all()
-    own = [[one.line, *range(one.behind, one.behind + one.reached)] for one in moves]
-    return [[allowed(lines[line].tobytes()) for line in some] for some in own]
-
-
-def test_masks_behind_drafts_are_those_that_come_there(
-    at_once: AtOnce, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BEHIND", 60.0)  # this machine may be busy
-    texts = ["aabccxyxy", "never", '{"a": [1, {"b": 2}], "c": ""}', "[12, 3]", "(12)+345"]
-    each = [(asked, ids(text)) for asked, text in zip(EACH, texts, strict=True)]
-    walks = [matcher(**asked) for asked, _ in each]
-    moves = [drafted(walk, *some) for walk, (_, some) in zip(walks, each, strict=True)]
-    made = behind(at_once, drafted(matcher(regex="a+")), *moves)[1:]
-    for found, (asked, tokens), walk, one in zip(made, each, walks, moves, strict=True):
-        alone = matcher(**asked)
-        right = [allowed(alone.mask())]
-        for token in tokens:
-            alone.advance([token])
-            right.append(allowed(alone.mask()))
-        assert found == right
-        assert (one.reached, one.spoilt) == (len(tokens), False)
-        assert allowed(walk.mask()) == right[0], "it is where it was"
-        walk.advance(tokens)
-        assert allowed(walk.mask()) == right[-1]
-
-
-def test_behind_what_may_not_come_and_behind_an_end_there_is_none(
-    at_once: AtOnce,
-) -> None:
-    (end,) = [one for one in ENDS if one][:1]
-    walk = matcher(regex="abc?")
-    a, b, c = (ids(one)[0] for one in "abc")
-    cases = [
-        ((a, c, b), 1),
-        ((c,), 0),
-        ((a, b, end, end), 2),
-        ((a, b, c, end), 3),
-        ((), 0),
-    ]
-    for drafts, reached in cases:
-        one = drafted(walk, *drafts)
-        made = behind(at_once, one)
-        assert (one.reached, len(made[0]), one.spoilt) == (reached, 1 + reached, False)
-        assert made[0][0] == allowed(walk.mask())
-    (found,) = behind(at_once, drafted(walk, a, b, c))
-    assert found[3] == ENDS
-
-
-def test_who_has_no_time_left_has_no_masks_behind_drafts(
-    at_once: AtOnce, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BEHIND", -1.0)
-    one = drafted(matcher(regex="abc"), *ids("a"))
-    assert len(behind(at_once, one)[0]) == 1
-    monkeypatch.undo()
-    assert len(behind(at_once, one)[0]) == 2
-
-
-def test_a_matcher_that_cannot_go_on_behind_drafts_is_spoilt(at_once: AtOnce) -> None:
-    walk = matcher(regex="a{9}")
-    inner: Any = walk
-    one = drafted(walk, *ids("a") * 3)
-
-    class Wrong:
-        def consume_token_par(self, some: list[Any]) -> list[bool]:
-            return [each.consume_token(token + 1) for each, token in some]
-
-        def unsafe_compute_mask_ptr(self, *about: Any) -> None:
-            if about[0]:
-                own.unsafe_compute_mask_ptr(*about)
-
-    own, at_once._executor = at_once._executor, Wrong()  # type: ignore[assignment]
-    assert len(behind(at_once, one)[0]) == 1
-    assert one.spoilt
-    assert inner.inner.is_error()

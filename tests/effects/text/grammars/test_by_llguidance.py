@@ -51,45 +51,6 @@ def test_matchers_of_one_grammar_do_not_share_where_they_are() -> None:
     other.advance(ids("y"))
 
 
-def test_what_must_come_is_forced_as_the_tokenizer_splits_it() -> None:
-    text = "certainly not, by any means"
-    walk = matcher(choice=[text, "yes"])
-    whole = ids(text)
-    assert walk.forced() == ()
-    for at, token in enumerate(whole):
-        walk.advance([token])
-        assert walk.forced() == (*whole[at + 1 :],)
-    assert matcher(choice=["#", "("]).forced() == ()
-
-
-def test_of_a_long_text_the_beginning_is_forced() -> None:
-    text = "one two three " * 200
-    tokens = matcher(choice=[text]).forced()
-    assert 20 < len(tokens) < 200
-    assert (*ids(text)[: len(tokens)],) == tokens
-
-
-def test_what_is_forced_changes_no_mask() -> None:
-    asked = {"regex": "[ab]{2}certain: (x|yy) end"}
-    walk, other = matcher(**asked), matcher(**asked)
-    for token in ids("abcertain: yy end"):
-        walk.forced()
-        walk.allowed(ids("certain"))
-        assert walk.mask() == other.mask()
-        walk.advance([token])
-        other.advance([token])
-
-
-def test_how_many_tokens_may_come() -> None:
-    walk = matcher(regex="abc?d")
-    (a, b, c, d) = (ids(one)[0] for one in "abcd")
-    assert walk.allowed([a, b, d]) == 3
-    assert walk.allowed([a, b, c, c]) == 3
-    assert walk.allowed([a, c]) == 1
-    assert walk.allowed([b]) == walk.allowed([]) == 0
-    assert walk.allowed([a, b]) == 2, "it has not gone anywhere"
-
-
 def test_what_is_not_allowed_stops_the_matcher_for_good() -> None:
     walk = matcher(regex="a+")
     with pytest.raises(GrammarError, match="doesn't satisfy"):

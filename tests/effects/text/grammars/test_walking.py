@@ -72,7 +72,7 @@ def test_a_matcher_in_error_stays_there() -> None:
     walk = matcher(regex="a+")
     with pytest.raises(GrammarError):
         walk.advance(ids("b"))
-    for call in (walk.mask, walk.forced, lambda: walk.advance(ids("a"))):
+    for call in (walk.mask, lambda: walk.advance(ids("a"))):
         with pytest.raises(GrammarError):
             call()
     assert not walk.must_end
@@ -133,5 +133,5 @@ def test_who_is_stopped_by_an_error_need_not_end() -> None:
     check(Said(""))  # type: ignore[arg-type]  # stands in for one
     for why in ("", "broken"):
         companions = Companions(lambda: Said(""))  # type: ignore[arg-type, return-value]  # stands in
-        walk = LlguidanceMatcher(Said(why), None, companions)  # type: ignore[arg-type]  # likewise
+        walk = LlguidanceMatcher(Said(why), companions)  # type: ignore[arg-type]  # likewise
         assert walk.must_end == (not why)
