@@ -7,7 +7,5 @@ interpreting = False
 
 
 def on_triton(x: Tensor) -> bool:
-    """Whether Triton takes this tensor. One that is nowhere (torch's meta device) stands
-    for a GPU's: what would be launched with it can be noted (specialization.py).
-    """
-    return x.is_cuda or x.is_meta or interpreting
+    """Whether Triton takes this tensor."""
+    return x.is_cuda or interpreting

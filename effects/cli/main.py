@@ -6,6 +6,7 @@ needs no torch. Exit codes are those of `minfer.effects.cli.errors`.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,17 +14,13 @@ import minfer
 from minfer.effects.cli.commands import Entry, Parser, add_commands
 from minfer.effects.cli.errors import guarded
 from minfer.effects.cli.plugins import policies_option
+from minfer.setting import ConfigError
 
 COMMANDS: Final = (
     Entry("generate", "continue a text", "minfer.effects.cli.generate"),
     Entry("chat", "talk with a model", "minfer.effects.cli.chat"),
     Entry("serve", "serve a model over HTTP, as OpenAI does", "minfer.effects.cli.serve"),
     Entry("plan", "show what fits into memory", "minfer.effects.cli.plan"),
-    Entry(
-        "compile",
-        "make a GPU's kernels before they are needed, without one",
-        "minfer.effects.cli.compile",
-    ),
     Entry(
         "verify",
         "check that a model computes here what transformers computes",
@@ -48,12 +45,20 @@ COMMANDS: Final = (
     Entry("bench", "measure a server under load", "minfer.effects.cli.bench"),
 )
 
+REMOVED: Final = {
+    "compile": "serve compiles what it needs at start, and finds it in TRITON_CACHE_DIR "
+    "the next time",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
 
     def run() -> int:
-        options = parser().parse_args(argv)
+        given = sys.argv[1:] if argv is None else argv
+        if given and (instead := REMOVED.get(given[0])):
+            raise ConfigError(f"{given[0]} was removed: {instead}")
+        options = parser().parse_args(given)
         code: int = options.run(options)
         return code
 

@@ -7,20 +7,22 @@ there is speculation, such steps again, in which all of these rows have drafts, 
 there may be, and then each smaller number: which of them pays differs from step to step,
 and a step that is launched kernel by kernel loses more than its drafts win. (Beside
 prompts these rows are a forward of their own: packing.py.) Then prompts, alone and beside
-rows without drafts. Where grammars can be asked for, any of these steps may have rows
-that are sampled apart; draws that come late, which are a few launches, come after steps
-in which all rows feed themselves. Then what few ask for: other ways to draw, contexts
-that are cut otherwise, many prompts at once. Steps of many inputs come last: launching
-them takes no longer than their work.
+rows without drafts: all of those beside at most `LONELY` rows, as the first load of a
+server is mostly of few clients, and its steps are so short that launching them kernel by
+kernel takes several times as long. Where grammars can be asked for, any of these steps
+may have rows that are sampled apart; draws that come late, which are a few launches, come
+after steps in which all rows feed themselves. Then what few ask for: other ways to draw,
+contexts that are cut otherwise, many prompts at once. Steps of many inputs come last:
+launching them takes no longer than their work.
 
-There is time for half of the prompts' kinds. How many rows decode beside them and how
-long they are is not known before somebody comes, only that both vary by factors: a
-server has 2 streams or 40, and a prompt leaves 20 inputs or 600. So each doubling is
-taken to be as likely as another, and a kind to be as likely as the doublings that it
-serves, of rows times of inputs. Short prompts come first beside every number of rows, and
-most beside usual ones; whoever went through one number of rows after the other would be
-out of time at 32, and a burst of newcomers beside 40 streams would be launched kernel by
-kernel.
+There is time for half of the prompts' kinds beside more rows. How many rows decode beside
+them and how long they are is not known before requests come, only that both vary by
+factors: a server has 2 streams or 40, and a prompt leaves 20 inputs or 600. So each
+doubling is taken to be as likely as another, and a kind to be as likely as the doublings
+that it serves, of rows times of inputs. Short prompts come first beside every number of
+rows, and most beside usual ones; whoever went through one number of rows after the other
+would be out of time at 32, and a burst of newcomers beside 40 streams would be launched
+kernel by kernel.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,6 +48,8 @@ from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
 from minfer.speculate.settings import DEVICE
 
 MANY_INPUTS: Final = 2048  # from history: more take the GPU longer than the host
+# Inputs of several prompts at once, in loads of few clients.
+SEVERAL_INPUTS: Final = range(256, 4096 + 1)
 # How likely prompts are beside no row, in doublings of rows; and several of them beside
 # few rows, by one alone.
 IDLE: Final = 0.5
@@ -80,13 +84,17 @@ def capture_order(
     prompts = _with_history([0], config, most)
     beside = _with_history(sizes, config, most)
     drafts = _with_drafts(decode, config, fewer=fewer_drafts)
+    likeliest = _likeliest_first(prompts, beside)
+    every = [*likeliest, *prompts.many, *beside.many]
+    first = [kind for kind in every if _is_of_few_clients(kind)]
     late = [Kind(alone=0, draws=kind.draws, late=True) for kind in decode]
     told = partial(_told, cut)
     order = (
         told(decode, likely, short),
         told(late if grammars else [], likely, short),
         told([*drafts.usual, *drafts.fewer], likely, short),
-        told(_likeliest_first(prompts, beside), likely, short),
+        told(first, likely, short),
+        told(likeliest, likely, short),
         told([*decode, *drafts.usual], other, short),
         told([*decode, *drafts.usual], likely, longer),
         told(drafts.fewer, likely, longer),
@@ -104,6 +112,15 @@ def capture_order(
     if grammars:
         kinds = [evolve(kind, apart=not kind.late) for kind in kinds]
     return [*dict.fromkeys(kinds)]
+
+
+def _is_of_few_clients(kind: Kind) -> bool:
+    """Whether a step with prompts is one of a load of few clients."""
+    if kind.alone > LONELY or kind.longest > LONGEST:
+        return False
+    if kind.chunks == 1:
+        return True
+    return kind.chunks == CHUNK_SIZES[1] and kind.tokens in SEVERAL_INPUTS
 
 
 def _likeliest_first(*found: "WithHistory") -> list[Kind]:

@@ -77,8 +77,6 @@ def contested(
     """
     if rows.coins is None:
         raise AssertionError("these rows have no coins")
-    if logits.is_meta:  # it is asked what Triton launches: nothing here
-        return drawn
     count = len(contest.tokens)
     here, owner = logits[:count], who[:count].long()
     columns = rows.temperature, rows.top_k, rows.top_p, rows.deepest, rows.typical_p

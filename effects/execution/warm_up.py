@@ -1,10 +1,10 @@
 """What a GPU's executor does before it is ready, and in quiet moments after that.
 
 Before: all kernels that traffic can need are compiled side by side, or found on disk, and
-loaded (needs.py); other packages' kernels, which compile themselves, are made to; graphs
-are captured for as long as there is time (capture_order.py). The rest of the graphs, and
-of kinds that were launched one by one meanwhile, comes while nobody is served. None of it
-is needed: what fails is said, and done without.
+loaded (dummy_steps.py); other packages' kernels, which compile themselves, are made to;
+graphs are captured for as long as there is time (capture_order.py). The rest of the
+graphs, and of kinds that were launched one by one meanwhile, comes while nobody is
+served. None of it is needed: what fails is said, and done without.
 """
 
 import logging
@@ -19,14 +19,15 @@ from attrs import define, field
 
 from minfer.effects.execution.capture_order import capture_order
 from minfer.effects.execution.device_rows import Wants
+from minfer.effects.execution.dummy_steps import launch_dummy_steps
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.progress import GRAPHS, KERNELS, Progress, Report
 from minfer.effects.execution.runner import CONTEXT, ModelRunner
 from minfer.effects.execution.streams import on
 from minfer.effects.models.spec import ModelSpec
 
-SECONDS: Final = 2.5  # of captures before an executor is ready
-DRAFTING: Final = 2  # times as long, where there are drafts
+SECONDS: Final = 4.5  # of captures before an executor is ready
+DRAFTING: Final = 1.5  # times as long, where there are drafts
 _log = logging.getLogger("minfer.executor")
 
 
@@ -64,33 +65,42 @@ class WarmUp:
 
     def _compile(self) -> None:
         """Have all of Triton's kernels on disk, and loaded."""
-        from minfer.effects.execution.needs import needed
-        from minfer.kernels.ahead import make
-        from minfer.kernels.target import capability
+        from minfer.kernels.compiling import compiled
 
         self.report(Progress(KERNELS, 0, 0))
         try:
-            target = capability(self.runner.backend.device)
-            draft = self.runner.draft
-            drafts = None if draft is None else draft.spec
-            wanted = needed(self.spec, self.runner.config, target, drafts)
-            made = make(wanted, told=lambda *far: self.report(Progress(KERNELS, *far)))
+            found = compiled(self._dummy_steps, self._report_kernels)
         except Exception as error:
             # The first step will say so again, if it cannot do otherwise.
             _log.warning("kernels are compiled one by one, as they are needed: %r", error)
             return
         _log.info(
             "%d kernels, %d of them compiled, in %.1f s",
-            made.wanted,
-            made.compiled,
-            made.seconds,
+            found.wanted,
+            found.compiled,
+            found.seconds,
         )
-        if made.failed:
+        if found.failed:
             _log.warning(
                 "%d kernels are left to their first use: %s",
-                len(made.failed),
-                made.failed[0],
+                len(found.failed),
+                found.failed[0],
             )
+
+    def _dummy_steps(self) -> None:
+        """Without other packages' kernels, which would run."""
+        shortcuts = self.runner.shortcuts
+        before = shortcuts.flash_from, shortcuts.fused
+        shortcuts.flash_from, shortcuts.fused = 0, False
+        try:
+            with self._at_work():
+                launch_dummy_steps(self.runner)
+                self.runner.wait()
+        finally:
+            shortcuts.flash_from, shortcuts.fused = before
+
+    def _report_kernels(self, done: int) -> None:
+        self.report(Progress(KERNELS, done, 0))
 
     def _packages(self) -> None:
         """Have other packages compile their kernels: those of the largest prompts."""

@@ -109,7 +109,7 @@ def _kernels(linear: Linear) -> Products:
             f"checkpoint in bfloat16, float16 or float32"
         )
     weight = linear.weight  # one that is nowhere stands for a GPU's
-    return _on_gpu() if weight.is_cuda or weight.is_meta else _on_cpu()
+    return _on_gpu() if weight.is_cuda else _on_cpu()
 
 
 @cache

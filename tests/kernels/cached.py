@@ -1,5 +1,5 @@
-"""Compile kernels for a GPU that is not there, move what was made, and see whether
-launches find it: `python -m tests.kernels.cached FOLDER`.
+"""Compile kernels for a GPU that is not there, twice: `python -m tests.kernels.cached
+FOLDER`.
 
 Triton decides when it is imported whether it interprets, which the suite's process does;
 so this is one of its own. Prints a line of JSON.
@@ -12,76 +12,71 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import torch
+import triton
+import triton.language as tl
 from triton import knobs
+from triton.compiler.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from minfer import kernels
-from minfer.kernels import activation, ahead, rows
-from minfer.kernels.specialization import Specialization, elsewhere, recorded
+from minfer.kernels import activation, rows
+from minfer.kernels.compiling import compiled
+from tests.kernels.specialization import elsewhere
 
 HOPPER: Final = (9, 0)
-AMPERE: Final = (8, 0)
-run = JITFunction.run
 
 
-def launch(device: str, *sizes: int) -> None:
+@triton.jit
+def _wrong(x):  # type: ignore[no-untyped-def]  # as kernels are
+    tl.store(x, tl.no_such_thing(x))
+
+
+def launch(*sizes: int) -> None:
     """What a step of so many tokens launches, of that which compiles fast."""
     for size in sizes:
-        at = torch.zeros(size, dtype=torch.int32, device=device)
-        rows.scatter(at, torch.zeros(2 * size, dtype=torch.int32, device=device))
-        gate_up = torch.zeros(size, 2048, dtype=torch.bfloat16, device=device)
-        activation.silu_mul(gate_up)
+        at = torch.ones(size, dtype=torch.int32)
+        rows.scatter(at, torch.ones(2 * size, dtype=torch.int32))
+        gated = activation.silu_mul(torch.ones(size, 2048, dtype=torch.bfloat16))
+        assert not gated.any(), "it did not run, and what it would write is zero"
 
 
-def launched(target: tuple[int, int], *sizes: int) -> list[bool]:
-    """Launch as if a GPU was there; for each kernel, whether it was found on disk."""
-    hits = list[bool]()
-
-    def listen(*, cache_hit: bool, **_: Any) -> None:
-        hits.append(cache_hit)
-
-    def compiled(kernel: Any, *of: Any, warmup: bool, **how: Any) -> Any:
-        """Launches end where a GPU would begin."""
-        assert not warmup
-        return run(kernel, *of, warmup=True, **how)
-
+def forget(loaded: list[str]) -> None:
+    """As another process, which has compiled and loaded none."""
     for kernel in (rows._scatter, activation._silu_mul):
-        kernel.device_caches.clear()  # another process has none
-    with (
-        elsewhere(target),
-        patch.object(kernels, "interpreting", True),  # the CPU's tensors are taken
-        patch.object(knobs.compilation, "listener", listen),
-        patch.object(JITFunction, "run", compiled),
-    ):
-        launch("cpu", *sizes)
-    return hits
+        kernel.device_caches.clear()
+    loaded.clear()
 
 
 def main(folder: Path) -> dict[str, Any]:
-    knobs.cache.dir = str(folder / "here")
-    with recorded(HOPPER) as found:
-        launch("meta", 4, 70, 4)
-    told = list[tuple[int, int]]()
-    made = ahead.make(found, target=HOPPER, told=lambda *far: told.append(far))
-    again = ahead.make(found, target=HOPPER)
-    wrong = Specialization(found[0].kernel, found[0].data.replace('"i32"', '"i3"'))
-    bad = ahead.make([wrong, found[1]], target=HOPPER)
-    moved = folder / "there"
-    (folder / "here").rename(moved)
-    knobs.cache.dir = str(moved)
-    return {
-        "found": [[one.kernel, one.options["launch_pdl"]] for one in found],
-        "divisible": sorted(found[0].divisible),
-        "constants": found[0].constants,
-        "made": [made.wanted, made.compiled, made.failed],
-        "told": told,
-        "again": [again.wanted, again.compiled, again.failed],
-        "bad": [bad.compiled, bad.failed],
-        "settled": [ahead.settle(moved), ahead.settle(moved)],
-        "hits": launched(HOPPER, 4, 70, 8),
-        "others": launched(AMPERE, 4),
-        "kernels": [len(one.asm["cubin"]) > 0 for one in made.kernels],
-    }
+    knobs.cache.dir = str(folder)
+    told, run, found = list[int](), JITFunction.run, dict[str, Any]()
+    loaded = list[str]()
+
+    def load(kernel: Any) -> None:
+        """Instead of loading it to a GPU."""
+        loaded.append(kernel.name)
+        kernel._run = lambda: None
+
+    with (
+        elsewhere(HOPPER),
+        patch.object(kernels, "interpreting", True),  # the CPU's tensors are taken
+        patch.object(CompiledKernel, "_init_handles", load),
+    ):
+        for name in ("first", "second"):
+            forget(loaded)
+            made = compiled(lambda: launch(4, 4, 70), told.append)
+            found[name] = [made.wanted, made.compiled, made.failed, sorted(loaded)]
+        forget(loaded)
+        x = torch.zeros(4)
+
+        def launch_wrong() -> None:
+            _wrong[(1,)](x)
+            launch(5)
+
+        made = compiled(launch_wrong, told.append)
+        found["wrong"] = [made.wanted, sorted(loaded), made.failed]
+    assert JITFunction.run is run
+    return found | {"told": told}
 
 
 if __name__ == "__main__":

@@ -63,6 +63,14 @@ def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
 # --- bad input --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("arguments", [[], ["--target", "sm_90"], ["--help"]])
+def test_commands_that_were_removed_are_refused_by_name(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "compile", *arguments)
+    assert said.startswith("minfer: compile was removed: serve compiles what it needs")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -1,16 +1,18 @@
-"""What traffic launches, and what was said to be needed for it: `python -m
+"""What traffic launches, and what dummy steps launch before it: `python -m
 tests.effects.execution.launches [NAME ...]`.
 
 Triton decides when it is imported whether it interprets, which the suite's process does;
 so this is one of its own. An executor serves random requests on the CPU as on a GPU; its
 kernels' launches are noted and not made, so tokens mean nothing, and nothing of what is
 launched depends on them. Prints a line of JSON for each case: how many specializations
-were needed, how many of them were launched, and which were launched unforeseen.
+dummy steps launch, how many requests do, and which of these dummy steps do not.
 """
 
 import json
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -20,18 +22,20 @@ from attrs import evolve, frozen
 from minfer import kernels
 from minfer.config import EngineConfig
 from minfer.effects.execution.draft_model import DraftOf
-from minfer.effects.execution.needs import needed
+from minfer.effects.execution.dummy_steps import launch_dummy_steps
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.driver import Driver
 from minfer.effects.models import products
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import random_weights
-from minfer.kernels import linear, specialization
+from minfer.kernels import linear
+from minfer.kernels.compiling import compiled
 from minfer.messages import Submit
 from minfer.request import Request, SamplingParams
 from minfer.speculate.settings import DEVICE, REJECTION, SAME_NOISE, Speculation
 from tests.effects.tiny_model import CONFIG, with_attention, with_windows
+from tests.kernels import specialization
 
 VOCAB: Final = 5000  # three chunks of the sampler, a number that nothing divides
 BASE: Final = parse_spec({**CONFIG, "vocab_size": VOCAB, "torch_dtype": "bfloat16"})
@@ -104,17 +108,16 @@ def requests(rng: random.Random, count: int) -> list[Request]:
     return made
 
 
-def launched(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
-    """What an executor launches for such requests, one by one, and in crowds."""
-    rng = random.Random(0)
+@contextmanager
+def executing(
+    case: Case, config: EngineConfig
+) -> Iterator[tuple[TorchExecutor, list[specialization.Specialization]]]:
+    """An executor, and what it launches in here."""
     weights = random_weights(case.spec, case.spec.dtype, 0)
     with (
         specialization.recorded(case.capability) as found,
         patch.object(kernels, "interpreting", True),
         patch.object(products, "_on_cpu", lambda: linear),
-        # Nothing is written by kernels, so what they are to fill is to be sound before.
-        patch.object(torch.Tensor, "new_empty", torch.Tensor.new_zeros),
-        patch.object(torch, "empty", torch.zeros),
     ):
         draft = None
         if case.draft is not None:
@@ -123,8 +126,27 @@ def launched(case: Case, config: EngineConfig) -> list[specialization.Specializa
         executor = TorchExecutor(
             config, case.spec, weights, "cpu", kernels=True, draft=draft
         )
+        executor.runner.shortcuts.graphs = case.graphs
+        yield executor, found
+
+
+def foreseen(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
+    """What dummy steps launch before any request."""
+    with executing(case, config) as (executor, found), torch.inference_mode():
+        compiled(lambda: launch_dummy_steps(executor.runner), lambda _: None)
+    return found
+
+
+def launched(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
+    """What an executor launches for such requests, one by one, and in crowds."""
+    rng = random.Random(0)
+    with (
+        executing(case, config) as (executor, found),
+        # Nothing is written by kernels, so what they are to fill is to be sound before.
+        patch.object(torch.Tensor, "new_empty", torch.Tensor.new_zeros),
+        patch.object(torch, "empty", torch.zeros),
+    ):
         runner: Any = executor.runner
-        runner.shortcuts.graphs = case.graphs
         runner._replay = runner._step  # what would be captured
         driver = Driver(config, executor)
         wanted = requests(rng, 160)
@@ -153,17 +175,16 @@ def told(name: str) -> dict[str, Any]:
         vocab_size=VOCAB,
         speculation=case.speculation,
     )
-    foreseen = needed(case.spec, config, case.capability, case.draft)
-    seen = launched(case, config)
+    before, seen = foreseen(case, config), launched(case, config)
     return {
         "case": name,
-        "needed": len(foreseen),
+        "foreseen": len(before),
         "launched": len(seen),
         "kernels": sorted({one.kernel for one in seen}),
         "unforeseen": [
             [one.kernel, one.constants, sorted(one.divisible), one.options]
             for one in seen
-            if one not in foreseen
+            if one not in before
         ],
     }
 

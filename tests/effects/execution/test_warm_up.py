@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from minfer.effects.execution import background, graphs, needs
+from minfer.effects.execution import background, graphs
+from minfer.effects.execution import warm_up as module
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.graphs import GraphCache
 from minfer.effects.execution.kinds import Kind
@@ -19,7 +20,7 @@ from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.shortcuts import SPOILED
 from minfer.effects.execution.torch_executor import Readiness
 from minfer.effects.execution.warm_up import WarmUp
-from minfer.kernels import ahead
+from minfer.kernels import compiling as kernels
 from tests.effects.execution.tiny_engine import Model, Run, Tokens, requests
 
 pytestmark = [
@@ -41,7 +42,6 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
         return graph
 
     monkeypatch.setattr(GraphCache, "capture", capture)
-    monkeypatch.setattr(needs, "needed", lambda *_: ["a kernel", "another"])
     return made
 
 
@@ -61,12 +61,18 @@ def warm_up(run: Run, told: list[Progress], seconds: float = 60) -> WarmUp:
 
 
 def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
-    def make(wanted: list[str], *, told: Callable[[int, int], None]) -> ahead.Made:
-        for done in range(len(wanted)):
-            told(done + 1, len(wanted))
-        return ahead.Made(len(wanted), 1, 0.5, failed)
+    """Dummy steps are not made: in the middle of a run they would change something."""
 
-    monkeypatch.setattr(ahead, "make", make)
+    def compiled(
+        launch: Callable[[], None], report: Callable[[int], None]
+    ) -> kernels.Compiled:
+        launch()
+        for done in (1, 2):
+            report(done)
+        return kernels.Compiled(2, 1, 0.5, failed)
+
+    monkeypatch.setattr(kernels, "compiled", compiled)
+    monkeypatch.setattr(module, "launch_dummy_steps", lambda _: None)
 
 
 def test_it_changes_nothing_but_what_is_ready(
@@ -76,7 +82,7 @@ def test_it_changes_nothing_but_what_is_ready(
     told = list[Progress]()
     warm_up(run, told).before_ready()
     assert [one for one in told if one.stage == KERNELS] == [
-        Progress(KERNELS, done, of) for done, of in ((0, 0), (1, 2), (2, 2))
+        Progress(KERNELS, done, 0) for done in range(3)
     ]
     graphs = [one for one in told if one.stage == GRAPHS]
     assert [one.done for one in graphs] == sorted(one.done for one in graphs)
@@ -130,7 +136,7 @@ def test_what_cannot_be_compiled_ahead_is_said(
         "2 kernels are left to their first use: product: no room",
     ]
     caplog.clear()
-    monkeypatch.setattr(ahead, "make", None)
+    monkeypatch.setattr(kernels, "compiled", None)
     work.before_ready()
     assert len(caplog.messages) == 1
     assert "compiled one by one, as they are needed: TypeError" in caplog.messages[0]

@@ -1,48 +1,33 @@
-"""Every kernel that traffic can need of a model in an engine of some sizes, as data.
+"""Dummy steps that launch every kernel that traffic can need of a model.
 
-Theory. A step's launches follow from its `Kind` and the model's sizes. So the steps
-themselves say what they need: a runner whose weights, cache and rows are nowhere (torch's
-meta device) makes one step of each kind that differs, and what it launches is noted
-(`minfer.kernels.specialization`). Kinds are many, but what is compiled differs in a few
-counts only, each of which matters by itself: rows that feed themselves, all inputs, the
-inputs of the longest chunk, draws. Between two of the kernels' `BOUNDS` a count makes no
-difference, so one beside each bound stands for all; and where a kind is padded to a
-graph's, its sizes are among these.
-
-Layers that are alike launch alike: each that differs is here once, and the last once
-more, as it alone leaves out what nobody asked for.
+Theory. A step's launches follow from its `Kind`. Kinds are many, but what is compiled
+differs in a few counts only, each of which matters by itself: rows that feed themselves,
+all inputs, the inputs of the longest chunk, draws. Between two of the kernels' `BOUNDS` a
+count makes no difference, so one beside each bound stands for all; and where a kind is
+padded to a graph's, its sizes are among these. So some seventy steps stand for all. They
+are only launched to be compiled (`minfer.kernels.compiling`): no kernel runs.
 """
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 import torch
-import torch.nn.functional as F
 from attrs import evolve
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from minfer.config import EngineConfig
-from minfer.effects.execution.backend import Cache
 from minfer.effects.execution.cuda_backend import CudaBackend
 from minfer.effects.execution.device_rows import Wants, aligned
-from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.inputs import Inputs
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of, most_draws
 from minfer.effects.execution.routes import Routes
 from minfer.effects.execution.runner import CONTEXT, ModelRunner
-from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.model import Model
 from minfer.effects.models.shapes import captured_tokens, drafts_from, most_drafts
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import Weights, empty_weights
 from minfer.kernels import linear_tunes, norm, pdl, rope
 from minfer.kernels.attention_tunes import Kind as Heads
 from minfer.kernels.attention_tunes import decode_tune, known_dim
-from minfer.kernels.specialization import Specialization, recorded
-from minfer.kernels.target import Capability
 
 NOWHERE: Final = torch.device("meta")
 # Counts up to which a kernel is one, and beyond which another.
@@ -54,83 +39,16 @@ ROWS: Final = 128  # (query, head) pairs of attention's largest tile
 FEW: Final = 33  # chunks: one more than a graph has
 
 
-def needed(
-    spec: ModelSpec,
-    config: EngineConfig,
-    capability: Capability,
-    draft: ModelSpec | None = None,
-) -> list[Specialization]:
-    """All that Triton is to compile for a GPU of this compute capability, which need not
-    be there; for a draft model, too.
-    """
-    with recorded(capability) as found, torch.inference_mode(), Shapes():
-        runner = nowhere(spec, config, draft)
-        _besides(runner)
-        for kind in (*kinds(spec, config), *drafting(spec, config, draft)):
-            runner.step_of_nobody(kind)
-            prompts = Inputs.of(runner.staging, kind).history
-            if runner.draft is not None and prompts is not None and not kind.alone:
-                runner.draft.absorb(kind, prompts)
-    return found
-
-
-class Shapes(TorchFunctionMode):
-    """What torch takes a thousand times as long for, to find out what shape something has
-    that is nowhere: it imports its compiler for that.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func is F.linear:
-            x, weight = args[:2]
-            return x.new_empty(x.shape[0], weight.shape[0])
-        if func is F.embedding:
-            ids, weight = args[:2]
-            return weight.new_empty(*ids.shape, weight.shape[1])
-        if func is Tensor.addmm_:
-            return args[0]
-        if func is torch.empty_like:
-            return args[0].new_empty(args[0].shape)
-        return func(*args, **(kwargs or {}))
-
-
-def nowhere(
-    spec: ModelSpec, config: EngineConfig, draft: ModelSpec | None = None
-) -> ModelRunner:
-    """A runner of the models' layers that differ, on no device."""
-    captured = captured_tokens(spec, config.max_num_batched_tokens)
-    why = "it is not Triton's"
-    routes = Routes(captured=captured, no_flash=why, no_quack=why)
-    few, model = _few_layers(spec)
-    drafts = None if draft is None else DraftOf(*_few_layers(draft))
-    backend = CudaBackend(NOWHERE, routes)
-    return ModelRunner(backend, few, model, config, draft=drafts)
-
-
-def _few_layers(spec: ModelSpec) -> tuple[ModelSpec, Weights | Model]:
-    """A model of those layers that differ, and its weights."""
-    layers = (*dict.fromkeys(spec.layers), spec.layers[-1])
-    few = evolve(spec, layers=layers)
-    if spec.parameters:
-        return few, _attention_of(few)
-    return few, empty_weights(few, spec.dtype, "meta")
-
-
-def _attention_of(spec: ModelSpec) -> Model:
-    """What transformers' own models launch of these kernels: attention."""
-
-    def model(batch: Batch, cache: Cache) -> Tensor:
-        tokens = len(batch.tokens)
-        dtype = torch_dtype(spec.dtype)
-        for index, layer in enumerate(spec.layers):
-            width = layer.attention.q_size + 2 * layer.attention.kv_size
-            qkv = torch.empty(tokens, width, dtype=dtype, device=NOWHERE)
-            cache.attend(batch, index, qkv)
-        rows = tokens if batch.sample is None else len(batch.sample)
-        return torch.empty(rows, spec.vocab_size, dtype=dtype, device=NOWHERE)
-
-    return model
+def launch_dummy_steps(runner: ModelRunner) -> None:
+    """Launch all that Triton is to compile, for a draft model, too; before any plan."""
+    _besides(runner)
+    spec, config = runner.spec, runner.config
+    draft = None if runner.draft is None else runner.draft.spec
+    for kind in (*kinds(spec, config), *drafting(spec, config, draft)):
+        runner.step_of_nobody(kind)
+        prompts = Inputs.of(runner.staging, kind).history
+        if runner.draft is not None and prompts is not None and not kind.alone:
+            runner.draft.absorb(kind, prompts)
 
 
 def counts(most: int) -> list[int]:
@@ -235,10 +153,11 @@ def _besides(runner: ModelRunner) -> None:
         runner.backend.scatter(runner.rows.arena, runner.staging[: 2 * pairs])
     specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]
     dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)
-    vocab = runner.spec.vocab_size
+    vocab, device = runner.spec.vocab_size, runner.backend.device
     for draws, dtype in product(counts(most_draws(runner.config.max_num_seqs)), dtypes):
-        who, positions = runner.staging[: 2 * aligned(draws)].view(2, -1)[:, :draws]
-        logits = torch.empty((draws, vocab), dtype=dtype, device=NOWHERE)
+        lines = torch.zeros(2, aligned(draws), dtype=torch.int32, device=device)
+        who, positions = lines[:, :draws]
+        logits = torch.zeros(draws, vocab, dtype=dtype, device=device)
         runner.backend.keep(logits, who, logits, runner.rows.scratch)
         runner.backend.hide(logits, who, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):

@@ -1,0 +1,96 @@
+"""Kernels compiled before they are launched, side by side.
+
+Theory. Triton compiles a kernel when it is first launched, in 0.1 to 1 s, once for each
+combination of its arguments' types, constants and divisibility. Which combinations there
+are is decided by what launches them; so launches are asked for what they need: in
+`compiled`, they compile and do not run. A thread for each processor compiles: Triton's
+compiler and NVIDIA's assembler let other threads run. What was compiled lies in Triton's
+cache (`TRITON_CACHE_DIR`, else ~/.triton/cache), where the next process finds it.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from triton import AsyncCompileMode, FutureKernel, knobs
+from triton.runtime.jit import JITFunction
+
+
+class Compiled(NamedTuple):
+    """What came of it."""
+
+    wanted: int
+    compiled: int  # the others were on disk
+    seconds: float
+    failed: tuple[str, ...]  # why some were not
+
+
+def compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Compiled:
+    """Compile and load the kernels that `launch` launches on the current device. They do
+    not run, and what they would write is zero. `report` is called with the number of
+    kernels that are compiled. A kernel that cannot be compiled fails at its first launch.
+    """
+    began, fresh, run = time.monotonic(), list[str](), JITFunction.run
+    made = dict[int, Any]()
+
+    def compile_only(kernel: Any, *of: Any, warmup: bool, **how: Any) -> Any:
+        del warmup
+        found = run(kernel, *of, warmup=True, **how)
+        made[id(found)] = found
+        return found
+
+    def listen(**said: Any) -> None:
+        if not said["cache_hit"]:
+            fresh.append(said["src"].name)
+
+    pool = _Counting(report)
+    with (
+        pool,
+        patch.object(knobs.compilation, "listener", listen),
+        AsyncCompileMode(pool, ignore_errors=True),
+        patch.object(JITFunction, "run", compile_only),
+        # What a kernel would fill may be an index for what torch does.
+        patch.object(torch.Tensor, "new_empty", torch.Tensor.new_zeros),
+        patch.object(torch, "empty", torch.zeros),
+        patch.object(torch, "empty_like", torch.zeros_like),
+    ):
+        launch()
+    errors = [_said(error) for one in pool.futures if (error := one.exception())]
+    for one in made.values():
+        # What could not be compiled is None then.
+        kernel = one.kernel if isinstance(one, FutureKernel) else one
+        try:
+            _ = None if kernel is None else kernel.run  # which loads it
+        except Exception as error:  # whatever it is, its first launch says it again
+            errors.append(_said(error))
+    seconds = time.monotonic() - began
+    return Compiled(len(made), len(fresh), seconds, tuple(dict.fromkeys(errors)))
+
+
+def _said(error: BaseException) -> str:
+    while error.__cause__ is not None:  # the compiler's own errors say where, not what
+        error = error.__cause__
+    return repr(error)
+
+
+class _Counting(ThreadPoolExecutor):
+    """Threads that report how many kernels they have compiled."""
+
+    def __init__(self, report: Callable[[int], None]) -> None:
+        super().__init__(os.cpu_count(), "compile")
+        self.report = report
+        self.futures = list[Future[Any]]()
+
+    def submit(self, *of: Any, **how: Any) -> Future[Any]:
+        """As `ThreadPoolExecutor` does."""
+        future = super().submit(*of, **how)
+        self.futures.append(future)
+        future.add_done_callback(self._count)
+        return future
+
+    def _count(self, _: Future[Any]) -> None:
+        self.report(sum(one.done() for one in self.futures))
