@@ -209,10 +209,9 @@ def measure(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / MODEL)
         # With a full cache there is what the part before it has left.
-        todo = [f"{cache} {n}" for n in CLIENTS for cache in CACHES]
-        if all(name in parts for name in todo):
-            todo = []
-        for name in todo:
+        names = [f"{cache} {n}" for n in CLIENTS for cache in CACHES]
+        parts = {name: parts[name] for name in names if name in parts}
+        for name in names if len(parts) < len(names) else ():
             _, clients = name.split()
             try:
                 found = child(model, int(clients), Path(folder) / clients)

@@ -9,15 +9,18 @@ cache (`TRITON_CACHE_DIR`, else ~/.triton/cache), where the next process finds i
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 import torch
 from triton import AsyncCompileMode, FutureKernel, knobs
 from triton.runtime.jit import JITFunction
+
+one_at_a_time: Final = threading.Lock()  # what changes how Triton launches
 
 
 class Compiled(NamedTuple):
@@ -34,18 +37,28 @@ def compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Compi
     not run, and what they would write is zero. `report` is called with the number of
     kernels that are compiled. A kernel that cannot be compiled fails at its first launch.
     """
+    with one_at_a_time:
+        return _compiled(launch, report)
+
+
+def _compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Compiled:
     began, fresh, run = time.monotonic(), list[str](), JITFunction.run
-    made = dict[int, Any]()
+    made, mine = dict[int, Any](), threading.get_ident()
 
     def compile_only(kernel: Any, *of: Any, warmup: bool, **how: Any) -> Any:
-        del warmup
+        if threading.get_ident() != mine:  # another engine's step, which runs
+            return run(kernel, *of, warmup=warmup, **how)
         found = run(kernel, *of, warmup=True, **how)
         made[id(found)] = found
         return found
 
+    listening = knobs.compilation.listener
+
     def listen(**said: Any) -> None:
         if not said["cache_hit"]:
             fresh.append(said["src"].name)
+        if listening is not None:
+            listening(**said)
 
     pool = _Counting(report)
     with (
