@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -135,8 +134,12 @@ def part(job: dict[str, Any]) -> None:
     from minfer.effects.live import opening
 
     knobs.compilation.listener = watch.listen
-    told = partial(opening.open_executor, report=watch.report)
-    with patch.object(opening, "open_executor", told):
+    plain = opening.open_executor
+
+    def watched(setup: Any, tokenizer: Any, _: Any) -> Any:
+        return plain(setup, tokenizer, watch.report)
+
+    with patch.object(opening, "open_executor", watched):
         llm = AsyncLLM(job["model"], **SETTINGS)
     ready, compiled = watch.now(), len(watch.compiled)
     found = asyncio.run(loads(llm, watch, job["clients"]))
