@@ -20,12 +20,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bench.results import canvas, percentiles, run, show, spread
 from bench.shapes import qwen
-from minfer.effects.runs.load.http import read_address
-from minfer.effects.runs.load.load import Load, Target
-from minfer.effects.runs.load.processes import put
-from minfer.effects.runs.load.prompts import RandomPrompts, Tokens
-from minfer.effects.runs.load.server import find_model
-from minfer.effects.runs.load.statistics import gaps
+from minfer.effects.runs.load.client import Client, Load
+from minfer.effects.runs.load.metrics import latencies
+from minfer.effects.runs.load.prompts import RandomPrompts
+from minfer.effects.runs.load.server import first_model
 
 CLIENTS = (1, 2, 4, 8)
 PROMPT, OUTPUT = 32, 32  # tokens
@@ -51,16 +49,21 @@ def write_model(folder: Path, model: dict[str, Any] = MODEL) -> None:
 
 def repeat(url: str, clients: int, requests: int, cell: Cell, seed: int) -> None:
     """So many clients at once, each with so many requests in a row."""
-    prompts = RandomPrompts(Tokens(VOCABULARY), PROMPT, OUTPUT, seed=str(seed))
-    address = read_address(url)
-    model = find_model(address, "", None).model
-    target = Target(address, model, body=BODY)
-    outcome = put(Load(target, prompts, clients * requests, max_concurrency=clients))
-    assert all(one.good for one in outcome.records), outcome.records
+    load = Load(
+        url=f"{url}/v1/completions",
+        model=first_model(url, ""),
+        prompts=RandomPrompts(PROMPT, OUTPUT, vocab_size=VOCABULARY, seed=str(seed)),
+        count=clients * requests,
+        max_concurrency=clients,
+        body=BODY,
+    )
+    outcome = Client(load).run()
+    assert all(one.completed for one in outcome.records), outcome.records
     tokens = sum(one.output_tokens for one in outcome.records)
     cell["output_tokens_per_second"].append(tokens / outcome.seconds)
-    cell["ttft_seconds"] += (one.ttft for one in outcome.records if one.ttft)
-    cell["itl_seconds"] += map(float, gaps(outcome.records).each)
+    found = latencies(outcome.records)
+    cell["ttft_seconds"] += found["ttft"]
+    cell["itl_seconds"] += found["itl"]
 
 
 def figures(cell: Cell) -> dict[str, Any]:

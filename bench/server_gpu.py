@@ -23,15 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.clients import put
 from bench.results import ROOT, circumstances, run, show
 from bench.server_clients import write_model
 from bench.shapes import SHAPES, qwen
-from minfer.effects.runs.load.figures import figures_of
-from minfer.effects.runs.load.http import read_address
-from minfer.effects.runs.load.load import Load, Target
-from minfer.effects.runs.load.processes import put
-from minfer.effects.runs.load.prompts import RandomPrompts, Tokens
-from minfer.effects.runs.load.server import find_model
+from minfer.effects.runs.load.client import Load
+from minfer.effects.runs.load.metrics import metrics_of
+from minfer.effects.runs.load.prompts import RandomPrompts
+from minfer.effects.runs.load.server import first_model
 
 PROMPT, OUTPUT = 512, 128  # tokens
 # Requests of a client in a run, one after the other: few clients ask more often, so that
@@ -139,13 +138,18 @@ def is_engine(process: int) -> bool:
 
 def load(args: argparse.Namespace, url: str, clients: int, seed: int) -> dict[str, Any]:
     """What the clients see of one run."""
-    address = read_address(url)
-    vocabulary = Tokens(SHAPES[args.shape][5])
-    prompts = RandomPrompts(vocabulary, args.prompt, args.output, seed=str(seed))
-    target = Target(address, find_model(address, "", None).model, body=BODY)
-    count = clients * requests_each(args, clients)
-    wanted = Load(target, prompts, count, max_concurrency=clients)
-    return figures_of(put(wanted, PROCESSES), {})
+    prompts = RandomPrompts(
+        args.prompt, args.output, vocab_size=SHAPES[args.shape][5], seed=str(seed)
+    )
+    wanted = Load(
+        url=f"{url}/v1/completions",
+        model=first_model(url, ""),
+        prompts=prompts,
+        count=clients * requests_each(args, clients),
+        max_concurrency=clients,
+        body=BODY,
+    )
+    return metrics_of(put(wanted, PROCESSES))
 
 
 def served(args: argparse.Namespace, model: Path, fronts: int) -> dict[str, Any]:
@@ -185,8 +189,8 @@ def line(fronts: int, clients: int, number: str, told: dict[str, Any]) -> dict[s
         "clients": clients,
         "run": number,
         "tok_s": round(figures["output_throughput"]),
-        "ttft_p99_ms": figures["ttft_ms"]["p99"],
-        "itl_p99_ms": figures["itl_ms"]["p99"],
+        "ttft_p99_ms": figures["p99_ttft_ms"],
+        "itl_p99_ms": figures["p99_itl_ms"],
         "front_us": round(told["front_cpu_us_per_token"], 1),
         "busiest": round(told["busiest_front"], 2),
         "engine_us": round(told["engine_cpu_us_per_token"], 1),

@@ -1,26 +1,24 @@
-"""Load on a server that speaks OpenAI's API, and what its clients saw of it.
+"""Load on a server that speaks OpenAI's API, and what its clients measure.
 
-Two shapes of load, which answer two questions. In a closed loop, N clients send one
-request after the other: how much does the server do when it is never idle? In an open
-loop, requests come when they come, whether or not others have been answered, as those of
-real users do: how long do they wait at that rate? Both at once is an open loop behind a
-door that lets N in.
+Two shapes of load answer two questions. In a closed loop (`--max-concurrency N`), N
+clients send one request after the other: what is the throughput of a server that is never
+idle? In an open loop (`--request-rate R`), requests are sent when they are due, answered
+or not: what are the latencies at that rate? Both together are an open loop with at most N
+requests in flight.
 
-The parts, in the order in which a run meets them:
+The parts, in the order in which a run uses them:
 
-    options   what the command takes             load      all that a client process needs
-    server    is it there, what does it serve    prompts   what is asked, made on demand
-    pace      when requests are due              processes several clients, one line
-    client    one event loop that sends          reply     an answer becomes a record
-    http, sse the wire                           record    one request, as it was seen
-    figures   records become figures             result    text, JSON and a plot of them
+    options   what the command takes            client    one event loop that sends
+    server    is it there, what does it serve   reply     an answer, as its events come
+    prompts   what is asked, made on demand     record    one request, as it was measured
+    pace      when requests are due             metrics   records become vLLM's numbers
+    command   all of it                         report    a table and a JSON file of them
 
-Latencies are the field's. With t0 when the request was sent, t1 when the first event with
+Latencies are the field's. With t0 when the request was sent, t1 when its first event with
 text came, tn when the last one did, and T output tokens:
 
     TTFT = t1 - t0        E2EL = tn - t0        TPOT = (tn - t1) / (T - 1)
 
-and ITL, between tokens: a gap of d seconds in which an event brought k tokens counts as
-k latencies of d/k. Where a server sends several tokens in one event, the mere gaps
-between events would say that it is slow; they are kept beside it, under their own name.
+and ITL is the time between two events, as `vllm bench serve` has it. A server may send
+several tokens in one event; its ITL is then above its TPOT.
 """

@@ -1,165 +1,215 @@
 """The clients of one process: an event loop that sends requests when they are due.
 
-Whoever is free takes the next number from a line that all processes share; so no process
-runs dry while another one has requests left. A request is made before it waits for its
-time, so that making it delays nothing that is measured. Connections are kept, and asked
-again as soon as an answer has ended.
+aiohttp carries the requests, as it does in `vllm bench serve`: an event costs it less
+than half of what it costs httpx. Requests are never repeated, so each failure is seen and
+counted. A request is made before it waits for its time, so that making it delays nothing
+that is measured. Connections are kept, but not for long: a server closes one that is idle
+for some seconds, and a request that crossed with that would fail.
 """
 
 import asyncio
+import gc
+import itertools
+import json
+import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
-from attrs import Factory, define, frozen
+import aiohttp
+from attrs import Factory, define, field, frozen
 
-from minfer.effects.runs.load.http import Connection, HttpError
-from minfer.effects.runs.load.load import Load
-from minfer.effects.runs.load.record import INTERRUPTED, Failure, Record
+from minfer.effects.runs.load.prompts import Prompts
+from minfer.effects.runs.load.record import (
+    INTERRUPTED,
+    Failure,
+    Record,
+    ReplyError,
+    one_line,
+)
 from minfer.effects.runs.load.reply import Reply
+
+_LONGEST: Final = 6 * 3600.0  # seconds of a request, as in vLLM's command
+_KEPT: Final = 2.0  # seconds of an idle connection; servers keep theirs 5 or more
 
 
 @frozen
-class Counts:
-    """How far clients are."""
+class Load:
+    """What is sent where, how much of it, and how fast."""
 
-    sent: int = 0
-    ended: int = 0
-    failed: int = 0
-    events: int = 0  # of requests that have ended
+    url: str  # where requests are posted
+    model: str
+    prompts: Prompts
+    count: int  # requests
+    due: Sequence[float] = ()  # seconds; empty: all at once
+    max_concurrency: int | None = None
+    key: str = field(default="", repr=False)
+    body: Mapping[str, Any] = field(factory=dict)  # other fields of every request
 
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.sent + other.sent,
-            self.ended + other.ended,
-            self.failed + other.failed,
-            self.events + other.events,
-        )
+    def request(self, number: int) -> bytes:
+        """The body of a request."""
+        ask = self.prompts.ask(number)
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": ask.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.body,
+        }
+        rest = json.dumps(fields, separators=(",", ":"))[1:]
+        return b"{" + ask.field + b"," + rest.encode()
+
+
+@frozen
+class Outcome:
+    """What came of a load."""
+
+    records: Sequence[Record]  # by number
+    seconds: float  # until the last answer ended
+    cpu: Sequence[float]  # the share of a core that each client process used
+
+
+def session(key: str, patience: float | None = None) -> aiohttp.ClientSession:
+    """A session that opens as many connections as requests need."""
+    headers = {"Accept-Encoding": "identity"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=patience or _LONGEST),
+    )
+
+
+def failure_of(error: Exception) -> Failure:
+    """Why an exchange failed that raised this."""
+    if isinstance(error, ReplyError):
+        return Failure(error.kind, str(error))
+    if isinstance(error, TimeoutError):
+        return Failure("timed out", "the answer did not end in time")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        refused = isinstance(error.os_error, ConnectionRefusedError)
+        why = "connection refused" if refused else error.os_error.strerror
+        return Failure("not connected", why or str(error))
+    if isinstance(error, aiohttp.ClientResponseError):
+        return Failure("malformed", f"the answer is not HTTP: {one_line(error.message)}")
+    return Failure("cut off", "the connection closed before the answer had ended")
 
 
 @define
 class Client:
-    """Puts a share of a load on a server; `lanes` is how many requests at once."""
+    """Puts a load on a server."""
 
     load: Load
-    lanes: int | None
-    take: Callable[[], int]  # the next number of the line
-    begin: float  # monotonic
+    take: Callable[[], int] = Factory(lambda: itertools.count().__next__)  # a number
+    show: Callable[["Client"], None] = lambda _: None  # is called when a request ends
     records: list[Record] = Factory(list)
     sent: int = 0
     failed: int = 0
-    events: int = 0
-    _idle: list[Connection] = Factory(list)
+    _begin: float = 0.0  # monotonic
     _tasks: set[asyncio.Task[None]] = Factory(set)
-    _sender: asyncio.Task[None] | None = None
 
-    @property
-    def counts(self) -> Counts:
-        """How far it is."""
-        return Counts(self.sent, len(self.records), self.failed, self.events)
+    def run(self) -> Outcome:
+        """Send all requests and wait for their answers."""
+        _raise_file_limit()
+        gc.freeze()  # collections of what is there already would delay measurements
+        cpu, wall = time.process_time(), time.monotonic()
+        asyncio.run(self.send_all())
+        busy = (time.process_time() - cpu) / max(1e-9, time.monotonic() - wall)
+        records = sorted(self.records, key=lambda one: one.number)
+        return Outcome(records, max((r.ended for r in records), default=0.0), [busy])
 
-    async def run(self) -> list[Record]:
-        """Send all, and wait for what was sent; returns what came of it."""
-        free = asyncio.Semaphore(self.lanes) if self.lanes else None
-        self._sender = asyncio.create_task(self._send(free))
-        await asyncio.wait([self._sender])
-        if not self._sender.cancelled():
-            self._sender.result()  # raises what it raised
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-        for connection in self._idle:
-            connection.close()
-        return self.records
+    async def send_all(self) -> None:
+        """Send all requests and wait for their answers."""
+        self._begin = time.monotonic()
+        async with session(self.load.key) as http, asyncio.TaskGroup() as group:
+            self._start(group, self._send(http, group))
 
     def stop(self) -> None:
-        """Send nothing more, and give up what is on its way."""
-        for task in (self._sender, *self._tasks):
-            if task is not None:
-                task.cancel()
+        """Send nothing more, and end the requests in flight."""
+        for task in self._tasks:
+            task.cancel()
 
-    async def _send(self, free: asyncio.Semaphore | None) -> None:
-        """Start one request after the other, each when it is due and a lane is free."""
+    def _start(
+        self, group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
+        task = group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _send(self, http: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
+        """Start each request when it is due and `max_concurrency` allows it."""
         load = self.load
+        free = asyncio.Semaphore(load.max_concurrency or load.count)
         while True:
-            if free is not None:
-                await free.acquire()
+            await free.acquire()
             number = self.take()
-            if load.count is not None and number >= load.count:
+            if number >= load.count:
                 return
-            request = load.request(number)
+            body = load.request(number)
             due = load.due[number] if load.due else self._now()
             await asyncio.sleep(max(0.0, due - self._now()))  # lets others run, too
-            if load.duration is not None and self._now() >= load.duration:
-                return
-            task = asyncio.create_task(self._one(number, due, request, free))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task = self._start(group, self._one(http, number, due, body))
+            task.add_done_callback(lambda _: free.release())
             self.sent += 1
 
     def _now(self) -> float:
-        return time.monotonic() - self.begin
+        return time.monotonic() - self._begin
 
     async def _one(
-        self, number: int, due: float, request: bytes, free: asyncio.Semaphore | None
+        self, http: aiohttp.ClientSession, number: int, due: float, body: bytes
     ) -> None:
-        """Send one request and keep what comes of it."""
-        reply, sent = Reply(stream=self.load.target.stream), self._now()
+        """Send one request and keep its record."""
+        reply, sent = Reply(), self._now()
         try:
-            async with asyncio.timeout(self.load.timeout):
-                await self._exchange(request, reply)
+            await exchange(http, self.load.url, body, reply)
             failure = reply.failure()
-        except TimeoutError:
-            failure = Failure("timed out", f"no end within {self.load.timeout:g} s")
-        except HttpError as error:
-            failure = Failure(error.kind, str(error))
+        except (aiohttp.ClientError, OSError, ReplyError) as error:
+            failure = failure_of(error)
         except asyncio.CancelledError:
-            failure = Failure(INTERRUPTED, "it was given up")
+            failure = Failure(INTERRUPTED, "the run was interrupted")
         self._keep(number, due, sent, reply, failure)
-        if free is not None:
-            free.release()
-
-    async def _exchange(self, request: bytes, reply: Reply) -> None:
-        """Ask on a connection that is idle, or on a new one. Raises HttpError."""
-        address = self.load.target.address
-        connection = self._idle.pop() if self._idle else await Connection.open(address)
-        try:
-            try:
-                await connection.exchange(request, reply)
-            except HttpError:
-                # A server may close a connection that has been idle for a while, and
-                # that may cross with our request. It was not read, so it is sent again.
-                if not connection.used or reply.status:
-                    raise
-                connection.close()
-                connection = await Connection.open(address)
-                await connection.exchange(request, reply)
-        except BaseException:
-            connection.close()
-            raise
-        if connection.reusable:
-            self._idle.append(connection)
-        else:
-            connection.close()
 
     def _keep(
         self, number: int, due: float, sent: float, reply: Reply, failure: Failure | None
     ) -> None:
         """Make the record of a request that has ended."""
-        events = reply.events
-        for i, moment in enumerate(events):
-            events[i] = moment - self.begin
-        self.records.append(
-            Record(
-                number=number,
-                due=due,
-                sent=sent,
-                ended=reply.ended - self.begin if reply.ended else self._now(),
-                events=events,
-                tokens=reply.told_tokens(),
-                prompt_tokens=reply.prompt_tokens,
-                output_tokens=reply.output_tokens if reply.told else len(events),
-                counted=not reply.told,
-                failure=failure,
-            )
+        events = [moment - self._begin for moment in reply.events]
+        record = Record(
+            number=number,
+            due=due,
+            sent=sent,
+            ended=events[-1] if events and failure is None else self._now(),
+            events=events,
+            prompt_tokens=reply.prompt_tokens,
+            output_tokens=reply.output_tokens if reply.has_usage else len(events),
+            counted=not reply.has_usage,
+            failure=failure,
         )
-        self.events += len(events)
-        self.failed += failure is not None and failure.kind != INTERRUPTED
+        self.records.append(record)
+        self.failed += failure is not None and not record.interrupted
+        self.show(self)
+
+
+async def exchange(
+    http: aiohttp.ClientSession, url: str, body: bytes, reply: Reply
+) -> None:
+    """Post a request and pass its answer to `reply`, part by part as it comes.
+
+    Raises aiohttp.ClientError, OSError and ReplyError.
+    """
+    headers = {"Content-Type": "application/json"}
+    async with http.post(url, data=body, headers=headers) as answer:
+        reply.begin(answer.status, answer.content_type)
+        async for part in answer.content.iter_any():
+            reply.feed(part, time.monotonic())
+
+
+def _raise_file_limit() -> None:
+    """Allow as many connections as the system does."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

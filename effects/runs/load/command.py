@@ -1,139 +1,142 @@
-"""`minfer bench serve`: a load on a server, and its figures."""
+"""`minfer bench serve`: a load on a server, and the numbers of it."""
 
 import argparse
+import math
+import os
+import signal
 import sys
-from pathlib import Path
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
-from attrs import define, field
 from tqdm import tqdm
 
-from minfer.effects.runs.load import figures, plot, result
-from minfer.effects.runs.load.client import Counts
-from minfer.effects.runs.load.figures import Figures
-from minfer.effects.runs.load.http import read_address
-from minfer.effects.runs.load.load import Load
-from minfer.effects.runs.load.making import check, load_of
-from minfer.effects.runs.load.options import base_url
-from minfer.effects.runs.load.processes import default_processes, put
-from minfer.effects.runs.load.record import LoadError, Record
-from minfer.effects.runs.load.server import find_model, warm_up
+from minfer.effects.runs.load import metrics, report
+from minfer.effects.runs.load.client import Client, Load, Outcome
+from minfer.effects.runs.load.options import ENDPOINTS, PROMPTS
+from minfer.effects.runs.load.pace import due_times
+from minfer.effects.runs.load.prompts import (
+    ListedPrompts,
+    Prompts,
+    RandomPrompts,
+    read_prompts,
+)
+from minfer.effects.runs.load.record import LoadError
+from minfer.effects.runs.load.server import first_model, read_url, warm_up
 
-FAILED = 1  # exit codes, as those of all commands
-INTERRUPTED = 130
+FAILED: Final = 1  # exit codes, as those of all commands
+_SIGNALLED: Final = 128  # and the signal's number, as a shell counts
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def bench_serve(options: argparse.Namespace) -> int:
-    """Put a load on a server and print what came of it; returns the exit code.
+    """Put a load on a server and print its numbers; returns the exit code.
 
-    Raises LoadError and TraceError.
+    Raises LoadError.
     """
-    goals = figures.read_goals(options.goodput)
-    check(options)
-    _check_files(options)
-    served = find_model(read_address(base_url(options)), options.api_key, options.model)
-    load = load_of(options, served.model)
-    warm_up(load, options.warmup)
+    load = _load(options, _prompts(options))
+    path = report.result_path(options, load.model)
+    warm_up(load)
     print(_heading(load, options), flush=True)
-    runs = _Runs(options, served.model, load, goals)
-    try:
-        runs.all()
-    finally:
-        runs.save()
-    if runs.figures[-1]["stopped"]:
-        return INTERRUPTED
-    lost = any(one["failed"] or one["clients_lost"] for one in runs.figures)
-    return FAILED if lost else 0
+    client, caught = Client(load), list[int]()
+    with _signals(client.stop, caught):
+        outcome = _run(client, load)
+        found = metrics.metrics_of(
+            outcome, dict(options.goodput), options.metric_percentiles
+        )
+        if path is not None:  # first: the terminal may have gone
+            report.save(path, options, load, found)
+        print(report.table(found), flush=True)
+    paced = bool(load.due) and load.max_concurrency is None
+    for doubt in metrics.warnings(found, paced=paced):
+        print(f"minfer: {doubt}", file=sys.stderr, flush=True)
+    if caught:
+        return _SIGNALLED + caught[0]
+    return FAILED if found["failed"] else 0
 
 
-def _check_files(options: argparse.Namespace) -> None:
-    """Raise LoadError if results could not be written after the load."""
-    if options.plot is not None:
-        plot.check_plot(options.plot)
-    paths: list[Path] = [path for path in (options.json, options.plot) if path]
-    for path in paths:
-        there = path.exists()
-        try:
-            path.open("a").close()
-            if not there:
-                path.unlink()
-        except OSError as error:
-            raise LoadError(f"{path}: {error.strerror}; name another place") from None
+def _prompts(options: argparse.Namespace) -> Prompts:
+    """The prompts that options describe. Raises LoadError."""
+    chat, path = options.backend == "openai-chat", options.dataset_path
+    if options.dataset_name == "custom":
+        if path is None:
+            raise LoadError("--dataset-name custom needs --dataset-path FILE")
+        return read_prompts(path, options.random_output_len, chat=chat)
+    if path is not None:
+        raise LoadError(f"--dataset-path {path} needs --dataset-name custom")
+    return RandomPrompts(
+        input_len=options.random_input_len,
+        output_len=options.random_output_len,
+        range_ratio=options.random_range_ratio,
+        chat=chat,
+        seed=str(options.seed),
+    )
+
+
+def _load(options: argparse.Namespace, prompts: Prompts) -> Load:
+    """The load that options describe. Raises LoadError."""
+    base = read_url(options.base_url)
+    key = os.environ.get("OPENAI_API_KEY") or os.environ.get("MINFER_API_KEY", "")
+    there = len(prompts.asks) if isinstance(prompts, ListedPrompts) else PROMPTS
+    count, rate = options.num_prompts or there, options.request_rate
+    due: tuple[float, ...] = ()
+    if rate < math.inf:
+        due = due_times(count, rate, options.burstiness, options.seed)
+    body = {"temperature": options.temperature}
+    return Load(
+        url=base + (options.endpoint or ENDPOINTS[options.backend]),
+        model=options.model or first_model(base, key),
+        prompts=prompts,
+        count=count,
+        due=due,
+        max_concurrency=options.max_concurrency,
+        key=key,
+        body={**body, "ignore_eos": True} if options.ignore_eos else body,
+    )
 
 
 def _heading(load: Load, options: argparse.Namespace) -> str:
-    count = "requests" if load.count is None else f"{load.count:,} requests"
     how = []
     if load.due:
-        last = load.due[-1]
-        rate = f"{(len(load.due) - 1) / last:.3g} a second" if last > 0 else "at once"
-        how.append(f"{rate} as the trace has them" if options.trace else rate)
+        how.append(f"{options.request_rate:g} a second")
     if load.max_concurrency is not None:
         how.append(f"at most {load.max_concurrency:,} at once")
-    if load.duration is not None:
-        how.append(f"for {load.duration:g} s")
-    target = load.target
-    where = f"{target.address.url}{target.path}"
-    return f"{count} to {target.model} at {where}, {', '.join(how or ['all at once'])}"
+    return (
+        f"{load.count:,} requests to {load.model} at {load.url}, "
+        f"{', '.join(how or ['all at once'])}"
+    )
 
 
-@define
-class _Runs:
-    """What came of the runs so far."""
+def _run(client: Client, load: Load) -> Outcome:
+    """Run a client, with a progress bar if there is a terminal."""
+    with tqdm(total=load.count, unit=" requests", leave=False, disable=None) as bar:
 
-    options: argparse.Namespace
-    model: str
-    load: Load
-    goals: dict[str, float]
-    figures: list[Figures] = field(factory=list)
-    records: list[list[Record]] = field(factory=list)
+        def show(client: Client) -> None:
+            way = client.sent - len(client.records)
+            state = f"{way} in flight, {client.failed} failed"
+            bar.set_postfix_str(state, refresh=False)
+            bar.update()
 
-    def all(self) -> None:
-        """Run as often as is wanted, unless somebody stops it."""
-        options, load = self.options, self.load
-        processes = options.processes or default_processes(load.max_concurrency)
-        for run in range(options.repeat):
-            with _Progress(load) as progress:
-                outcome = put(load.of_run(run), processes, progress.show)
-            found = figures.figures_of(outcome, self.goals)
-            self.figures.append(found)
-            self.records.append(outcome.records)
-            title = f"run {run + 1} of {options.repeat}\n" if options.repeat > 1 else ""
-            print(f"\n{title}{result.table(found)}", flush=True)
-            doubts = figures.warnings(
-                found, open_loop=bool(load.due), lanes=load.max_concurrency
-            )
-            for doubt in doubts:
-                print(f"minfer: {doubt}", file=sys.stderr, flush=True)
-            if outcome.stopped:
-                return
-        if options.repeat > 1:
-            print(f"\n{result.over_all(self.figures)}")
-
-    def save(self) -> None:
-        """Write what files are wanted, of the runs that there were."""
-        options = self.options
-        if options.json is not None:
-            each = self.records if options.save_detailed else []
-            result.write(options.json, options, self.model, self.figures, each)
-        if options.plot is not None and self.records:
-            plot.draw(options.plot, self.records[-1])
+        client.show = show
+        return client.run()
 
 
-class _Progress:
-    """A line on a terminal that says how far a run is."""
+@contextmanager
+def _signals(stop: Callable[[], None], caught: list[int]) -> Iterator[None]:
+    """Signals end the load meanwhile, and its numbers are still shown and saved. A signal
+    that was ignored, as SIGHUP is under nohup, stays so.
+    """
 
-    def __init__(self, load: Load) -> None:
-        self._bar = tqdm(total=load.count, unit=" requests", leave=False, disable=None)
+    def catch(number: int, _: object) -> None:
+        caught.append(number)
+        stop()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def show(self, counts: Counts) -> None:
-        """Say it."""
-        self._bar.n = counts.ended
-        way = counts.sent - counts.ended
-        self._bar.set_postfix_str(f"{way} on their way, {counts.failed} failed")
+    before = {one: signal.getsignal(one) for one in _SIGNALS}
+    heeded = [one for one in _SIGNALS if before[one] is not signal.SIG_IGN]
+    for one in heeded:
+        signal.signal(one, catch)
+    try:
+        yield
+    finally:
+        for one in heeded:
+            signal.signal(one, before[one])

@@ -1,58 +1,94 @@
-"""What `minfer bench serve` takes. The names are those of vLLM's command."""
+"""What `minfer bench serve` takes: options of `vllm bench serve`, by the same names."""
 
 import argparse
 import contextlib
-import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from minfer.effects.runs.load.record import LoadError
-
-HOST: Final = "127.0.0.1"  # as `minfer serve` has it, and its port
-PORT: Final = 8000
-_LAST_PORT: Final = 65535
-_LARGEST: Final = 2**31  # no option takes a number as large
+URL: Final = "http://127.0.0.1:8000"  # as `minfer serve` has it
+ENDPOINTS: Final = {
+    "openai": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+}
+GOALS: Final = ("ttft", "tpot", "e2el")
 PROMPTS: Final = 1000  # requests, unless something says how many
+_LARGEST: Final = 2**31  # no option takes a number as large
+_DATASET: Final = "a file of prompts: --dataset-name custom --dataset-path FILE"
+# Options that there were, and what replaces each.
+REMOVED: Final = {
+    "--host": "give the whole address with --base-url",
+    "--port": "give the whole address with --base-url",
+    "--api-key": "set OPENAI_API_KEY in the environment",
+    "--duration": "give --num-prompts: the rate times the seconds",
+    "--random-prefix-len": f"write the shared prefix into {_DATASET}",
+    "--vocab-size": "random token ids are below 2,000",
+    "--trace": f"use `minfer simulate`, or {_DATASET}",
+    "--speed": "give --request-rate",
+    "--prompts": "use --dataset-name custom --dataset-path FILE",
+    "--extra-body": "use --temperature and --ignore-eos",
+    "--stream": "answers are always streamed",
+    "--no-stream": "answers are always streamed; E2EL is the latency of all of them",
+    "--usage-per-event": "TPOT is exact without it",
+    "--processes": "run several of this command at once",
+    "--timeout": "interrupt the run: what was completed is shown and saved",
+    "--warmup": "one request is always sent before the load",
+    "--repeat": "run the command again, with another --seed",
+    "--json": "use --result-filename FILE",
+    "--save-detailed": "use --save-result: percentiles by --metric-percentiles",
+    "--plot": "use --save-result, and draw its numbers",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to a parser."""
     _add_server(parser.add_argument_group("the server").add_argument)
     _add_pace(parser.add_argument_group("how many requests, how fast").add_argument)
-    asked = parser.add_argument_group("what they ask").add_argument
-    _add_random(asked)
-    _add_sources(asked)
-    _add_bodies(asked)
-    _add_clients(parser.add_argument_group("clients").add_argument)
+    _add_requests(parser.add_argument_group("what they ask").add_argument)
     _add_results(parser.add_argument_group("results").add_argument)
+    for name in REMOVED:
+        parser.add_argument(
+            name,
+            nargs="*",
+            action=_Removed,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+
+
+class _Removed(argparse.Action):
+    """An option that there is no more; its error says what replaces it."""
+
+    def __call__(self, *args: Any, **_: Any) -> NoReturn:
+        name = args[-1]
+        raise argparse.ArgumentError(self, f"was removed: {REMOVED[name]}")
 
 
 def _add_server(add: Callable[..., Any]) -> None:
     add(
-        "--base-url",
-        metavar="URL",
-        help=f"where it is, with or without /v1 (default: http://{HOST}:{PORT})",
+        "--backend",
+        "--endpoint-type",
+        choices=tuple(ENDPOINTS),
+        default="openai",
+        help="openai sends prompts as token ids, so that they have exactly as many as "
+        "were asked for; openai-chat sends words, and the chat template adds tokens "
+        "(default: %(default)s)",
     )
-    add("--host", help="the same in short, as `minfer serve` has it: of http://HOST:PORT")
-    add("--port", type=whole(1, _LAST_PORT), metavar="PORT", help="likewise")
-    add("--model", metavar="NAME", help="what to ask for (default: its first model)")
     add(
-        "--api-key",
-        default=os.environ.get("MINFER_API_KEY", ""),
-        metavar="KEY",
-        help="what it wants to be sent (default: the environment's MINFER_API_KEY)",
+        "--base-url",
+        default=URL,
+        metavar="URL",
+        help="the server, with or without /v1 (default: %(default)s)",
     )
     add(
         "--endpoint",
-        choices=("completions", "chat"),
-        default="completions",
-        help="completions takes prompts as token ids, so that they are as long as they "
-        "are said to be; chat takes words, and its template adds some (default: "
-        "%(default)s)",
+        type=_path,
+        metavar="PATH",
+        help="where requests are posted (default: /v1/completions, or "
+        "/v1/chat/completions, by --backend)",
     )
+    add("--model", metavar="NAME", help="what to ask for (default: its first model)")
 
 
 def _add_pace(add: Callable[..., Any]) -> None:
@@ -60,21 +96,7 @@ def _add_pace(add: Callable[..., Any]) -> None:
         "--num-prompts",
         type=whole(1),
         metavar="N",
-        help=f"requests in all (default: {PROMPTS}; those of --trace or --prompts; with "
-        "--duration as many as there is time for)",
-    )
-    add(
-        "--duration",
-        type=number(above=0),
-        metavar="SECONDS",
-        help="send nothing after so many seconds; what was sent is waited for",
-    )
-    add(
-        "--max-concurrency",
-        type=whole(1),
-        metavar="N",
-        help="clients, each of which sends its next request when it has its answer; with "
-        "a rate: requests on their way, at most",
+        help=f"requests (default: {PROMPTS}, or the prompts of --dataset-path)",
     )
     add(
         "--request-rate",
@@ -82,30 +104,49 @@ def _add_pace(add: Callable[..., Any]) -> None:
         default=math.inf,
         metavar="R",
         help="requests a second, sent whether or not others were answered (default: inf, "
-        "all at once, or as --max-concurrency lets them)",
+        "all at once, or as --max-concurrency allows)",
     )
     add(
         "--burstiness",
         type=number(above=0, infinite=True),
         default=1.0,
         metavar="B",
-        help="how evenly they come: 1 as Poisson's do, below it in bursts, inf as a "
-        "clock ticks (default: 1)",
+        help="how evenly they are sent: 1 as a Poisson process, below it in bursts, inf "
+        "at equal intervals (default: 1)",
+    )
+    add(
+        "--max-concurrency",
+        type=whole(1),
+        metavar="N",
+        help="requests in flight, at most; without a rate: N clients, each of which "
+        "sends its next request when it has its answer",
     )
 
 
-def _add_random(add: Callable[..., Any]) -> None:
-    for name, default, least, text in (
-        ("input", 512, 1, "tokens of a prompt"),
-        ("output", 128, 1, "tokens of an answer, at most"),
-        ("prefix", 0, 0, "tokens before them that all prompts share"),
+def _add_requests(add: Callable[..., Any]) -> None:
+    add(
+        "--dataset-name",
+        choices=("random", "custom"),
+        default="random",
+        help="random tokens, or the prompts of --dataset-path (default: %(default)s)",
+    )
+    add(
+        "--dataset-path",
+        type=Path,
+        metavar="FILE",
+        help='JSON lines with "prompt" (text or token ids) or, in a chat, "messages", '
+        'and "output_tokens" if that is not --random-output-len',
+    )
+    for name, default, what in (
+        ("input", 1024, "tokens of a prompt"),
+        ("output", 128, "tokens of an answer, at most"),
     ):
         add(
             f"--random-{name}-len",
-            type=whole(least),
+            type=whole(1),
             default=default,
             metavar="N",
-            help=f"{text} (default: %(default)s)",
+            help=f"{what} (default: %(default)s)",
         )
     add(
         "--random-range-ratio",
@@ -114,41 +155,12 @@ def _add_random(add: Callable[..., Any]) -> None:
         metavar="X",
         help="lengths vary by this share of themselves, up and down (default: 0)",
     )
+    add("--seed", type=whole(0), default=0, metavar="N", help="of prompts and gaps")
     add(
-        "--vocab-size",
-        type=whole(17),
-        default=2000,
-        metavar="N",
-        help="random token ids are below it; the model must know them (default: "
-        "%(default)s)",
+        "--ignore-eos",
+        action="store_true",
+        help="generate all tokens that are asked for",
     )
-
-
-def _add_sources(add: Callable[..., Any]) -> None:
-    add(
-        "--trace",
-        metavar="FILE",
-        help="arrivals and lengths of recorded requests, as `minfer simulate` takes them",
-    )
-    add(
-        "--speed",
-        type=number(above=0),
-        default=1.0,
-        metavar="X",
-        help="times the trace's own pace (default: 1)",
-    )
-    add(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help='a prompt a line, or JSON lines with "prompt" (text or token ids) or '
-        '"messages", and "max_tokens" if it is not --random-output-len',
-    )
-
-
-def _add_bodies(add: Callable[..., Any]) -> None:
-    add("--seed", type=whole(0), default=0, metavar="N", help="of all that is random")
-    add("--ignore-eos", action="store_true", help="write all tokens that are asked for")
     add(
         "--temperature",
         type=number(above=-1),
@@ -156,102 +168,67 @@ def _add_bodies(add: Callable[..., Any]) -> None:
         metavar="T",
         help="default: 0, the likeliest token",
     )
-    add(
-        "--extra-body",
-        type=_object,
-        default={},
-        metavar="JSON",
-        help="fields that every request has besides, such as '{\"top_p\": 0.9}'",
-    )
-
-
-def _add_clients(add: Callable[..., Any]) -> None:
-    add(
-        "--stream",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="take answers token by token; without, there is no TTFT, TPOT or ITL",
-    )
-    add(
-        "--usage-per-event",
-        action="store_true",
-        help="have the server say how many tokens each event brings (vLLM's and SGLang's "
-        "continuous_usage_stats)",
-    )
-    add(
-        "--processes",
-        type=whole(1),
-        metavar="N",
-        help="client processes (default: a core's each, up to 8)",
-    )
-    add(
-        "--timeout",
-        type=number(above=0),
-        default=600.0,
-        metavar="SECONDS",
-        help="a request fails that has not ended then (default: 600)",
-    )
-    add(
-        "--warmup",
-        type=whole(0),
-        default=1,
-        metavar="N",
-        help="requests before, which are not measured (default: %(default)s)",
-    )
-    add(
-        "--repeat",
-        type=whole(1),
-        default=1,
-        metavar="N",
-        help="runs in succession, each with other random prompts (default: %(default)s)",
-    )
 
 
 def _add_results(add: Callable[..., Any]) -> None:
     add(
+        "--metric-percentiles",
+        type=_percentiles,
+        default=(99.0,),
+        metavar="P,P",
+        help="percentiles of latencies (default: 99)",
+    )
+    add(
         "--goodput",
         nargs="+",
+        type=_goal,
         default=[],
         metavar="NAME:MS",
-        help="count the requests a second that keep to all of these: ttft:200 tpot:50 "
-        "e2el:5000",
+        help="also count requests that were as fast as ttft:200 tpot:50 e2el:5000",
     )
-    add("--json", type=Path, metavar="FILE", help="write all figures and settings there")
+    add("--save-result", action="store_true", help="save all numbers as JSON")
     add(
-        "--save-detailed",
-        action="store_true",
-        help="with --json: each request by itself, too",
-    )
-    add(
-        "--plot",
+        "--result-filename",
         type=Path,
-        metavar="FILE.svg",
-        help="draw throughput over time and latencies (needs matplotlib)",
+        metavar="FILE",
+        help="where (default: a name from backend, rate, model and time)",
     )
 
 
-def base_url(options: argparse.Namespace) -> str:
-    """Where the server is. Raises LoadError if that is said twice."""
-    host, port = options.host, options.port
-    short = [name for name, value in (("host", host), ("port", port)) if value]
-    if not short:
-        return options.base_url or f"http://{HOST}:{PORT}"
-    if options.base_url:
-        named = " and ".join(f"--{name}" for name in short)
-        raise LoadError(f"--base-url says where the server is: leave {named} out")
-    host = host or HOST
-    return f"http://{f'[{host}]' if ':' in host else host}:{port or PORT}"
+def _path(text: str) -> str:
+    if text.startswith("/"):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no path, as /v1/completions is; a chat is --backend openai-chat"
+    )
 
 
-def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """What reads a whole number from `least` on, to `most`."""
-    said = f"from {least}" + (f" to {most}" if most else "")
+def _goal(text: str) -> tuple[str, float]:
+    name, _, value = text.partition(":")
+    with contextlib.suppress(ValueError):
+        if name in GOALS and float(value) > 0:
+            return name, float(value)
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no goal; it is as in ttft:200 tpot:50 e2el:5000, in milliseconds"
+    )
+
+
+def _percentiles(text: str) -> tuple[float, ...]:
+    with contextlib.suppress(ValueError):
+        found = tuple([float(part) for part in text.split(",")])
+        if all(0 <= share <= 100 for share in found):
+            return found
+    raise argparse.ArgumentTypeError(f"{text!r} is not like 50,90,99")
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """What reads a whole number from `least` on."""
 
     def read(text: str) -> int:
         with contextlib.suppress(ValueError):
-            if least <= int(text) <= (most or _LARGEST - 1):
+            if least <= int(text) < _LARGEST:
                 return int(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {said}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
 
     return read
 
@@ -260,25 +237,17 @@ def number(
     above: float, below: float = math.inf, *, infinite: bool = False
 ) -> Callable[[str], float]:
     """What reads a number: above -1 means from 0 on."""
-    said = "from 0" if above < 0 else f"above {above:g}"
-    said += f" and below {below:g}" if below < math.inf else ""
+    wanted = "from 0" if above < 0 else f"above {above:g}"
+    wanted += f" and below {below:g}" if below < math.inf else ""
 
     def read(text: str) -> float:
         with contextlib.suppress(ValueError):
             value = float(text)
-            least = value >= 0 if above < 0 else value > above
-            if least and (
+            enough = value >= 0 if above < 0 else value > above
+            if enough and (
                 value < min(below, _LARGEST) or (infinite and value == math.inf)
             ):
                 return value
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number {said}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {wanted}")
 
     return read
-
-
-def _object(text: str) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        told = json.loads(text)
-        if isinstance(told, dict):
-            return told
-    raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")

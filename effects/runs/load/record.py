@@ -1,4 +1,4 @@
-"""One request as its client saw it: when it was sent, when text came, how it ended."""
+"""One request as its client measured it: when it was sent, when text came, its end."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,7 +7,7 @@ from attrs import frozen
 
 from minfer.setting import ConfigError
 
-INTERRUPTED: Final = "interrupted"  # by us: no fault of the server's
+INTERRUPTED: Final = "interrupted"  # by this client: no failure of the server
 _LONGEST: Final = 300  # characters of a message
 
 
@@ -15,11 +15,19 @@ class LoadError(ConfigError):
     """A load that cannot be put on a server: what is wrong, and what to do about it."""
 
 
+class ReplyError(Exception):
+    """An answer that is wrong; failures that are alike have the same `kind`."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 @frozen
 class Failure:
     """Why a request failed."""
 
-    kind: str  # the same for all that failed alike
+    kind: str  # the same for failures that are alike
     message: str
 
 
@@ -31,17 +39,21 @@ class Record:
     due: float  # when it was to be sent
     sent: float
     ended: float  # when its last text came, or it failed
-    events: Sequence[float] = ()  # when each event with text came; none without a stream
-    tokens: Sequence[int] = ()  # of each event, if the server said so; else empty
+    events: Sequence[float] = ()  # when each event with text came
     prompt_tokens: int = 0
     output_tokens: int = 0
-    counted: bool = False  # output tokens are events: the server told no usage
+    counted: bool = False  # output tokens are events, as the server sent no usage
     failure: Failure | None = None
 
     @property
-    def good(self) -> bool:
-        """Whether it was answered to its end."""
+    def completed(self) -> bool:
+        """Whether the whole answer came."""
         return self.failure is None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether this client ended it before its answer did."""
+        return self.failure is not None and self.failure.kind == INTERRUPTED
 
     @property
     def ttft(self) -> float | None:
@@ -62,6 +74,6 @@ class Record:
 
 
 def one_line(text: str) -> str:
-    """What a server said, fit for one line of a terminal."""
+    """A server's message, fit for one line of a terminal."""
     shown = " ".join(text.split())[:_LONGEST]
     return "".join(c if c.isprintable() else "?" for c in shown)

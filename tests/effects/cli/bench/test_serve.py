@@ -20,48 +20,53 @@ def dry() -> Iterator[Serving]:
 
 
 def benched(dry: Serving, *words: str) -> int:
-    url = ("--base-url", f"{dry.url}/v1", "--processes", "1")
-    return main(["bench", "serve", *url, *SMALL, *words])
+    return main(["bench", "serve", "--base-url", f"{dry.url}/v1", *SMALL, *words])
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ("--max-concurrency", "3", "--ignore-eos"),
-        ("--endpoint", "chat", "--request-rate", "200"),
-        ("--no-stream", "--max-concurrency", "12"),
-        ("--trace", "poisson:rate=9,requests=12,prompt=30,output=8", "--speed", "9"),
+        ("--backend", "openai-chat", "--request-rate", "200"),
+        (),
     ],
 )
 def test_it_measures_minfer(
-    dry: Serving, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    dry: Serving,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
 ) -> None:
-    assert benched(dry, "--api-key", "secret", *words) == 0
-    out = capsys.readouterr().out
-    assert "12 of 12 answered, 0 failed" in out
-    assert "96 out" in out
-    assert ("TTFT" in out) == ("--no-stream" not in words)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert benched(dry, *words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Successful requests: 12 Failed requests: 0" in out
+    assert "Total generated tokens: 96" in out
+    if "openai-chat" not in words:
+        assert "Total input tokens: 480" in out
+    assert "Mean TTFT (ms):" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("key", "words", "message"),
     [
-        ((), "wants a key (HTTP 401); give it --api-key"),
-        (("--api-key", "wrong"), "refuses this key"),
-        (("--api-key", "secret", "--model", "other"), "there is dry"),
-        (
-            ("--api-key", "secret", "--random-input-len", "9999"),
-            "(HTTP 400): the prompt has",
-        ),
-        (("--trace", "a", "--prompts", "b"), "exclude each other"),
+        ("", (), "(HTTP 401): name one with --model; set OPENAI_API_KEY"),
+        ("wrong", ("--model", "dry"), "; set OPENAI_API_KEY in the environment"),
+        ("secret", ("--model", "other"), "(HTTP 404): "),
+        ("secret", ("--random-input-len", "9999"), "(HTTP 400): the prompt has"),
+        ("secret", ("--dataset-name", "custom"), "needs --dataset-path FILE"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(
     dry: Serving,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
     words: tuple[str, ...],
     message: str,
 ) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.delenv("MINFER_API_KEY", raising=False)
     assert benched(dry, *words) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -70,7 +75,14 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
     assert message in err
 
 
-@pytest.mark.parametrize("words", [["bench", "x"], ["bench", "serve", "--seed", "x"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "x"],
+        ["bench", "serve", "--seed", "x"],
+        ["bench", "serve", "--json", "x"],
+    ],
+)
 def test_arguments_that_make_no_sense(
     capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:

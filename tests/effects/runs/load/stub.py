@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from minfer.effects.runs.load.http import read_address
-from minfer.effects.runs.load.load import Load, Target
-from minfer.effects.runs.load.prompts import RandomPrompts, Tokens
+from minfer.effects.runs.load.client import Load
+from minfer.effects.runs.load.prompts import RandomPrompts
 
 Step = bytes | float  # what to send, or how many seconds to wait
 CLOSE: Final = -1.0  # the connection, at this step
@@ -74,8 +73,8 @@ class Stub:
         with contextlib.suppress(*gone):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
-                body = await reader.readexactly(length)
+                _, _, rest = head.partition(b"Content-Length: ")
+                body = await reader.readexactly(int(rest.partition(b"\r\n")[0] or 0))
                 self.heads.append(head)
                 if not await self._answer(head, body, writer):
                     break
@@ -131,8 +130,7 @@ def stub(
         thread.join()
 
 
-def load_on(url: str, count: int | None = 1, **more: Any) -> Load:
-    """A small load; `target` has what is said of the target."""
-    target = Target(read_address(url), "one", **more.pop("target", {}))
-    prompts = more.pop("prompts", RandomPrompts(Tokens(), 4, 4))
-    return Load(target, prompts, count, **more)
+def load_on(url: str, count: int = 1, **more: Any) -> Load:
+    """A small load."""
+    prompts = more.pop("prompts", RandomPrompts(4, 4))
+    return Load(f"{url}/v1/completions", "one", prompts, count, **more)

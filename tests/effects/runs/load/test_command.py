@@ -1,43 +1,64 @@
 """`minfer bench serve` from its options to its exit code, on a server that is a stub."""
 
-import _thread
 import json
+import os
+import signal
 import threading
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from minfer.effects.runs.load import command, figures
-from minfer.effects.runs.load.client import Counts
+from minfer.effects.cli.bench import serve
+from minfer.effects.runs.load import metrics
 from minfer.effects.runs.load.command import bench_serve
 from minfer.effects.runs.load.record import LoadError
 from minfer.setting import ConfigError
-from tests.effects.runs.load.stub import NEVER, WHOLE, plain, stream, stub, token
+from tests.effects.runs.load.stub import NEVER, WHOLE, Stub, plain, stream, stub, token
 from tests.effects.runs.load.test_options import options
 
-FEW = ("--num-prompts", "6", "--max-concurrency", "2", "--processes", "1")
+FEW = ("--num-prompts", "6", "--max-concurrency", "2", "--random-input-len", "5")
 
 
-def test_a_load_is_put_measured_and_written(
+def row(title: str, value: str) -> str:
+    return f"{title:<40} {value}\n"
+
+
+def test_a_load_is_sent_measured_and_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "found.json"
     with stub() as server:
-        port = server.url.rpartition(":")[2]
-        told = options("--port", port, "--json", str(path), *FEW, "--repeat", "2")
-        assert bench_serve(told) == 0
-        prompts = set(server.asked)
+        url = ("--base-url", f"{server.url}/v1", "--result-filename", str(path))
+        assert bench_serve(options(*url, *FEW)) == 0
+        prompts = [tuple(json.loads(body)["prompt"]) for body in server.asked]
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith(
-        f"6 requests to one at {server.url}/v1/completions, at most 2 at"
+        f"6 requests to one at {server.url}/v1/completions, at most 2 at once\n"
     )
-    assert out.count("6 of 6 answered, 0 failed") == 2
-    assert "over 2 runs" in out
-    assert len(prompts) == 13  # with the one that warmed up, and no prompt twice
+    assert row("Successful requests:", "6") in out
+    assert len(set(prompts)) == 7  # with the one that warmed up, and no prompt twice
+    assert {len(one) for one in prompts} == {5}
     found = json.loads(path.read_text("utf-8"))
-    assert [run["completed"] for run in found["runs"]] == [6, 6]
+    assert (found["completed"], found["total_output_tokens"]) == (6, 24)
+
+
+def test_a_file_of_prompts_at_a_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b", "output_tokens": 2}', "utf-8")
+    file = ("--dataset-name", "custom", "--dataset-path", str(path))
+    rate = ("--request-rate", "100", "--backend", "openai-chat", "--model", "two")
+    with stub() as server:
+        assert bench_serve(options("--base-url", server.url, *file, *rate)) == 0
+        bodies = [json.loads(body) for body in server.asked]
+    assert [body["max_tokens"] for body in bodies[1:]] == [128, 2]
+    assert bodies[1]["messages"] == [{"role": "user", "content": "a"}]
+    assert {body["model"] for body in bodies} == {"two"}
+    assert server.heads[0].startswith(b"POST /v1/chat/completions ")
+    assert "2 requests to two at" in capsys.readouterr().out
 
 
 def test_failures_are_shown_and_decide_the_exit_code(
@@ -47,55 +68,89 @@ def test_failures_are_shown_and_decide_the_exit_code(
     with stub(stream(*WHOLE), full, full, stream(*WHOLE)) as server:
         assert bench_serve(options("--base-url", server.url, *FEW)) == 1
     out, _ = capsys.readouterr()
-    assert "4 of 6 answered, 2 failed" in out
-    assert "2 HTTP 503; the first: full" in out
+    assert row("Failed requests:", "2") in out
+    assert "2 failed (HTTP 503), first: full" in out
 
 
-def test_an_interrupt_shows_and_writes_what_was_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def kill_after(server: Stub, requests: int, number: int) -> threading.Thread:
+    """Send a signal once the server has so many requests."""
+
+    def wait() -> None:
+        until = time.monotonic() + 20
+        while len(server.asked) < requests and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        if len(server.asked) >= requests:
+            os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_shows_and_saves_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
-    timers: list[threading.Timer] = []
-
-    def show(_: Any, counts: Counts) -> None:
-        if counts.ended and not timers:
-            timers.append(threading.Timer(0.02, _thread.interrupt_main))
-            timers[0].start()
-
-    monkeypatch.setattr(command._Progress, "show", show)
     path = tmp_path / "found.json"
-    with stub(stream(*WHOLE), stream(*WHOLE), stream(token("a"), NEVER)) as server:
-        told = options("--base-url", server.url, *FEW, "--json", str(path))
-        assert bench_serve(told) == 130
-    assert "1 of 3 answered, 0 failed, 2 given up" in capsys.readouterr().out
-    (run,) = json.loads(path.read_text("utf-8"))["runs"]
-    assert (run["stopped"], run["interrupted"]) == (True, 2)
+    before = signal.getsignal(number)
+    answers = [stream(*WHOLE), stream(*WHOLE), stream(token("a"), NEVER)]
+    with stub(*answers) as server:
+        thread = kill_after(server, 4, number)
+        url = ("--base-url", server.url, "--result-filename", str(path))
+        assert bench_serve(options(*url, *FEW)) == 128 + number
+        thread.join()
+    assert signal.getsignal(number) is before
+    assert row("Interrupted requests:", "2") in capsys.readouterr().out
+    found = json.loads(path.read_text("utf-8"))
+    assert (found["completed"], found["failed"], found["interrupted"]) == (1, 0, 2)
+    assert found["total_output_tokens"] == 6
 
 
-def test_what_cannot_be_measured_or_written_is_told_before_any_load(
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with stub(stream(0.05, *WHOLE)) as server:
+            thread = kill_after(server, 2, signal.SIGHUP)
+            assert bench_serve(options("--base-url", server.url, *FEW)) == 0
+            thread.join()
+            assert len(server.asked) == 7
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_cannot_be_measured_or_saved_is_said_before_any_load(
     tmp_path: Path,
 ) -> None:
     with stub(plain(400, b'{"error": {"message": "no such field"}}')) as server:
         for words, message in (
-            (("--goodput", "x:1"), "is no goal"),
-            (("--json", str(tmp_path / "no" / "x.json")), "name another place"),
-            (("--plot", str(tmp_path / "x.png")), "--plot"),
-            (("--model", "three"), "there is one, two"),
+            (("--result-filename", str(tmp_path / "no" / "x")), "name another place"),
+            (("--dataset-name", "custom"), "needs --dataset-path"),
+            (("--dataset-path", "x"), "needs --dataset-name custom"),
+            (("--base-url", "ftp://x"), "no address"),
         ):
             with pytest.raises(LoadError, match=message):
                 bench_serve(options("--base-url", server.url, *words))
         assert server.asked == []
         path = tmp_path / "found.json"
+        url = ("--base-url", server.url, "--result-filename", str(path))
         with pytest.raises(ConfigError, match=r"\(HTTP 400\): no such field"):
-            bench_serve(options("--base-url", server.url, "--json", str(path)))
+            bench_serve(options(*url))
         assert not path.exists()
         assert len(server.asked) == 1
 
 
-def test_a_clients_doubts_are_told_aside(
+def test_doubts_are_printed_aside(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "BUSY", 0.0)
-    monkeypatch.setattr(figures, "SHORT", 0.0)
+    monkeypatch.setattr(metrics, "BUSY", 0.0)
+    monkeypatch.setattr(metrics, "SHORT", 0.0)
     with stub() as server:
         assert bench_serve(options("--base-url", server.url, *FEW)) == 0
-    assert "minfer: a client process used" in capsys.readouterr().err
+    assert "minfer: the client used" in capsys.readouterr().err
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda _: None)
+    with pytest.raises(LoadError, match=r"needs aiohttp: pip install '\.\[load\]'"):
+        serve.run(options())

@@ -7,7 +7,6 @@ from statistics import mean, pvariance
 import pytest
 
 from minfer.effects.runs.load.pace import due_times
-from minfer.effects.runs.load.record import LoadError
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
@@ -30,11 +29,3 @@ def test_times_follow_from_the_seed() -> None:
     assert due_times(9, 1.0, seed=1) == due_times(9, 1.0, seed=1)
     assert due_times(9, 1.0, seed=1) != due_times(9, 1.0, seed=2)
     assert due_times(1, 3.0) == (0.0,)
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
-def test_a_rate_that_is_none_is_refused(rate: float) -> None:
-    with pytest.raises(LoadError, match="--request-rate"):
-        due_times(3, rate)
-    with pytest.raises(LoadError, match="--burstiness"):
-        due_times(3, 1.0, 0.0)

@@ -10,7 +10,7 @@ def test_latencies_are_those_of_the_definitions() -> None:
     assert one.ttft == 3
     assert one.e2el == 7
     assert one.tpot == 1  # four tokens in the four seconds after the first
-    assert one.good
+    assert one.completed
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,12 @@ def test_latencies_are_those_of_the_definitions() -> None:
         Record(0, 0, 0, 1, output_tokens=5),
     ],
 )
-def test_who_has_no_token_after_a_first_has_no_tpot(one: Record) -> None:
+def test_without_a_second_token_there_is_no_tpot(one: Record) -> None:
     assert one.tpot is None
 
 
-def test_a_failure_is_not_good() -> None:
-    assert not Record(0, 0, 0, 1, failure=Failure("a", "b")).good
+def test_a_failure_is_not_completed() -> None:
+    assert not Record(0, 0, 0, 1, failure=Failure("a", "b")).completed
 
 
 def test_a_message_fits_on_a_line() -> None:

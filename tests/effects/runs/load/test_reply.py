@@ -1,22 +1,21 @@
 """Which events bring tokens, how many there were, and what is no answer."""
 
-import json
 from typing import Any
 
 import pytest
 
-from minfer.effects.runs.load.http import HttpError
-from minfer.effects.runs.load.record import Failure
+from minfer.effects.runs.load import reply as reply_module
+from minfer.effects.runs.load.record import Failure, ReplyError
 from minfer.effects.runs.load.reply import Reply
 from tests.effects.runs.load.stub import DONE, event, token, usage
 
 
 def streamed(*parts: bytes) -> Reply:
     """A stream whose parts come a second apart."""
-    reply = Reply(stream=True)
-    reply.begin(200, {"content-type": "text/event-stream; charset=utf-8"})
+    reply = Reply()
+    reply.begin(200, "text/event-stream")
     for second, part in enumerate(parts):
-        reply.body(part, float(second))
+        reply.feed(part, float(second))
     return reply
 
 
@@ -28,28 +27,32 @@ def test_events_with_text_are_counted_and_usage_tells_tokens() -> None:
     reply = streamed(token("a"), token("b"), token("c", "stop"), usage(), DONE)
     assert reply.failure() is None
     assert [*reply.events] == [0, 1, 2]
-    assert (reply.ended, reply.prompt_tokens, reply.output_tokens) == (2, 7, 4)
-    assert reply.told
-    assert reply.told_tokens() == []
+    assert (reply.prompt_tokens, reply.output_tokens) == (7, 4)
+    assert reply.has_usage
 
 
 def test_several_events_in_one_part_come_at_one_time() -> None:
     reply = streamed(token("a"), token("b") + token("c"), token("", "stop"), DONE)
     assert [*reply.events] == [0, 1, 1]
-    assert not reply.told
+    assert not reply.has_usage
 
 
-def test_usage_of_each_event_tells_its_tokens() -> None:
-    def so_far(tokens: int) -> dict[str, int]:
-        return {"prompt_tokens": 1, "completion_tokens": tokens}
-
-    reply = streamed(
-        token("a", usage=so_far(1)),
-        token("bcd", usage=so_far(4)),
-        token("ef", "stop", usage=so_far(6)),
+def test_events_may_come_in_any_pieces() -> None:
+    whole = (
+        token("a")
+        + b": a comment\r\n"
+        + b'data: {"choices":\r\ndata:  []}\r\n\r\n'
+        + DONE
     )
+    reply = streamed(*(whole[i : i + 1] for i in range(len(whole))))
     assert reply.failure() is None
-    assert reply.told_tokens() == [1, 3, 2]
+    assert [*reply.events] == [len(token("a")) - 1]
+
+
+def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_module, "_LONGEST", 10)
+    with pytest.raises(ReplyError, match="a line of more than 10 bytes"):
+        streamed(b"data: " + b"x" * 9)
 
 
 def test_a_token_may_be_part_of_a_character_but_an_end_brings_none() -> None:
@@ -87,21 +90,21 @@ def test_a_stream_without_an_end_is_cut_off() -> None:
         (event({"choices": [7]}), "malformed", "an event is"),
         (event({"choices": [{}]}), "malformed", "an event is"),
         (event({"choices": 7}), "malformed", "an event is"),
-        (event({"usage": {"prompt_tokens": "x"}}), "malformed", "usage is"),
+        (event({"usage": {"prompt_tokens": "x"}}), "malformed", "an event is"),
         (event({"error": {"message": "bro\x1bken"}}), "error in the answer", "bro.ken"),
         (event({"error": "broken"}), "error in the answer", "broken"),
     ],
 )
 def test_what_is_no_event_is_told(data: bytes, kind: str, message: str) -> None:
-    with pytest.raises(HttpError, match=message) as caught:
+    with pytest.raises(ReplyError, match=message) as caught:
         streamed(token("a"), data)
     assert caught.value.kind == kind
     assert str(caught.value).isprintable()
 
 
 def test_no_stream_where_one_was_asked_for() -> None:
-    with pytest.raises(HttpError, match="the answer is text/html, no stream"):
-        Reply(stream=True).begin(200, {"content-type": "text/html"})
+    with pytest.raises(ReplyError, match="the answer is text/html, not a stream"):
+        Reply().begin(200, "text/html")
 
 
 @pytest.mark.parametrize(
@@ -111,31 +114,12 @@ def test_no_stream_where_one_was_asked_for() -> None:
         (b'{"detail": "not found"}', "not found"),
         (b'{"object": "error", "message": "no"}', "no"),
         (b"<html>\n bad gateway", "<html> bad gateway"),
-        (b"", "without a word"),
+        (b"", "no message"),
         (b"{}", "{}"),
     ],
 )
 def test_a_refusal_is_told_in_the_servers_words(body: bytes, message: str) -> None:
-    reply = Reply(stream=True)
-    reply.begin(503, {"content-type": "application/json"})
-    reply.body(body, 1.0)
+    reply = Reply()
+    reply.begin(503, "application/json")
+    reply.feed(body, 1.0)
     assert reply.failure() == Failure("HTTP 503", message)
-
-
-def whole(told: Any) -> Reply:
-    reply = Reply(stream=False)
-    reply.begin(200, {})
-    body = json.dumps(told).encode()
-    reply.body(body[:5], 1.0)
-    reply.body(body[5:], 2.0)
-    return reply
-
-
-def test_an_answer_in_one_piece() -> None:
-    used = {"prompt_tokens": 3, "completion_tokens": 5}
-    reply = whole({"choices": [{"text": "a"}], "usage": used})
-    assert reply.failure() is None
-    assert (reply.ended, reply.output_tokens, len(reply.events)) == (2.0, 5, 0)
-    assert whole({"choices": []}).failure() == Failure(
-        "malformed", "the answer has no choices"
-    )

@@ -1,11 +1,10 @@
-"""What is found out before a load: who is there, what is served, what fails at once."""
+"""What is found out before a load: is there a server, a model, and a first answer."""
 
 import pytest
 
 from minfer.effects.runs.load import server as asked
-from minfer.effects.runs.load.http import read_address
 from minfer.effects.runs.load.record import LoadError
-from minfer.effects.runs.load.server import Served, find_model, warm_up
+from minfer.effects.runs.load.server import first_model, read_url, warm_up
 from tests.effects.runs.load.stub import (
     MODELS,
     NEVER,
@@ -18,64 +17,71 @@ from tests.effects.runs.load.stub import (
 )
 
 
-def found(models: list[Step], model: str | None = None, key: str = "") -> Served:
+def found(models: list[Step]) -> str:
     with stub(models=models) as server:
-        return find_model(read_address(server.url), key, model)
-
-
-def test_the_model_is_the_one_asked_for_or_the_first() -> None:
-    models = plain(200, MODELS)
-    assert found(models) == Served("one", 512)
-    assert found(models, "two") == Served("two", None)
-    assert found(plain(404, b""), "any") == Served("any")
+        return first_model(server.url, "key")
 
 
 @pytest.mark.parametrize(
-    ("models", "model", "key", "message"),
+    ("given", "url"),
     [
-        (
-            plain(200, MODELS),
-            "three",
-            "",
-            "'three' is not served there; there is one, two",
-        ),
-        (plain(401, b""), None, "", r"wants a key \(HTTP 401\); give it --api-key"),
-        (plain(401, b""), None, "x", "refuses this key"),
-        (plain(404, b""), None, "", "names no model .* --model"),
-        (plain(200, b"<html>"), None, "", "names no model"),
-        (plain(200, b'{"data": [1]}'), "x", "", "names no model"),
-        ([b"SSH-2.0\r\n\r\n"], None, "", "not HTTP"),
+        ("https://x/y/v1/", "https://x/y"),
+        ("gpu.local:9000", "http://gpu.local:9000"),
+        ("http://[::1]:80", "http://[::1]:80"),
     ],
 )
-def test_what_is_wrong_is_told(
-    models: list[Step], model: str | None, key: str, message: str
-) -> None:
+def test_addresses_are_read(given: str, url: str) -> None:
+    assert read_url(given) == url
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x?y=1"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(LoadError, match=r"--base-url .* is no address of a server"):
+        read_url(url)
+
+
+def test_the_first_model_of_the_list() -> None:
+    assert found(plain(200, MODELS)) == "one"
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        (plain(401, b""), r"\(HTTP 401\): name one with --model; set OPENAI_API_KEY"),
+        (plain(404, b""), "names no model .*: name one with --model"),
+        (plain(200, b"<html>"), "names no model"),
+        (plain(200, b'{"data": [1]}'), "names no model"),
+        (plain(200, b'{"data": []}'), "names no model"),
+        ([b"SSH-2.0\r\n\r\n"], "not HTTP"),
+    ],
+)
+def test_what_is_wrong_is_said(models: list[Step], message: str) -> None:
     with pytest.raises(LoadError, match=message):
-        found(models, model, key)
+        found(models)
 
 
-def test_nobody_there() -> None:
+def test_no_server() -> None:
     with stub() as server:
-        gone = read_address(server.url)
+        pass
     with pytest.raises(LoadError, match=r"cannot reach .*: connection refused; start a"):
-        find_model(gone, "", None)
+        first_model(server.url, "")
 
 
-def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked, "_PATIENCE", 0.05)
-    with pytest.raises(LoadError, match=r"did not answer within 0\.05 s"):
+    with pytest.raises(LoadError, match=r"timed out\): the answer did not end in time"):
         found([NEVER])
 
 
-def test_warming_up_fails_only_if_all_of_it_does() -> None:
+def test_the_warm_up_has_a_prompt_of_its_own_and_must_not_fail() -> None:
+    with stub(stream(*WHOLE)) as server:
+        load = load_on(server.url, 2)
+        warm_up(load)
+        assert len(server.asked) == 1
+        assert server.asked[0] not in [load.request(0), load.request(1)]
     full = plain(503, b'{"error": {"message": "full"}}')
-    with stub(full, stream(*WHOLE)) as server:
-        assert len(warm_up(load_on(server.url, 9), 2)) == 2
-        assert len(server.asked) == 2
-    with stub(full) as server:
-        assert warm_up(load_on(server.url, 9), 0) == ()
-        with pytest.raises(
-            LoadError, match=r"the first request failed \(HTTP 503\): full"
-        ):
-            warm_up(load_on(server.url, 9, max_concurrency=1), 2)
-        assert len(server.asked) == 2
+    with stub(full) as server, pytest.raises(LoadError, match=r"\(HTTP 503\): full"):
+        warm_up(load_on(server.url))
+    wrong = stream(b"data: no\n\n")
+    with stub(wrong) as server, pytest.raises(LoadError, match="'no' is no JSON object"):
+        warm_up(load_on(server.url))
