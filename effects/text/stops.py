@@ -1,17 +1,17 @@
 """Stop strings: where a text that comes in pieces has to end.
 
-What the text so far may turn out to begin is a state of an automaton of all stop strings
-(`minfer.effects.text.automaton`): a letter costs the same for one or for many. Requests
-with equal stop strings share one, as long as one of them lives.
+Two questions are asked of a text: does a stop string end at a character, which one call
+of `str.endswith` answers for all of them; and what is its longest end that may turn out
+to begin a stop string, which is held back. Stop strings are sorted, and those that begin
+alike stand together: one bisection says whether any of them begins with an end.
+
+When text is added, its longest end cannot begin any earlier than before. So a place is
+left for good where no stop string begins, and over a whole text there are at most two
+bisections for each character.
 """
 
+from bisect import bisect
 from collections.abc import Sequence
-from typing import Final
-from weakref import WeakValueDictionary
-
-from minfer.effects.text.automaton import ROOT, Automaton
-
-_SHARED: Final = WeakValueDictionary[frozenset[str], Automaton]()
 
 
 class StopMatcher:
@@ -26,52 +26,60 @@ class StopMatcher:
         """Raises ValueError for an empty stop string, which would end every
         text at once.
         """
-        self._kept = kept
         if not all(stops):
             raise ValueError("a stop string must not be empty; remove it from the list")
-        self._stops = _shared(frozenset(stops))
-        self._state = ROOT
-        self._held = ""
+        self._kept = kept
+        self._stops = tuple(sorted(set(stops)))
+        self._longest = max(map(len, self._stops), default=0)
+        self._firsts = frozenset(stop[0] for stop in self._stops)
+        self._lasts = frozenset(stop[-1] for stop in self._stops)
+        self._tail = ""  # the longest end of the text that may begin a stop string
 
     def pass_by(self, piece: str) -> str:
         """Take text in which no stop string counts that ends there; return text that is
         certain: one may begin in it.
         """
-        if self._state == ROOT and self._stops.passes(piece):
-            return piece
-        read = 0
-        while read < len(piece):
-            place = self._stops.read(self._state, piece[read:])
-            self._state = self._stops.beyond(place.state)
-            read += place.read
-        text = self._held + piece
-        keep = len(text)
-        if not self._kept:
-            keep -= self._stops.length(self._state)
-        self._held = text[keep:]
-        return text[:keep]
+        given, text = self._given(), self._tail + piece
+        self._tail = self._begun(text)
+        return text[given : len(text) - self._held()]
 
     def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
         """Take text; return (text that is certain, the stop string found or None).
 
         After a find, what is behind it is dropped; with `final` nothing is held back.
         """
-        if self._state == ROOT and self._stops.passes(piece):
+        if not self._tail and self._firsts.isdisjoint(piece):
             return piece, None
-        place = self._stops.read(self._state, piece)
-        text = self._held + piece[: place.read]
-        found = self._stops.ends.get(place.state)
-        over = final or found is not None
-        self._state = ROOT if over else place.state
-        held = 0 if found is None else len(found)
-        held = held if over else self._stops.length(place.state)
-        keep = len(text) - (0 if self._kept else held)
-        self._held = "" if over else text[keep:]
-        return text[:keep], found
+        given, text = self._given(), self._tail + piece
+        end, found = self._ended(text, len(self._tail))
+        if found is not None:
+            self._tail = ""
+            return text[given : end if self._kept else end - len(found)], found
+        self._tail = "" if final else self._begun(text)
+        return text[given : len(text) - self._held()], None
 
+    def _held(self) -> int:
+        """How many characters are held back."""
+        return 0 if self._kept else len(self._tail)
 
-def _shared(stops: frozenset[str]) -> Automaton:
-    made = _SHARED.get(stops)
-    if made is None:
-        made = _SHARED[stops] = Automaton(stops)
-    return made
+    def _given(self) -> int:
+        """How many characters of the longest end were not held back."""
+        return len(self._tail) if self._kept else 0
+
+    def _ended(self, text: str, begin: int) -> tuple[int, str | None]:
+        """Where the first stop string ends behind `begin`, and which one."""
+        for end, char in enumerate(text[begin:], begin + 1):
+            if char in self._lasts and text.endswith(self._stops, 0, end):
+                found = [stop for stop in self._stops if text.endswith(stop, 0, end)]
+                return end, max(found, key=len)
+        return len(text), None
+
+    def _begun(self, text: str) -> str:
+        """The longest end of a text that a stop string begins with, and is longer."""
+        for at in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[at] in self._firsts:
+                end = text[at:]
+                place = bisect(self._stops, end)
+                if place < len(self._stops) and self._stops[place].startswith(end):
+                    return end
+        return ""

@@ -13,8 +13,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.messages import Finished
 from minfer.plan import TokenLogprobs
 from tests.effects.text.languages import LANGUAGES
-from tests.effects.text.test_automaton import begun, drawn
-from tests.effects.text.test_stops import searched
+from tests.effects.text.test_stops import begun, drawn, searched
 
 NONE = frozenset[int]()
 

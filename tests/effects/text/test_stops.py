@@ -1,14 +1,32 @@
 """Stop strings against a search letter by letter, in the text as a whole."""
 
 import random
-from weakref import ref
+from typing import Any, Self
 
 import pytest
 
 from minfer.effects.text.stops import StopMatcher
-from tests.effects.text.test_automaton import begun, drawn
 
 ALPHABETS = ["ab\n", "ab", "aé日🙂\u200d\u0301", "a"]
+
+
+def drawn(draw: random.Random, letters: str, words: int, length: int) -> list[str]:
+    """Words of few letters, some made of parts of others: nested, overlapping, equal."""
+    made: list[str] = []
+    for _ in range(words):
+        word = "".join(draw.choices(letters, k=draw.randrange(1, length + 1)))
+        if made and draw.random() < 0.5:
+            other = draw.choice(made)
+            at = draw.randrange(len(other))
+            word = draw.choice([other[at:] + word, word + other[: at + 1], other[at:]])
+        made.append(word[:length])
+    return made
+
+
+def begun(text: str, words: list[str]) -> str:
+    """The longest end of a text that begins a word."""
+    ends = (text[at:] for at in range(len(text) + 1))
+    return next(end for end in ends if any(word.startswith(end) for word in words))
 
 
 def searched(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -62,10 +80,7 @@ def test_where_none_may_end_one_may_begin(seed: int) -> None:
     draw = random.Random(seed)
     letters = ALPHABETS[seed % len(ALPHABETS)]
     text = "".join(draw.choices(letters, k=draw.randrange(40)))
-    stops: list[str] = []  # none of which begins with another one
-    for stop in sorted(drawn(draw, letters, draw.randrange(1, 6), draw.randrange(1, 9))):
-        if not stops or not stop.startswith(stops[-1]):
-            stops.append(stop)
+    stops = drawn(draw, letters, draw.randrange(1, 6), draw.randrange(1, 9))
     free, kept = draw.randrange(len(text) + 1), seed % 3 == 0
     matcher, got, at = StopMatcher(stops, kept=kept), "", 0
     while at < free:
@@ -90,17 +105,43 @@ def test_stop_strings_may_not_be_empty() -> None:
         StopMatcher(["a", ""])
 
 
-def test_equal_stop_strings_are_kept_once_and_no_longer_than_used() -> None:
-    one, other = (
-        StopMatcher(["one stop", "another"]),
-        StopMatcher(["another", "one stop"]),
-    )
-    assert one._stops is other._stops
-    assert one.push("ano") == other.push("ano") == ("", None)
-    assert one.push("ther") == ("", "another")
-    assert other.push("!") == ("ano!", None)  # each is at its own place
-    kept = ref(one._stops)
-    del one
-    assert kept() is not None
-    del other
-    assert kept() is None
+class Counted(str):
+    """A stop string that counts its comparisons."""
+
+    __slots__ = ("compared",)
+    compared: int
+
+    def __new__(cls, text: str) -> Self:
+        made = super().__new__(cls, text)
+        made.compared = 0
+        return made
+
+    def startswith(self, *what: Any) -> bool:
+        self.compared += 1
+        return super().startswith(*what)
+
+
+LETTERS = "".join(random.Random(1).choices("ab", k=2000)) + "ab" * 500 + "a" * 1000
+NEAR = {
+    "beginnings that are all over the text": [
+        LETTERS[at * 40 : at * 40 + 1023] + "c" for at in range(64)
+    ],
+    "one letter that differs": [
+        "a" * at + "b" + "a" * (1023 - at) for at in range(500, 1012, 8)
+    ],
+    "the last letter": ["a" * 1000 + f"{at:024b}" for at in range(64)],
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+@pytest.mark.parametrize("text", [LETTERS * 3, "a" * 8000, ("a" * 900 + "c") * 8])
+def test_near_matches_are_looked_for_twice_a_letter_at_most(name: str, text: str) -> None:
+    stops = [Counted(stop) for stop in NEAR[name]]
+    assert {len(stop) for stop in stops} == {1024}
+    matcher, given = StopMatcher(stops), ""
+    for at in range(0, len(text), 4):
+        new, found = matcher.push(text[at : at + 4])
+        assert found is None
+        given += new
+    assert text[len(given) :] == begun(text[-1023:], NEAR[name])
+    assert sum(stop.compared for stop in stops) <= 2 * len(text)
