@@ -50,7 +50,8 @@ class FrameReader:
             if len(self._buffer) < end:
                 break
             self._next += 1
-            found.append(bytes(self._buffer[at + _HEAD.size : end]))
+            with memoryview(self._buffer) as view:  # a slice of it copies nothing
+                found.append(view[at + _HEAD.size : end].tobytes())
             at = end
         del self._buffer[:at]
         return found

@@ -11,13 +11,14 @@ from typing import Final
 
 import msgspec
 
+from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.preparing.frames import (
-    HEADER,
+from minfer.effects.serving.preparing.messages import (
+    READ,
     Ask,
     Refusal,
     Reply,
-    packed,
+    encoded,
     read_reply,
 )
 from minfer.effects.serving.preparing.task import Prepared, Recipe
@@ -41,6 +42,7 @@ class Process:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._link = ours
+        self._reader, self._writer = FrameReader(), FrameWriter()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         # What we were found by, and not what lies in the folder we are in.
         paths = os.pathsep.join(filter(None, sys.path))
@@ -74,7 +76,8 @@ class Process:
         await self.ready()
         reader_writer = self._streams
         assert reader_writer is not None  # noqa: S101 - it is ready
-        reader_writer[1].write(packed(Ask(path=target.path, data=data)))
+        ask = encoded(Ask(path=target.path, data=data))
+        reader_writer[1].write(self._writer.frame(ask))
         reply = await self._reply()
         self.spent = reply.last
         found = reply.prepared or reply.answer
@@ -87,11 +90,13 @@ class Process:
         reader, writer = self._streams
         try:
             await writer.drain()
-            size = int.from_bytes(await reader.readexactly(HEADER), "little")
-            return read_reply(await reader.readexactly(size))
-        except (asyncio.IncompleteReadError, OSError):
-            self.spent = True
-            raise WorkerGoneError("the worker has gone") from None
+            while data := await reader.read(READ):
+                if found := self._reader.feed(data):
+                    return read_reply(found[0])  # the only one: one was asked for
+        except OSError:
+            pass
+        self.spent = True
+        raise WorkerGoneError("the worker has gone")
 
     def kill(self) -> None:
         """End it, whatever it does. May be called again."""

@@ -23,16 +23,17 @@ import msgspec
 from attrs import evolve
 
 from minfer.effects.live.errors import TooLongError
+from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
 from minfer.effects.serving.errors import INTERNAL, ApiError, told_of
 from minfer.effects.serving.openai.models import Models
-from minfer.effects.serving.preparing.frames import (
+from minfer.effects.serving.preparing.messages import (
+    READ,
     Ask,
     Refusal,
     Reply,
-    packed,
+    encoded,
     read_ask,
-    received,
 )
 from minfer.effects.serving.preparing.task import Likeness, Prepared, Recipe, work
 from minfer.effects.serving.protocol import Endpoint, Question
@@ -103,16 +104,18 @@ def _size(column: int) -> int:
 def serve(link: socket.socket, worker: Worker) -> None:
     """Prepare what comes, until nothing does."""
     most = _size(_RSS) + GROWTH
-    link.sendall(packed(Reply()))
-    while (data := received(link)) is not None:
-        signal.alarm(ALARM)  # nobody handles it: it ends the process, whatever that does
-        reply = worker.reply(read_ask(data))
-        signal.alarm(0)
-        del data
-        last = reply.last or _size(_RSS) > most
-        link.sendall(packed(evolve(reply, last=last)))
-        if last:
-            return
+    reader, writer = FrameReader(), FrameWriter()
+    link.sendall(writer.frame(encoded(Reply())))
+    while data := link.recv(READ):
+        found = reader.feed(data)
+        while found:
+            signal.alarm(ALARM)  # has no handler: it ends the process, whatever that does
+            reply = worker.reply(read_ask(found.pop(0)))
+            signal.alarm(0)
+            last = reply.last or _size(_RSS) > most
+            link.sendall(writer.frame(encoded(evolve(reply, last=last))))
+            if last:
+                return
 
 
 def main() -> int:

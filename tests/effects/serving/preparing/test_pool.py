@@ -21,7 +21,7 @@ from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.preparing import pool as module
 from minfer.effects.serving.preparing import process
-from minfer.effects.serving.preparing.frames import Reply, read_reply
+from minfer.effects.serving.preparing.messages import Reply, read_reply
 from minfer.effects.serving.preparing.pool import SMALL, Pool
 from minfer.effects.serving.preparing.task import Prepared, Recipe
 from minfer.effects.serving.tokens.tokenize import QUESTION as TOKENIZE

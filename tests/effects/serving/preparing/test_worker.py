@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.preparing import worker as module
-from minfer.effects.serving.preparing.frames import (
+from minfer.effects.serving.preparing.messages import (
     Ask,
     Reply,
-    packed,
+    encoded,
     read_reply,
-    received,
 )
 from minfer.effects.serving.preparing.task import Recipe
 from minfer.effects.serving.preparing.worker import Worker, serve
@@ -85,14 +85,14 @@ def test_it_ends_when_it_has_grown(
     with ours, theirs:
         thread = threading.Thread(target=serve, args=(theirs, worker))
         thread.start()
-        ready = received(ours)
-        assert ready is not None
+        reader, writer = FrameReader(), FrameWriter()
+        (ready,) = reader.feed(ours.recv(1000))
         assert read_reply(ready) == Reply()
         for growth, last in ((2**40, False), (-(2**50), True)):
             monkeypatch.setattr(module, "_size", lambda _, more=growth: -more)
-            ours.sendall(packed(Ask(path=PATH, data=b'{"prompt": [5]}')))
-            data = received(ours)
-            assert data is not None
+            ask = encoded(Ask(path=PATH, data=b'{"prompt": [5]}'))
+            ours.sendall(writer.frame(ask))
+            (data,) = reader.feed(ours.recv(10_000))
             assert read_reply(data).last is last
         thread.join(10)
         assert not thread.is_alive()
