@@ -8,9 +8,9 @@ it is asked for.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.request import ParameterError, Request, SamplingParams
-from minfer.setting import ConfigError
 from minfer.structured import StructuredOutputs
 from minfer.version import __version__ as __version__
 

@@ -1,11 +1,19 @@
-"""Checks of what users say, and the error that names what was wrong."""
+"""Checks of parameters and settings, their common bounds, and the errors that name what
+is wrong.
+
+`check_*` look at one value of a request and raise ParameterError. `number` and `flag` are
+validators of attrs fields of settings, and raise ConfigError.
+"""
 
 from typing import Any, Final
+
+from attrs import Attribute
 
 # Whole numbers are those that journals and drivers can hold.
 LEAST: Final = -(2**63)
 MOST: Final = 2**63 - 1
 LARGEST_TOKEN: Final = 2**32 - 1
+MAX_PRIORITY: Final = 2**53  # ranks are floats, in which larger ones would not differ
 
 
 class ParameterError(ValueError):
@@ -16,13 +24,23 @@ class ParameterError(ValueError):
         self.param = param
 
 
+class ConfigError(ValueError):
+    """A setting is out of range or contradicts another one."""
+
+
+def is_number(value: Any, *, whole: bool = False) -> bool:
+    """Whether a value is a number, `whole` or not; true and false are none."""
+    kind = int if whole else int | float
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def check_number(
     value: Any, param: str, low: float, high: float, *, whole: bool = False
 ) -> None:
     """Raise ParameterError unless `value` is a number, `whole` or not, from `low` to
     `high`.
     """
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+    if not is_number(value, whole=whole):
         plain = isinstance(
             value, str | float | bool
         )  # what else there is may not be printable
@@ -62,3 +80,33 @@ def check_tokens(value: Any, param: str, most: int) -> None:
         raise ParameterError(param, f"must be a tuple of at most {most} token ids")
     for token in value:
         check_number(token, param, 0, LARGEST_TOKEN, whole=True)
+
+
+def number(low: float, high: float = MOST, *, above: bool = False, of: str = "") -> Any:
+    """A field's validator: a finite number from `low` or above it to `high`, whole if its
+    type is int; None, where that is the default.
+    """
+
+    def check(_: object, attribute: "Attribute[Any]", value: Any) -> None:
+        if value is None and attribute.default is None:
+            return
+        whole = attribute.type in (int, int | None)
+        if (
+            not is_number(value, whole=whole)
+            or not low <= value <= high
+            or (above and value == low)
+        ):
+            want = f"a {'whole ' * whole}number {'above' if above else 'from'} {low}"
+            want += f" to {high}" if high < MOST else ""
+            # Python refuses to write out integers of thousands of digits.
+            huge = isinstance(value, int) and abs(value) > MOST
+            given = "one that large" if huge else f"{value!r:.80}"
+            raise ConfigError(f"{of}{attribute.name} must be {want}, not {given}")
+
+    return check
+
+
+def flag(_: object, attribute: "Attribute[Any]", value: Any) -> None:
+    """A field's validator: true or false."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{attribute.name} must be true or false, not {value!r:.80}")

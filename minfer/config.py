@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from minfer.checks import ConfigError, flag, number
 from minfer.policy import FirstCome, Policy
-from minfer.setting import ConfigError, flag, number
 from minfer.speculate.settings import Speculation
 
 # What is varied, when sizes are compared: in forks, simulations, and what a page is

@@ -12,13 +12,13 @@ from typing import Any, Final
 import attrs
 from attrs import field, frozen
 
+from minfer.checks import ConfigError, number
 from minfer.pmap import Map
 from minfer.policy import FirstCome, Load, Policy, Rank
 from minfer.policy_fair import positive_weights
 from minfer.policy_seats import FairSeats
 from minfer.record import evolve
 from minfer.request import Request
-from minfer.setting import ConfigError, number
 
 PREFILL: Final = 64  # prompt tokens that cost about as much as one output token
 

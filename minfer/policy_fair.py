@@ -18,12 +18,11 @@ from typing import Any, Final
 import attrs
 from attrs import field, frozen
 
-from minfer.checks import MOST
+from minfer.checks import MOST, ConfigError, is_number, number
 from minfer.pmap import Map
 from minfer.policy import FirstCome, Load, Rank
 from minfer.record import evolve
 from minfer.request import Request
-from minfer.setting import ConfigError, number
 
 _number: Final = partial(number, of="scheduling policy: ")
 
@@ -35,8 +34,7 @@ def positive_weights(
 ) -> None:
     """Raise ConfigError unless each client's weight is a number above 0."""
     for client, weight in weights.items():
-        plain = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not plain or not 0 < weight <= MOST:
+        if not is_number(weight) or not 0 < weight <= MOST:
             what = f"scheduling policy: {attribute.name} must be numbers above 0"
             raise ConfigError(f"{what}; that of {client!r:.80} is not")
 

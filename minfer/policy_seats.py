@@ -20,12 +20,12 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from minfer.checks import number
 from minfer.pmap import Map
 from minfer.policy import Load, Rank
 from minfer.policy_fair import Accounts, FairQueue
 from minfer.record import evolve
 from minfer.request import Request
-from minfer.setting import number
 
 GROWTH: Final = 2  # seats of a client for each that others hold
 PART: Final = 8  # of all seats, one in so many is anybody's

@@ -2,20 +2,23 @@
 
 import math
 from array import array
-from typing import Final
 
 from attrs import field, frozen
 
 from minfer.beam import BeamSearch
-from minfer.checks import LARGEST_TOKEN, MOST, check_number, check_text, check_whole
+from minfer.checks import (
+    LARGEST_TOKEN,
+    MAX_PRIORITY,
+    MOST,
+    check_number,
+    check_text,
+    check_whole,
+)
 from minfer.checks import ParameterError as ParameterError
 from minfer.keys import Key, Keys
 from minfer.params import MAX_ADJUSTMENTS
 from minfer.params import MAX_SAMPLES as MAX_SAMPLES
 from minfer.params import SamplingParams as SamplingParams
-
-# beyond it ranks, which are floats, would not tell levels apart
-MAX_PRIORITY: Final = 2**53
 
 
 @frozen(kw_only=True)

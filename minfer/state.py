@@ -8,6 +8,7 @@ from attrs import frozen
 
 from minfer.beam import Search
 from minfer.blocks import Blocks
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.keys import Keys
 from minfer.messages import (
@@ -25,7 +26,6 @@ from minfer.pmap import Map
 from minfer.policy import Rank
 from minfer.pool import Pool
 from minfer.sequence import Place, Running, SampleId, SampleIds, Sequence
-from minfer.setting import ConfigError
 from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting
 from minfer.waiting import Line
 

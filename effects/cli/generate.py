@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from minfer.checks import ConfigError
 from minfer.effects.cli.options import (
     dry_run_option,
     engine_options,
@@ -19,7 +20,6 @@ from minfer.effects.cli.streams import say, show_stats, take_any_text, write
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 from minfer.params import ADVISED
 from minfer.request import ParameterError
-from minfer.setting import ConfigError
 
 if TYPE_CHECKING:
     from minfer.effects.live.beam_search import BeamSearchParams

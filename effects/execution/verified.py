@@ -23,12 +23,12 @@ from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import DeviceRows, Words, aligned
 from minfer.effects.execution.inputs import Drafts
 from minfer.effects.execution.kinds import Kind
 from minfer.plan import Draft, Open, Plan
-from minfer.setting import ConfigError
 from minfer.speculate.settings import DEVICE, Speculation
 
 

@@ -16,6 +16,7 @@ from attrs import frozen
 from minfer.arrive import beam_share, objection
 from minfer.beam import MAX_CANDIDATES
 from minfer.blocks import blocks_for
+from minfer.checks import MAX_PRIORITY, is_number
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError as OverloadedError
 from minfer.effects.live.errors import RequestError as RequestError
@@ -35,7 +36,6 @@ from minfer.structured import StructuredOutputs
 
 Params = SamplingParams | Sequence[SamplingParams]
 MAX_CLIENT: Final = 256  # characters of a client's name
-MAX_PRIORITY: Final = 2**53  # as floats, which ranks are, larger ones would not differ
 
 
 @frozen(kw_only=True)
@@ -55,10 +55,7 @@ class Urgency:
             raise RequestError(
                 f"client must be a string of up to {MAX_CLIENT} characters"
             )
-        number = isinstance(self.deadline, int | float) and not isinstance(
-            self.deadline, bool
-        )
-        if not number or not self.deadline > 0:
+        if not is_number(self.deadline) or not self.deadline > 0:
             raise RequestError(
                 f"deadline must be a number above 0, not {self.deadline!r}"
             )

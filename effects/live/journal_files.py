@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.policy import Policy
 from minfer.runs import journal_writing as records
 from minfer.runs.codec import RECORDS
 from minfer.runs.journal import JournalError
 from minfer.runs.replay import Journal, open_segments
-from minfer.setting import ConfigError
 from minfer.state import Turn
 
 SUFFIX: Final = ".journal"

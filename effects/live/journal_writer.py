@@ -29,6 +29,7 @@ from typing import Any, Final
 from attrs import frozen
 
 import minfer
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import SUFFIX, create, write_all
 from minfer.runs import journal_writing as records
@@ -37,7 +38,6 @@ from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import EVERY, MAGIC, START, Head
 from minfer.runs.redact import redacted, redacted_config
 from minfer.runs.redact_state import can_be_redacted, redacted_state
-from minfer.setting import ConfigError
 from minfer.state import EngineState, Turn
 
 SEGMENTS: Final = 16  # that are kept: a segment is that share of the size they may have

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from attrs import astuple, frozen
 
+from minfer.checks import ConfigError
 from minfer.messages import Executed
 from minfer.runs.codec import CodecError, dump, load
 from minfer.runs.cost import CostModel, Work, drafts_of, work
-from minfer.setting import ConfigError
 from minfer.state import Turn
 
 PART: Final = 64  # steps in a row that are fitted, or held out, together

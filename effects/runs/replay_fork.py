@@ -10,6 +10,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
+from minfer.checks import ConfigError
 from minfer.config import SIZES, EngineConfig
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import H200, fit, read_cost, steps
@@ -27,7 +28,6 @@ from minfer.runs.cost import CostModel
 from minfer.runs.fork import Change, Fork, fork
 from minfer.runs.guesses import Guesses
 from minfer.runs.replay import Journal
-from minfer.setting import ConfigError
 from minfer.speculate.settings import Speculation
 from minfer.state import Turn
 

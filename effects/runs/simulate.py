@@ -16,6 +16,7 @@ from typing import Any, Final
 from attrs import define, evolve, field, frozen
 from tqdm import tqdm
 
+from minfer.checks import ConfigError
 from minfer.config import SIZES
 from minfer.effects.live.driver import quiet_collector
 from minfer.effects.live.journal_files import write_journal
@@ -42,7 +43,6 @@ from minfer.policies import POLICIES, policy_named
 from minfer.runs.codec import dump
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
-from minfer.setting import ConfigError
 
 Figures = dict[str, Any]
 

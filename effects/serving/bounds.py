@@ -8,9 +8,9 @@ from typing import Final
 
 from attrs import field, frozen
 
+from minfer.checks import ConfigError
 from minfer.effects.serving.connections import Patience
 from minfer.effects.serving.keys import Keys, read_keys
-from minfer.setting import ConfigError
 
 BODY_TIMEOUT: Final = 60.0  # seconds
 

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from minfer.effects.live.edge import MAX_CLIENT, MAX_PRIORITY
-from minfer.setting import ConfigError
+from minfer.checks import MAX_PRIORITY, ConfigError
+from minfer.effects.live.edge import MAX_CLIENT
 
 _FIELDS: Final = {"name", "key", "priority"}
 _REMOVED: Final = ("requests_per_minute", "tokens_per_minute")

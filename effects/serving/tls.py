@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
-from minfer.setting import ConfigError
+from minfer.checks import ConfigError
 
 
 @frozen(kw_only=True)

@@ -38,6 +38,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from minfer.blocks import blocks_for
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.effects.models.dtypes import dtype_bytes
 from minfer.effects.models.shapes import (
@@ -52,7 +53,6 @@ from minfer.effects.models.shapes import (
 )
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.device import Device
-from minfer.setting import ConfigError
 
 CPU_SHARE: Final = 0.5  # of available memory: a computer's memory serves others too
 CUDA_SHARE: Final = 0.9  # of a GPU's: vLLM's default, as nobody else should be on it

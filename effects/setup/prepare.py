@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.effects.models.checkpoint import (
     CheckpointError,
@@ -33,7 +34,6 @@ from minfer.effects.setup.speculation import SpeculativeConfig, speculative_conf
 from minfer.effects.setup.values import policy_of
 from minfer.params import ADVISED
 from minfer.request import ParameterError, SamplingParams
-from minfer.setting import ConfigError
 
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
 # Parameters times tokens of a step whose products take some 35 ms at 690 TFLOP/s (H200).

@@ -13,13 +13,13 @@ import argparse
 import json
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import Attribute, field, fields, frozen
 
-from minfer.checks import MOST
-from minfer.setting import ConfigError
+from minfer.checks import ConfigError, number
 from minfer.speculate.lookup import Lookup
 from minfer.speculate.proposer import Proposer
 from minfer.speculate.settings import (
@@ -54,22 +54,7 @@ _ELSEWHERE: Final = (
 )  # methods of others
 
 
-def _whole(low: int, high: int) -> Any:
-    """A field's validator: a whole number, or nothing where that is the default."""
-
-    def check(_: object, attribute: "Attribute[Any]", value: Any) -> None:
-        if value is None and attribute.default is None:
-            return
-        if type(value) is not int or not low <= value <= high:
-            # Python refuses to write out integers of thousands of digits.
-            huge = type(value) is int and abs(value) > MOST
-            given = "one that large" if huge else f"{value!r:.80}"
-            raise ConfigError(
-                f"{_WHERE}: {attribute.name} must be a whole number from {low} to "
-                f"{high}, not {given}"
-            )
-
-    return check
+_whole: Final = partial(number, of=f"{_WHERE}: ")
 
 
 def _method(_: object, __: "Attribute[str]", value: Any) -> None:

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from attrs import Attribute, field, frozen
 
+from minfer.checks import MOST, ConfigError, is_number
 from minfer.effects.setup.speculation import read_json, speculative_config
 from minfer.policies import policy_named
 from minfer.policy import Policy
-from minfer.setting import ConfigError
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
 _UNITS: Final = " kmgt"  # each a thousand of the one before, or 1,024
@@ -58,8 +58,7 @@ def whole(low: int = 1, metavar: str = "N", read: Callable[[str], int] = int) ->
     """A whole number from `low` on, or nothing."""
 
     def right(value: Any) -> bool:
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        return value is None or (is_whole and low <= value < 2**63)
+        return value is None or (is_number(value, whole=True) and low <= value <= MOST)
 
     return Kind(f"a whole number from {low} to 2^63 - 1", right, metavar, read)
 

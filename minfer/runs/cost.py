@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from minfer.checks import ConfigError, number
 from minfer.plan import Plan
-from minfer.setting import ConfigError, number
 from minfer.speculate.length import Costs
 
 _LEAST: Final = 1e-9  # seconds

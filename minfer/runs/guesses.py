@@ -17,10 +17,10 @@ from typing import Final
 
 from attrs import field, frozen
 
+from minfer.checks import ConfigError, number
 from minfer.config import EngineConfig
 from minfer.messages import Event, Executed, Propose
 from minfer.sequence import SampleId
-from minfer.setting import ConfigError, number
 from minfer.speculate.plan_drafts import may_draft
 from minfer.speculate.settings import HOST
 from minfer.state import EngineState

@@ -18,11 +18,11 @@ from typing import Any
 
 from attrs import field, frozen
 
+from minfer.checks import number
 from minfer.keys import Key
 from minfer.pmap import Map
 from minfer.record import evolve
 from minfer.sequence import SampleId
-from minfer.setting import number
 from minfer.speculate.proposer import Proposal, Proposer
 from minfer.speculate.texts import NOWHERE, Texts
 

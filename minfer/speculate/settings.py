@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from attrs import Attribute, field, frozen
 
-from minfer.setting import ConfigError, flag, number
+from minfer.checks import ConfigError, flag, number
 from minfer.speculate.length import Costs, Learning
 
 # Which drafts stand.

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from attrs import evolve, field, frozen
 
+from minfer.checks import ConfigError, number
 from minfer.config import EngineConfig, Thresholds
-from minfer.setting import ConfigError, number
 
 GOOD = EngineConfig(num_blocks=8, max_num_seqs=4, max_num_batched_tokens=8)
 

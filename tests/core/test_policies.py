@@ -11,6 +11,7 @@ import pytest
 from attrs import evolve, field, frozen
 from hypothesis import given
 
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick, WakeAt
@@ -30,7 +31,6 @@ from minfer.policy import FirstCome, Load, Policy, Rank
 from minfer.policy_fair import FairQueue
 from minfer.request import Request
 from minfer.runs.oracle import Oracle
-from minfer.setting import ConfigError
 from minfer.state import EngineState, initial
 from minfer.testing.ledger import Ledger
 from tests.circles import examples

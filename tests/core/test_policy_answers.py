@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.checks import ConfigError
 from minfer.pmap import Map
 from minfer.policies import (
     PREFILL,
@@ -23,7 +24,6 @@ from minfer.policies import (
 from minfer.policy import FirstCome, Load
 from minfer.policy_seats import FairSeats
 from minfer.request import Request
-from minfer.setting import ConfigError
 
 
 def ask(prompt: int = 4, max_tokens: int = 10, **more: Any) -> Request:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.checks import ConfigError
 from minfer.pmap import Map
 from minfer.policy import Load
 from minfer.policy_fair import Account, Accounts, FairQueue
 from minfer.request import Request
-from minfer.setting import ConfigError
 
 LOAD = Load(time=10.0, waiting=1, running=0, available=9, arrived=5.0, budget=8)
 

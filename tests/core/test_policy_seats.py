@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.checks import ConfigError
 from minfer.messages import Admitted, Cancel, Held, Pause, Submit
 from minfer.move_up import _next
 from minfer.pmap import Map
@@ -16,7 +17,6 @@ from minfer.policy_fair import FairQueue
 from minfer.policy_seats import JOIN_EVERY, LINGER, STALE, Beside, FairSeats, Seats
 from minfer.request import Request
 from minfer.schedule import waits_for
-from minfer.setting import ConfigError
 from minfer.state import initial
 from minfer.work import Work
 from tests.core.test_engine import CONFIG, Bench, ask

@@ -11,6 +11,7 @@ import pytest
 from attrs import evolve, fields, frozen
 from hypothesis import given
 
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig, Thresholds
 from minfer.engine import step
 from minfer.messages import (
@@ -36,7 +37,6 @@ from minfer.runs.journal import MAGIC, Head
 from minfer.runs.journal_writing import head_record, turn_record
 from minfer.runs.redact import redacted
 from minfer.runs.replay import Journal, open_segments
-from minfer.setting import ConfigError
 from minfer.state import EngineState, Turn
 from minfer.testing.invariants import check
 from tests.core.test_engine import CONFIG, Bench, ask

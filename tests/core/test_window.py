@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from attrs import evolve
 
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.keys import block_keys
@@ -14,7 +15,6 @@ from minfer.messages import Admitted, Submit
 from minfer.pmap import Map
 from minfer.prefix import NONE, ROOT, PrefixIndex
 from minfer.request import Request
-from minfer.setting import ConfigError
 from minfer.window import lookup_window, outside
 from tests.circles import seeds
 from tests.core.world import VOCAB, World, run_swarm, tiny_config

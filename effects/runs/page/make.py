@@ -15,10 +15,10 @@ from operator import sub
 from pathlib import Path
 from typing import Any, Final
 
+from minfer.checks import ConfigError
 from minfer.config import SIZES, EngineConfig
 from minfer.effects.runs.page.columns import KINDS, TABLES, Run
 from minfer.effects.runs.page.scripts import joined_scripts
-from minfer.setting import ConfigError
 from minfer.state import Turn
 
 _HERE: Final = Path(__file__).parent

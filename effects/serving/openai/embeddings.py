@@ -20,7 +20,7 @@ from minfer.effects.serving.bodies import StrictObject, read_body
 from minfer.effects.serving.errors import INTERNAL, ApiError
 from minfer.effects.serving.openai.completions import Prompts
 from minfer.effects.serving.openai.errors import failure
-from minfer.effects.serving.openai.fields import Client
+from minfer.effects.serving.openai.fields import Client, Priority
 from minfer.effects.serving.openai.usage import usage_of
 from minfer.effects.serving.protocol import (
     Endpoint,
@@ -49,7 +49,7 @@ class EmbeddingBody(StrictObject):
     user: Client = ""
     # vLLM's:
     normalize: bool = True  # to a length of 1
-    priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
+    priority: Priority = 0
     cache_salt: str = ""
     # minfer's:
     pooling: Literal["last", "mean"] = "last"

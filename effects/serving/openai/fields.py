@@ -8,6 +8,7 @@ import attrs
 from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.beam import MAX_BEAMS
+from minfer.checks import LEAST, MAX_PRIORITY, MOST
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
@@ -112,7 +113,8 @@ def _by_id(given: object) -> object:
 _LONGEST_ID: Final = 19  # digits: more are out of every range anyway
 
 Few = Field(fail_fast=True, max_length=MAX_ITEMS)
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Whole = Annotated[int, Field(ge=LEAST, lt=MOST + 1)]
+Priority = Annotated[int, Field(gt=-MAX_PRIORITY, lt=MAX_PRIORITY)]
 Stops = Annotated[
     list[str], Few, BeforeValidator(_as_list, json_schema_input_type=str | list[str])
 ]
@@ -163,7 +165,7 @@ class GenerationBody(ConstrainedBody):
         Annotated[list[Whole], Field(fail_fast=True, max_length=MAX_ALLOWED)] | None
     ) = None
     bad_words: Annotated[list[str], Few] | None = None
-    priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
+    priority: Priority = 0
     cache_salt: str = ""
     use_beam_search: bool = False  # then `best_of`, or `n`, is its width
     length_penalty: float | None = None

@@ -3,10 +3,10 @@
 import pytest
 from attrs import evolve
 
+from minfer.checks import ConfigError
 from minfer.runs.codec import dump, load
 from minfer.runs.cost import CostModel, Work, drafts_of, work
 from minfer.runs.simulate import Arrival, Simulated, Simulation
-from minfer.setting import ConfigError
 from minfer.speculate.settings import DEVICE, HOST
 from tests.core.runs.test_simulate import (
     EVEN,

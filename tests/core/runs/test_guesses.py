@@ -3,11 +3,11 @@
 import pytest
 from attrs import evolve
 
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.messages import Propose, Submit
 from minfer.request import SamplingParams
 from minfer.runs.guesses import Guesses, Said, proposals
-from minfer.setting import ConfigError
 from minfer.speculate.settings import DEVICE, HOST
 from tests.core.runs.clocked import Run, request
 from tests.core.runs.drafted import drafting

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer.setting import ConfigError
+from minfer.checks import ConfigError
 from minfer.speculate.length import Costs, Learning, Lengths, Record, Row, judged, lengths
 from tests.circles import long
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.setting import ConfigError
+from minfer.checks import ConfigError
 from minfer.speculate.lookup import Library, Lookup, going_round
 from minfer.speculate.proposer import Proposal, Proposer
 

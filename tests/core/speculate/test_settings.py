@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.runs.codec import dump, load
-from minfer.setting import ConfigError
 from minfer.speculate.length import Costs, Learning
 from minfer.speculate.settings import (
     DEVICE,

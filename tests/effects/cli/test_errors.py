@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from minfer.checks import ConfigError
 from minfer.effects.cli.errors import guarded
 from minfer.effects.live.errors import OverloadedError, RequestError
 from minfer.effects.models.config_reader import CheckpointError
@@ -14,7 +15,6 @@ from minfer.effects.text.chat import ChatTemplateError
 from minfer.request import ParameterError
 from minfer.runs.journal import JournalError
 from minfer.runs.turns import EngineRaisedError
-from minfer.setting import ConfigError
 
 
 def raising(error: BaseException) -> Callable[[], int]:

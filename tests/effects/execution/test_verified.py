@@ -9,13 +9,13 @@ import torch
 from attrs import define, evolve, field
 
 from minfer.beam import BeamSearch
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.messages import Executed, Failed, Preempted, Voided
 from minfer.plan import Draft, Fill, Plan, TokenLogprobs
 from minfer.request import Request, SamplingParams
-from minfer.setting import ConfigError
 from minfer.speculate.settings import DEVICE, HOST, Speculation
 from tests.circles import long
 from tests.core.executing import opened

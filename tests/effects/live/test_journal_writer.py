@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve, frozen
 
 from minfer import LLM, SamplingParams
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.effects.live import journal_writer as journals
 from minfer.effects.live.driver import Driver
@@ -27,7 +28,6 @@ from minfer.request import Request
 from minfer.runs.journal import JournalError
 from minfer.runs.journal_reading import payloads
 from minfer.runs.oracle import Oracle
-from minfer.setting import ConfigError
 from minfer.state import Turn, initial
 from tests.effects.tiny_model import write_checkpoint
 

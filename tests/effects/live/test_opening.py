@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.checks import ConfigError
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.dry import Dry
 from minfer.effects.execution.progress import WEIGHTS, Progress
@@ -19,7 +20,6 @@ from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.runs.oracle import Oracle
-from minfer.setting import ConfigError
 from minfer.state import initial
 from tests.effects.tiny_model import write_checkpoint
 

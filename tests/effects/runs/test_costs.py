@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from attrs import astuple, evolve
 
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import Step, fit, read_cost, steps, write_cost
@@ -15,7 +16,6 @@ from minfer.effects.runs.report import Report
 from minfer.effects.runs.traces import read_trace
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
-from minfer.setting import ConfigError
 from tests.effects.runs.test_simulate import COST, told
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from minfer.arrive import objection
 from minfer.blocks import blocks_for
+from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import DeviceRows
@@ -40,7 +41,6 @@ from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
 from minfer.kernels.shape import Kept
 from minfer.request import Request
-from minfer.setting import ConfigError
 from minfer.state import initial
 from tests.effects.tiny_model import CONFIG, with_feed_forward, with_windows
 

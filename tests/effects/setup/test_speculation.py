@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from minfer.checks import ConfigError
 from minfer.effects.setup.speculation import (
     HOST_ROWS,
     SpeculativeConfig,
     read_json,
     speculative_config,
 )
-from minfer.setting import ConfigError
 from minfer.speculate.lookup import Lookup
 from minfer.speculate.settings import DEVICE, HOST, REJECTION, SAME_NOISE
 
