@@ -121,7 +121,7 @@ def _seat(
     if sibling is not None and hit.blocks == full and at_once:
         copy = _tail_of(config, state.running, sibling, table, known)
     start = known - 1 if copy else hit.blocks * size
-    if not seq.preempted:  # its first admission: what counts for hit shares and usage
+    if not seq.ran_before:  # its first admission: what counts for hit shares and usage
         cached = min(hit.blocks * size, len(seq.request.prompt))
         seq = evolve(seq, cached=cached) if cached else seq
     seat = seated(
@@ -169,7 +169,7 @@ def _reasons(
     """That `seq` was let in, and where its prefix missed: `hit` of `full` blocks were
     cached.
     """
-    first = not seq.preempted
+    first = not seq.ran_before
     admitted = Admitted(
         *seq.id,
         waited=state.time - seq.arrived,

@@ -5,7 +5,9 @@ Many in a row enter at once: each is looked at and ranked in its turn, but the l
 is persistent, is made anew once.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from operator import attrgetter
 
 from minfer import consult
 from minfer.beam import MAX_BEAMS, Search
@@ -16,7 +18,7 @@ from minfer.messages import Emit, Ended, Finished, Ignored, Reason, clip
 from minfer.params import MAX_SAMPLES
 from minfer.record import evolve
 from minfer.request import Request
-from minfer.sequence import Sequence
+from minfer.sequence import Place, Sequence
 from minfer.state import EngineState, Live, Transition
 
 
@@ -54,7 +56,8 @@ def objection(
     if needs > config.num_blocks:
         what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
         return f"{what}; the cache has {config.num_blocks}"
-    if len(state.waiting) + coming + request.n > config.max_waiting:
+    full = len(state.waiting) + coming + request.n > config.max_waiting
+    if full and request.place is None:
         return f"the waiting line is full ({config.max_waiting} samples)"
     if request.largest >= config.vocab_size:
         return f"token ids must be from 0 to {config.vocab_size - 1}"
@@ -145,19 +148,34 @@ class _Arrivals:
                 self.reasons.append(Ended(request.id, sample, "rejected", why))
             return
         rank, self.state = consult.rank(config, self.state, request, self.last)
-        self.last = max(self.last, rank)
+        place = self._kept(request) or (rank, self.arrivals, 0)
+        self.last = max(self.last, place[0])
         history = request.prompt + request.output
         given = request.keys[: len(request.prompt) // config.block_size]
         keys = extend_keys(given, request.root, history, config.block_size)
         for sample in range(request.n):
-            place = (rank, self.arrivals, sample)
+            own = (*place[:2], place[2] + sample)
             self.new.append(
-                Sequence(request, sample, place, self.state.time, history, keys)
+                Sequence(request, sample, own, self.state.time, history, keys)
             )
         if request.beams is not None:
             self.searches = self.searches.set(request.id, Search.of(request.n))
-        self.live[request.id] = Live((rank, self.arrivals, 0), request.n)
+        self.live[request.id] = Live(place, request.n)
         self.arrivals += 1
+
+    def _kept(self, request: Request) -> Place | None:
+        """The place that a request brings along, if it can have that: it is one that was
+        given before, and no sequence has it now.
+        """
+        place = request.place
+        if place is None or place[1] >= self.arrivals or request.n > 1:
+            return None
+        seqs = self.state.running.seqs
+        at = bisect_left(seqs, place, key=attrgetter("place"))
+        taken = (*seqs[at : at + 1], *self.new)
+        if any(seq.place == place for seq in taken):
+            return None
+        return None if self.state.waiting.find(place) else place
 
     def done(self) -> Transition:
         """The state with all of them in line, and one word about those that were

@@ -52,6 +52,23 @@ class BeamSearch:
             raise ParameterError("early_stopping", f"must be true, false or {NEVER!r}")
 
 
+@frozen(kw_only=True)
+class BeamRound:
+    """Which beam of which search a request is, and how the search goes on.
+
+    What a round's requests yielded, this and their prompts are enough to go through the
+    search again.
+    """
+
+    id: str  # of the search
+    width: int  # beams
+    prompt: int  # tokens of the search's prompt; what follows them is the beam's output
+    most: int  # tokens that an output may have
+    number: int = 0  # of the round
+    beam: int = 0
+    how: BeamSearch = BeamSearch()
+
+
 @frozen
 class Candidates:
     """What one row offers: the likeliest tokens after its last input, best first."""

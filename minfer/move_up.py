@@ -65,7 +65,7 @@ def _next(work: Work, shut: set[str]) -> Sequence | None:
         return state.waiting.first()
     searches = begun(state, (name for one in work.newcomers for name in one.seat.ids))
     while seq := work.state.waiting.first_but(shut, searches):
-        if seq.preempted or seq.request.id in searches:
+        if seq.ran_before or seq.request.id in searches:
             return seq
         client = seq.request.client
         waits, work.state = consult.holds_back(
@@ -108,6 +108,9 @@ def _wait_is_wanted(work: Work) -> bool:
     engine, a time is asked for.
     """
     state = work.state
+    first = state.waiting.first()
+    if first.request.place is not None:  # it goes on with what the policy has let start
+        return False
     now = _load(work)
     start, work.state = consult.admit_from(work.config, state, now)
     runs = now.running and not _stuck(work)
@@ -115,7 +118,6 @@ def _wait_is_wanted(work: Work) -> bool:
         return False
     if start < inf:
         work.wakes = (WakeAt(start),)
-    first = state.waiting.first()
     _hold(work, first, Held(*first.id, "policy"))
     return True
 

@@ -248,6 +248,8 @@ class Static(FirstCome):
         return load.time if member or not load.running else math.inf
 
     def admitted(self, state: Batch, rank: Rank, request: Request, load: Load) -> Batch:
+        if load.running and request.place is not None:  # it is a member already
+            return state
         return (state[0], state[1] + 1) if load.running else (load.time, 1)
 
 

@@ -45,7 +45,10 @@ class Policy(Protocol):
         return None
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        """Place a new request in line. Lower goes first."""
+        """Place a new request in line. Lower goes first.
+
+        Of one that brings a place along (`Request.place`), only the new state counts.
+        """
         return (), state
 
     def again(

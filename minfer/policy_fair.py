@@ -117,7 +117,7 @@ class FairQueue(FirstCome):
         account = state.by_owner.get(owner, Account())
         begin = max(now, account.end)
         start = max(begin, account.start) if account.live else begin
-        cost = len(request.prompt) + request.n * request.max_tokens
+        cost = _prompt_cost(request) + request.n * request.max_tokens
         end = begin + cost / self._weight(request)
         account = Account(end, start, account.live + request.n)
         state = evolve(state, by_owner=state.by_owner.set(owner, account))
@@ -142,10 +142,15 @@ class FairQueue(FirstCome):
         account = state.by_owner.get(owner)
         if account is None:
             return state
-        prompt = 0 if ran else len(request.prompt) / request.n
+        prompt = 0 if ran else _prompt_cost(request) / request.n
         unused = (request.max_tokens - output + prompt) / self._weight(request)
         left = Account(account.end - unused, account.start, max(0, account.live - 1))
         return evolve(state, by_owner=state.by_owner.set(owner, left))
 
     def _weight(self, request: Request) -> float:
         return self.weights.get(request.client, 1.0)
+
+
+def _prompt_cost(request: Request) -> int:
+    """Tokens of a prompt; of one that goes on with another's work, that has paid them."""
+    return len(request.prompt) if request.place is None else 0

@@ -2,10 +2,11 @@
 
 import math
 from array import array
+from typing import Any
 
 from attrs import field, frozen
 
-from minfer.beam import BeamSearch
+from minfer.beam import BeamRound, BeamSearch
 from minfer.checks import (
     LARGEST_TOKEN,
     MAX_PRIORITY,
@@ -73,6 +74,12 @@ class Request:
     # Its samples are the beams of a search: they advance together, and what they come to
     # is told at the end, the best first. It is bound to the host.
     beams: BeamSearch | None = None
+    # Its place in the waiting queue, where an earlier request has held it whose work this
+    # one goes on with: rank, number of arrival, and what tells apart those that share
+    # both. Then it counts as one that has run before: it is neither refused nor held back
+    # for others. None: it comes last in its rank.
+    place: tuple[tuple[float, ...], int, int] | None = None
+    search: BeamRound | None = None  # it is a beam of a round of a search
     largest: int = field(
         init=False, eq=False, repr=False
     )  # token id: looked up once, at the edge
@@ -114,6 +121,14 @@ class Request:
             raise ParameterError("root", "must be bytes")
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:
             raise ParameterError("keys", "must be a tuple of bytes")
+        self._check_search()
+
+    def _check_search(self) -> None:
+        if not (self.search is None or isinstance(self.search, BeamRound)):
+            raise ParameterError("search", "must be a BeamRound or None")
+        if self.place is not None and not _is_place(self.place):
+            why = "must be a rank (numbers, in a tuple) and two whole numbers, in a tuple"
+            raise ParameterError("place", why)
 
     @property
     def ends_with_prompt(self) -> bool:
@@ -156,3 +171,12 @@ class Request:
         if self.ends_with_prompt:
             return len(self.prompt) + 1
         return min(len(self.prompt) + self.max_tokens, max_model_len)
+
+
+def _is_place(value: Any) -> bool:
+    """Whether a value can be compared with places in the waiting queue."""
+    if type(value) is not tuple or len(value) != 3 or type(value[0]) is not tuple:
+        return False
+    rank, *numbers = value
+    whole = all(type(one) is int and 0 <= one <= MOST for one in numbers)
+    return whole and all(type(one) in (int, float) and one == one for one in rank)

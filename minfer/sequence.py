@@ -75,6 +75,11 @@ class Sequence:
         return self.request.id, self.sample
 
     @property
+    def ran_before(self) -> bool:
+        """Whether it, or the request with whose work it goes on, has run before."""
+        return self.preempted > 0 or self.request.place is not None
+
+    @property
     def reads_cache(self) -> bool:
         """Whether it may take what is cached of what it knows.
 

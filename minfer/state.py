@@ -45,10 +45,10 @@ class Live:
 
     def place_of(self, sample: int) -> Place:
         """Where a sample is in order, whether it waits or runs."""
-        rank, arrival, _ = self.place
+        rank, arrival, first = self.place
         if self.moved:
             rank = dict(self.moved).get(sample, rank)
-        return rank, arrival, sample
+        return rank, arrival, first + sample
 
 
 @frozen

@@ -25,7 +25,7 @@ def _may_be_held(seq: Sequence) -> bool:
     """Whether it is held back whenever its client is: not who has been in, and not always
     who others of its search wait for.
     """
-    return not seq.preempted and seq.request.beams is None
+    return not seq.ran_before and seq.request.beams is None
 
 
 @frozen
@@ -56,7 +56,7 @@ class Line:
         if sum(self.counts.get(client, 0) for client in shut) == self.size:
             return None
         for seq in self:
-            passes = seq.preempted or seq.request.id in begun
+            passes = seq.ran_before or seq.request.id in begun
             if passes or seq.request.client not in shut:
                 return seq
         return None

@@ -35,7 +35,7 @@ from minfer.messages import (
 )
 from minfer.plan import Logprobs, Pooled
 from minfer.request import Request
-from minfer.sequence import SampleIds
+from minfer.sequence import Place, SampleIds
 
 # What the engine may say of a request besides its tokens and its end, with the time of
 # the news that it is in.
@@ -59,6 +59,8 @@ class News:
     drafts: tuple[int, ...] = ()
     finished: tuple[Finished, ...] = ()  # samples that ended, after these tokens
     arrived: tuple[str, ...] = ()  # requests that came in line, before the reasons
+    # Of these, where rounds of searches are in line that did not say it themselves.
+    places: Mapping[str, Place] = field(factory=dict)
     reasons: tuple[About, ...] = ()
     # Seconds in which somebody waited so far, by what who was next in line waited for: a
     # request's own are the difference from when it arrived to when it was admitted.

@@ -13,10 +13,11 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.arrive import beam_share, objection
+from minfer.arrive import objection
 from minfer.beam import MAX_CANDIDATES
 from minfer.blocks import blocks_for
 from minfer.checks import MAX_PRIORITY, is_number
+from minfer.effects.live.beam_rounds import SearchRequest
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError as OverloadedError
 from minfer.effects.live.errors import RequestError as RequestError
@@ -99,7 +100,7 @@ def urgencies_for(priority: Sequence[int] | None, count: int) -> list[Urgency]:
 def make_request(
     setup: Setup,
     asked: Asked,
-    wanted: SamplingParams | BeamSearchParams,
+    params: SamplingParams,
     count: int,
     urgency: Urgency,
     name: str = "",
@@ -112,39 +113,76 @@ def make_request(
     cache was reset: what was cached before the last time is not found.
     """
     config = setup.config
-    beams = wanted if isinstance(wanted, BeamSearchParams) else None
-    params = wanted.sampling if isinstance(wanted, BeamSearchParams) else wanted
-    width = 1 if beams is None else beams.beam_width
-    stops = frozenset(params.stop_token_ids)
-    stops = stops if params.ignore_eos else stops | setup.stop_ids
+    stops = _stops(setup, params)
     _check_params(setup, params)
     check_shape(config.vocab_size, params, stops, bad_words)
-    if beams is not None:
-        _check_beams(setup, width, len(stops))
     prompt = tuple(asked.ids)
     root = _root(setup, asked, count, resets)
     request = Request(
         id=name or str(count),
         prompt=prompt,
-        max_tokens=_most(setup, len(prompt), params, width),
-        n=params.samples if beams is None else width,
+        max_tokens=_most(setup, len(prompt), params),
+        n=params.samples,
         sampling=params,
         stop_ids=stops,
         bad_words=bad_words,
         seed=_seed(setup, count) if params.seed is None else params.seed,
-        lockstep=beams is not None
-        or (params.structured_outputs is not None and params.max_tokens != 0),
+        lockstep=params.structured_outputs is not None and params.max_tokens != 0,
         priority=urgency.priority,
         client=urgency.client,
         deadline=float(urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
         reads_cache=params.prompt_logprobs is None,
-        beams=None if beams is None else beams.how,
     )
     if why := objection(config, initial(config), request):
         raise RequestError(why)
     return request
+
+
+def make_search(
+    setup: Setup,
+    asked: Asked,
+    wanted: BeamSearchParams,
+    count: int,
+    urgency: Urgency,
+    name: str = "",
+    resets: int = 0,
+) -> SearchRequest:
+    """A beam search as one request; as `make_request` otherwise.
+
+    All its rounds have the root key of a request of its prompt, made from `count` where
+    nothing is shared: so they find each other's KV.
+    """
+    config, params, width = setup.config, wanted.sampling, wanted.beam_width
+    stops = _stops(setup, params)
+    _check_params(setup, params)
+    _check_beams(setup, width, len(stops))
+    prompt = tuple(asked.ids)
+    request = SearchRequest(
+        id=name or str(count),
+        prompt=prompt,
+        max_tokens=_most(setup, len(prompt), params, width),
+        n=params.n,
+        sampling=params,
+        stop_ids=stops,
+        priority=urgency.priority,
+        client=urgency.client,
+        deadline=float(urgency.deadline),
+        root=_root(setup, asked, count, resets),
+        width=width,
+        how=wanted.how,
+        block_size=config.block_size,
+    )
+    if why := objection(config, initial(config), request):
+        raise RequestError(why)
+    return request
+
+
+def _stops(setup: Setup, params: SamplingParams) -> frozenset[int]:
+    """The token ids that end a sample."""
+    stops = frozenset(params.stop_token_ids)
+    return stops if params.ignore_eos else stops | setup.stop_ids
 
 
 def make_pooled_request(
@@ -257,7 +295,7 @@ def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> 
         _check_prompt(setup, length)
         return 0
     config = setup.config
-    blocks = beam_share(config, beams)
+    blocks = _share(setup, beams)
     whole = config.max_model_len
     able = setup.spec.max_position_embeddings
     if length >= whole:
@@ -285,6 +323,15 @@ def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> 
             f"max_tokens, or enlarge the cache (kv_cache_memory_bytes)"
         )
     return most
+
+
+def _share(setup: Setup, beams: int) -> int:
+    """Blocks that each of so many beams may take, so that all of them can run at once,
+    whatever they share.
+    """
+    config = setup.config
+    spare = max(1, config.watermark) if beams > 1 else 0
+    return (config.num_blocks - spare) // max(1, beams)
 
 
 def _seed(setup: Setup, count: int) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Final
 
+from minfer.effects.live.beam_searches import Searches
 from minfer.effects.live.client import Died, EngineClient, Message, News
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.text.assembly import Assembly
@@ -37,6 +38,7 @@ class Front:
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
+        self.searches = Searches(client)
         self.jobs: dict[str, Assembly] = {}  # by id, until they end
         self.entry = threading.Lock()  # of those who submit
         self.on_end: list[Callable[[Assembly], None]] = []
@@ -58,7 +60,7 @@ class Front:
                 job.times.arrived = now
                 self.jobs[job.request.id] = job
             try:
-                self.client.submit([job.request for job in jobs])
+                self.searches.submit([job.request for job in jobs])
             except (EngineDeadError, RequestError):  # all of them were refused
                 for job in jobs:
                     self._forget(job.request.id)
@@ -66,13 +68,13 @@ class Front:
 
     def cancel(self, ids: Iterable[str] | None = None) -> None:
         """End requests, or all; their outputs come as they are, "cancelled"."""
-        self.client.cancel(list(self.jobs) if ids is None else ids)
+        self.searches.cancel(list(self.jobs) if ids is None else ids)
 
     def drop(self, jobs: Iterable[Assembly]) -> None:
         """Cancel requests and wait until they are gone: nobody wants their outputs."""
         # One that was refused for its id must not take the other one of that id with it.
         names = {job.request.id for job in jobs if self.jobs.get(job.request.id) is job}
-        served = self.client.cancel(names)
+        served = self.searches.cancel(names)
         for name in names - served:  # an interrupt came before they were submitted
             self._forget(name)
         while self.client.working and not self.jobs.keys().isdisjoint(served):
@@ -86,11 +88,12 @@ class Front:
 
     def hear(self, message: Message) -> None:
         """Hand on what the engine said."""
-        match message:
-            case News():
-                self._take(message)
-            case Died():
-                self._bury(message)
+        for told in self.searches.heard(message):
+            match told:
+                case News():
+                    self._take(told)
+                case Died():
+                    self._bury(told)
         for ring in self.after:
             ring()
 

@@ -250,17 +250,19 @@ class ServedModel(Renders):
                 setup, asked, wanted, count, urgency, name, resets
             )
             return Assembly(request, sink, asked.text)
+        special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
         words: BadWords = ()
-        if isinstance(wanted, SamplingParams):
+        if isinstance(wanted, BeamSearchParams):
+            request = edge.make_search(setup, asked, wanted, count, urgency, name, resets)
+        else:
             if streaming and wanted.chooses:
                 why = "best_of: the best samples are known once all have ended; do not"
                 raise edge.RequestError(f"{why} stream, or leave it out", 0, "best_of")
             self.check_constraint(wanted)
             words = read_bad_words(wanted.bad_words, self.tokenizer)
-        request = edge.make_request(
-            setup, asked, wanted, count, urgency, name, resets, words
-        )
-        special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
+            request = edge.make_request(
+                setup, asked, wanted, count, urgency, name, resets, words
+            )
         return Assembly(request, sink, asked.text, self.tokenizer, streaming, special)
 
 

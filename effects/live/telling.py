@@ -21,6 +21,7 @@ from minfer.effects.live.emits import column_of, joined, logprobs_of, pooled_of
 from minfer.messages import Admitted, Emit, Event, Submit
 from minfer.runs.drafts import Drafted
 from minfer.schedule import waits_for
+from minfer.sequence import Place
 from minfer.state import EngineState, Transition
 
 
@@ -63,6 +64,7 @@ class Telling:
                 News(
                     time=transition.state.time,
                     arrived=_arrived(events),
+                    places=_places(events, transition.state),
                     reasons=_reasons(transition),
                     waits=self._waits,
                 )
@@ -92,6 +94,7 @@ class Telling:
             drafts=column_of(drafts, ids),
             finished=finished,
             arrived=arrived,
+            places={} if said else _places(events, transition.state),
             reasons=reasons,
             waits=self._waits,
         )
@@ -138,6 +141,17 @@ class Telling:
 def _arrived(events: Iterable[Event]) -> tuple[str, ...]:
     """The requests that came in line."""
     return tuple(event.request.id for event in events if isinstance(event, Submit))
+
+
+def _places(events: Iterable[Event], state: EngineState) -> dict[str, Place]:
+    """The places of the rounds of searches that came in line and brought none along."""
+    came = [event.request for event in events if isinstance(event, Submit)]
+    found = {
+        one.id: state.requests.get(one.id)
+        for one in came
+        if one.search is not None and one.place is None
+    }
+    return {name: live.place for name, live in found.items() if live is not None}
 
 
 def _reasons(transition: Transition) -> tuple[About, ...]:

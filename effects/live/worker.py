@@ -209,7 +209,7 @@ class Worker:
     def _check_served(self, request: Request) -> None:
         """Raise EngineDeadError, or RequestError for an id that is being served."""
         self._check_alive()
-        if self.draining:
+        if self.draining and request.place is None:
             raise DrainingError("the engine finishes what it serves, and takes no more")
         if request.id in self.served:
             name = clip(request.id)

@@ -86,15 +86,6 @@ class Assembly:
         return Detokenizer(self.tokenizer, shown=self.shown)
 
     @property
-    def given(self) -> list[Pieces]:
-        """The samples that whoever asked is to have, or to choose from: of beams, the
-        best.
-        """
-        request = self.request
-        most = request.n if request.beams is None else request.sampling.n
-        return self.samples[:most]
-
-    @property
     def rejected(self) -> str:
         """Why the engine did not let it in, or nothing."""
         done = self.samples[0].done
@@ -178,9 +169,8 @@ class Assembly:
             self.told = False
             stops = self.request.sampling.stop_token_ids
             begun_with = len(self.request.output)  # of the only sample
-            given = self.given
-            made = sum(sample.count for sample in given) - begun_with
-            new = tuple(s.take(i, stops) for i, s in enumerate(given) if s.news)
+            made = sum(sample.count for sample in self.samples) - begun_with
+            new = tuple(s.take(i, stops) for i, s in enumerate(self.samples) if s.news)
             prompt = None if self.scores is None else self.scores.told()
             first = self.samples[0].done
             return RequestOutput(

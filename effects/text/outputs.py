@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
+from minfer.messages import Finished
+
 
 @frozen(kw_only=True)
 class RequestMetrics:
@@ -50,6 +52,13 @@ class RequestMetrics:
         if self.ttft is None or self.latency is None or self.output_tokens < 2:
             return None
         return (self.latency - self.ttft) / (self.output_tokens - 1)
+
+
+@frozen
+class Found(Finished):
+    """The end of a sequence that a beam search has found."""
+
+    cum_logprob: float = 0.0  # natural, of the whole output
 
 
 @frozen

@@ -11,7 +11,7 @@ from attrs import define, evolve, field
 
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.logprobs import by_id
-from minfer.effects.text.outputs import CompletionOutput, Logprob
+from minfer.effects.text.outputs import CompletionOutput, Found, Logprob
 from minfer.effects.text.stops import StopMatcher
 from minfer.messages import Finished
 from minfer.plan import TokenLogprobs
@@ -128,8 +128,8 @@ class Pieces:
             return evolve(
                 last, finish_reason="stop", stop_reason=self.stop, error=done.error
             )
-        if done.logprob is not None:  # a beam's, of which no token was told before
-            last = evolve(last, cumulative_logprob=done.logprob)
+        if isinstance(done, Found):
+            last = evolve(last, cumulative_logprob=done.cum_logprob)
         ending = last.token_ids[-1:]
         stopped = done.reason == "stop" and ending and ending[0] in stop_token_ids
         return evolve(

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from minfer.beam import Candidates
 from minfer.keys import block_keys
 from minfer.messages import Event, Executed, Submit, Tick
-from minfer.plan import Yields
+from minfer.plan import Logprobs, TokenLogprobs, Yields
 from minfer.request import Request
 from minfer.runs.codec import RECORDS, CodecError, load
 from minfer.runs.decisions import Facts
@@ -216,7 +216,10 @@ def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:
             scores = tuple(map(tuple, rest.get("scores", ())))
             yields = _split(ids[:begin], sizes)
             candidates = tuple(_candidates(rest.get("candidates", ())))
-            events.append(Executed(plan.step, yields, scores, candidates=candidates))
+            logprobs = _logprobs(rest.get("logprobs", ()), len(sizes))
+            events.append(
+                Executed(plan.step, yields, scores, logprobs, candidates=candidates)
+            )
         for told in rest.get("events", ()):
             event, begin = _read_event(told, ids, begin, block_size)
             events.append(event)
@@ -230,6 +233,16 @@ def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:
         struct.error,
     ) as error:
         raise JournalError(f"it is no turn of this state: {error!r}") from error
+
+
+def _logprobs(told: Any, rows: int) -> Logprobs:
+    """The column of log-probabilities, of rows that are beams of searches."""
+    if not told:
+        return ()
+    column: list[tuple[TokenLogprobs, ...]] = [()] * rows
+    for at, logprob, rank, likeliest, logprobs in told:
+        column[at] = (TokenLogprobs(logprob, rank, tuple(likeliest), tuple(logprobs)),)
+    return tuple(column)
 
 
 def _candidates(told: Any) -> Iterator[Candidates]:

@@ -3,6 +3,7 @@
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping
+from itertools import compress
 from typing import Any, Final
 
 from attrs import evolve
@@ -62,7 +63,7 @@ def turn_record(turn: Turn, told: bytes, digest: bytes) -> bytes:
         flags |= TICK
     first = turn.before.inflight[0] if turn.before.inflight else None
     if first and events and type(events[0]) is Executed:
-        found = _yielded(first, events[0], rest)
+        found = _yielded(turn.before, first, events[0], rest)
         if found is not None:
             ids = found
             events = events[1:]
@@ -95,9 +96,11 @@ def _packed_ids(yields: Any) -> "array[int] | None":
         return None
 
 
-def _yielded(plan: Plan, event: Executed, rest: dict[str, Any]) -> "array[int] | None":
+def _yielded(
+    state: EngineState, plan: Plan, event: Executed, rest: dict[str, Any]
+) -> "array[int] | None":
     """The token ids of the result of `plan`, if it is that and can be packed; adds their
-    sizes to `rest` if need be.
+    sizes to `rest` if need be, and what a search is to choose from.
     """
     if type(event.step) is not int or event.step != plan.step:
         return None
@@ -111,11 +114,25 @@ def _yielded(plan: Plan, event: Executed, rest: dict[str, Any]) -> "array[int] |
         rest["sizes"] = sizes
     if event.scores:
         rest["scores"] = event.scores
+    if event.logprobs and (beams := searched_rows(state, plan)):
+        rest["logprobs"] = [
+            [at, one.logprob, one.rank, one.likeliest, one.logprobs]
+            for at in beams
+            for one in event.logprobs[at]
+        ]
     if event.candidates:
         rest["candidates"] = [
             [one.index, one.tokens, one.logprobs] for one in event.candidates
         ]
     return ids
+
+
+def searched_rows(state: EngineState, plan: Plan) -> list[int]:
+    """The rows of a plan that are beams of searches, by their places in its columns."""
+    run = state.running
+    beams = compress(run.gens, [seq.request.search is not None for seq in run.seqs])
+    found = frozenset(beams)
+    return [at for at, gen in enumerate(plan.gens) if gen in found] if found else []
 
 
 def _event(event: Event, ids: "array[int]") -> Any:
@@ -126,7 +143,7 @@ def _event(event: Event, ids: "array[int]") -> Any:
         told = dump(request, without=("prompt", "keys"))
         told["prompt"], told["keys"] = len(request.prompt), len(request.keys)
         return {"is": "Submit", "request": told}
-    return dump(as_written(event))
+    return dump(as_written(event), without=("logprobs",))
 
 
 def as_written(event: Any) -> Event | None:
@@ -146,7 +163,9 @@ def as_written(event: Any) -> Event | None:
     sizes = tuple(map(len, event.yields))
     if _flaw(event, sizes):
         return Executed(step, ())
-    return Executed(step, event.yields, event.scores, candidates=event.candidates)
+    return Executed(
+        step, event.yields, event.scores, event.logprobs, candidates=event.candidates
+    )
 
 
 def _flaw(event: Executed, sizes: tuple[int, ...]) -> str:

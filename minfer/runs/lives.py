@@ -188,7 +188,7 @@ def place(config: EngineConfig, state: EngineState, life: Life) -> Place:
 def _held_back(state: EngineState, name: SampleId) -> bool:
     """Whether a sample in line lets others pass for its client's sake."""
     found = (seq for seq in state.waiting if state.shut and seq.id == name)
-    return any(seq.request.client in state.shut and not seq.preempted for seq in found)
+    return any(seq.request.client in state.shut and not seq.ran_before for seq in found)
 
 
 _NOTHING: Final = Spent()

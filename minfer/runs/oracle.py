@@ -22,11 +22,13 @@ from minfer.plan import (
     DEVICE,
     MEAN,
     Draft,
+    Logprobs,
     Open,
     Plan,
     Pooled,
     SampleApart,
     Scores,
+    TokenLogprobs,
     Yields,
 )
 from minfer.prompt_logprobs import PromptPart, packed
@@ -127,6 +129,7 @@ class Oracle:
             plan.step,
             yields,
             self._scores(plan, yields),
+            self._logprobs(plan, yields),
             pooled=self._pooled(plan),
             candidates=tuple(self._candidates(plan)),
         )
@@ -264,6 +267,25 @@ class Oracle:
             tuple(-float(token) for token in some) if row in self.scored else ()
             for row, some in zip(plan.rows, yields, strict=True)
         )
+
+    def _logprobs(self, plan: Plan, yields: Yields) -> Logprobs:
+        """For rows that were opened with log-probabilities, those of their token, if it
+        is one; none at all if there is no such row.
+        """
+        rows = [self.rows[index] for index in plan.rows]
+        if all(row.sampling.logprobs is None for row in rows):
+            return ()
+        each = zip(rows, yields, strict=True)
+        return tuple(self._beside(row, *some) for row, some in each)
+
+    def _beside(self, row: Row, *tokens: int) -> tuple[TokenLogprobs, ...]:
+        count = row.sampling.logprobs
+        if count is None or len(tokens) != 1:
+            return ()
+        likeliest, logprobs = self._likeliest(row, max(1, count))
+        rank = 1 + (likeliest.index(tokens[0]) if tokens[0] in likeliest else count)
+        own = logprobs[min(rank, len(logprobs)) - 1]
+        return (TokenLogprobs(own, rank, likeliest[:count], logprobs[:count]),)
 
     def _candidates(self, plan: Plan) -> Iterator[Candidates]:
         """What the rows offer that were opened with candidates."""

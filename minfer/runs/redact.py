@@ -26,9 +26,9 @@ from minfer.beam import Candidates
 from minfer.config import EngineConfig
 from minfer.keys import Key, Keys, block_keys, extend_keys
 from minfer.messages import Event, Executed, Failed, Finish, Propose, Submit
-from minfer.plan import Plan
+from minfer.plan import Logprobs, Plan, TokenLogprobs
 from minfer.request import Request, SamplingParams
-from minfer.runs.journal_writing import as_written
+from minfer.runs.journal_writing import as_written, searched_rows
 from minfer.state import EngineState
 
 STOP: Final = 1  # what a token that ends its sequence becomes
@@ -143,7 +143,30 @@ def _results(
     right = all(type(some) is tuple for some in event.yields)
     if not right:
         return Executed(event.step, ())
-    return Executed(event.step, tuple(told), candidates=candidates)
+    logprobs = _logprobs(config, state, plan, event, secret)
+    return Executed(event.step, tuple(told), logprobs=logprobs, candidates=candidates)
+
+
+def _logprobs(
+    config: EngineConfig, state: EngineState, plan: Plan, event: Executed, secret: bytes
+) -> Logprobs:
+    """The log-probabilities of beams of searches, each token as it is written if it is
+    the next.
+    """
+    beams = frozenset(searched_rows(state, plan)) if event.logprobs else frozenset[int]()
+    if not beams:
+        return ()
+    place = {gen: i for i, gen in enumerate(state.running.gens)}
+
+    def told(at: int, one: TokenLogprobs) -> TokenLogprobs:
+        i = place.get(plan.gens[at])
+        each = (_yielded(config, state, i, (token,), secret) for token in one.likeliest)
+        return attrs.evolve(one, likeliest=tuple(chain.from_iterable(each)))
+
+    return tuple(
+        tuple(told(at, one) for one in some) if at in beams else ()
+        for at, some in enumerate(event.logprobs)
+    )
 
 
 def redacted_offer(

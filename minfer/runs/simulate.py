@@ -27,7 +27,7 @@ from minfer.beam import Candidates
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.messages import Cancel, Event, Execute, Executed, Failed, Submit, Tick, WakeAt
-from minfer.plan import Plan, Pooled, SampleApart, Yields
+from minfer.plan import Logprobs, Plan, Pooled, SampleApart, Yields
 from minfer.request import Request
 from minfer.runs.cost import CostModel
 from minfer.runs.guesses import Guesses, proposals
@@ -137,6 +137,9 @@ class Simulated(Oracle):
                 free = (token for token in count() if token not in how.stop_ids)
                 tokens = tuple(islice(free, how.candidates))
                 yield Candidates(at, tokens, tuple(-1.0 - token for token in tokens))
+
+    def _logprobs(self, plan: Plan, yields: Yields) -> Logprobs:  # noqa: ARG002  # none
+        return ()
 
     def _pooled(self, plan: Plan) -> Pooled:  # noqa: ARG002  # it has no vectors
         return ()

@@ -130,13 +130,13 @@ def _may_pass(
     """Whether `one` had to let `by` pass: its client was held back, and that of `by` not,
     or `by` had been in before, itself or with others of its search.
     """
-    again = by.preempted > 0 or by.request.beams is not None
+    again = by.ran_before or by.request.beams is not None
     if planning.held_back is None:  # it may have been, if that happens at all
         held = holds(config)
     else:
         held = one.request.client in planning.held_back
     other = by.request.client != one.request.client
-    return held and not one.preempted and (other or again)
+    return held and not one.ran_before and (other or again)
 
 
 def _next(after: EngineState) -> Sequence | None:
@@ -144,7 +144,7 @@ def _next(after: EngineState) -> Sequence | None:
     running = {name for name, _ in after.running.ids}
     for seq in after.waiting:
         begun = seq.request.beams is not None and seq.request.id in running
-        if seq.preempted or begun or seq.request.client not in after.shut:
+        if seq.ran_before or begun or seq.request.client not in after.shut:
             return seq
     return None
 
@@ -160,7 +160,7 @@ def _shares(books: Books, turn: Transition, planning: Planning) -> None:
     firsts = dict[str, Sequence]()
     clients = {seq.id: seq.request.client for seq in after.running.seqs}
     for seq in after.waiting:
-        if not seq.preempted and seq.request.client in after.shut:
+        if not seq.ran_before and seq.request.client in after.shut:
             firsts.setdefault(seq.request.client, seq)
     come = [clients.get(name) for name in planning.lately]
     sat = [clients.get(name) for name in planning.sitting]  # by the last plan, or before

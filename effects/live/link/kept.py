@@ -164,7 +164,8 @@ class Requests:
         parts: list[tuple[Request, int | None]] = []
         if request.n == 1:
             output = request.output + tuple(kept.tokens[0])
-            parts.append((evolve(request, output=output), None))
+            # Another engine has other places.
+            parts.append((evolve(request, output=output, place=None), None))
         elif not kept.over and not any(kept.tokens):
             parts.append((request, None))
         else:
@@ -195,6 +196,8 @@ class Requests:
                     kept.tokens[sample] += tokens
                     kept.moved = True
         known = [one for one in told.reasons if one.of.id in self._names]
+        names = self._names
+        places = {names[one][0]: at for one, at in told.places.items() if one in names}
         arrived = [self._names[name][0] for name in told.arrived if name in self._names]
         for own in arrived:
             if own in self._kept:
@@ -208,6 +211,7 @@ class Requests:
             drafts=told.drafts,
             finished=tuple([self._finished(done) for done in told.finished]),
             arrived=tuple(arrived),
+            places=places,
             reasons=tuple([self._reason(one) for one in known]),
             waits=told.waits,
         )

@@ -16,7 +16,7 @@ from minfer.effects.live.totals import Totals
 from minfer.messages import Admitted, Ended, Finish, Finished, Held, Missed, Preempted
 from minfer.plan import Logprobs, Pooled
 from minfer.request import Request
-from minfer.sequence import SampleIds
+from minfer.sequence import Place, SampleIds
 
 # --- from a front to the engine ---------------------------------------------------------
 
@@ -170,6 +170,7 @@ class News(Struct, tag="news", frozen=True, omit_defaults=True):
     drafts: tuple[int, ...] = ()
     finished: tuple[Finished, ...] = ()
     arrived: tuple[str, ...] = ()
+    places: dict[str, Place] = {}
     reasons: tuple[Reason, ...] = ()
     waits: dict[str, float] = {}
 

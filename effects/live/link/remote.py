@@ -238,7 +238,7 @@ class Remote:
     def _check_new(self, request: Request) -> None:
         if self.dead is not None:
             raise EngineDeadError(f"the engine serves nobody any more: {self.dead}")
-        if self.draining:
+        if self.draining and request.place is None:
             raise DrainingError("the server finishes what it serves, and takes no more")
         if request.id in self._requests:
             name = clip(request.id)

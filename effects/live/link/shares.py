@@ -13,7 +13,7 @@ from minfer.effects.live.client import News
 from minfer.effects.live.link import messages as wire
 from minfer.messages import Finished
 from minfer.plan import Logprobs
-from minfer.sequence import SampleIds
+from minfer.sequence import Place, SampleIds
 
 
 @define(eq=False)
@@ -36,6 +36,7 @@ class _Part:
 
     finished: list[Finished] = field(factory=list)
     arrived: list[str] = field(factory=list)
+    places: dict[str, Place] = field(factory=dict)
     reasons: list[wire.Reason] = field(factory=list)
 
 
@@ -59,6 +60,8 @@ class Shares:
             _part(parts, owners.get(done.id)).finished.append(done)
         for name in news.arrived:
             _part(parts, owners.get(name)).arrived.append(name)
+        for name, place in news.places.items():
+            _part(parts, owners.get(name)).places[name] = place
         for reason in news.reasons:
             part = _part(parts, owners.get(reason.id))
             part.reasons.append(wire.REASONS[type(reason)](reason))
@@ -105,6 +108,7 @@ def _told(session: Session, news: News, part: _Part) -> wire.News:
         drafts=tuple([news.drafts[at] for at in rows]) if news.drafts else (),
         finished=tuple(part.finished),
         arrived=tuple(part.arrived),
+        places=part.places,
         reasons=tuple(part.reasons),
         waits=dict(news.waits) if part.arrived or part.reasons else {},
     )

@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from minfer import LLM, BeamSearchOutput, BeamSearchParams, ParameterError, SamplingParams
 from minfer.beam import MAX_BEAMS, MAX_CANDIDATES, NEVER
+from minfer.effects.live.beam_rounds import replayed
 from minfer.effects.live.errors import RequestError
 from minfer.effects.live.journal_files import read_journal
-from minfer.messages import Forked, Preempted
+from minfer.messages import Admitted, Preempted, Submit
 from minfer.params import MAX_LOGPROBS
 from tests.circles import claimed, long
 from tests.effects.tiny_model import write_checkpoint
@@ -158,20 +159,20 @@ def test_a_search_gives_the_best_in_order_prompt_and_all(llm: LLM) -> None:
         len(output.request.prompt_token_ids) + 6,
     )
     assert output.request.metrics.output_tokens == 12
-    assert not llm.worker.driver.state.searches, "nothing is left of it"
+    assert not llm.worker.driver.state.requests, "nothing is left of it"
 
 
 def test_searches_run_beside_samples_in_a_cache_that_is_short(folder: str) -> None:
-    """Forks and preemptions change nothing, and neighbours get what they get alone."""
+    """Hits and preemptions change nothing, and neighbours get what they get alone."""
     few = {**SETTINGS, "block_size": 4, "max_num_batched_tokens": 24}
     few["max_model_len"] = 48
     params = BeamSearchParams(beam_width=4, max_tokens=10, ignore_eos=True)
-    drawn = SamplingParams(max_tokens=14, seed=3, ignore_eos=True)
+    drawn = SamplingParams(max_tokens=24, seed=3, ignore_eos=True)
     prompts = ["abcabc", "abcabcd", "xyz", "abcabc"]
     with LLM(folder, **few, num_gpu_blocks_override=300) as roomy:
         due = texts(roomy.beam_search(prompts, params))
         alone = roomy.generate(prompts, drawn)
-    with LLM(folder, **few, num_gpu_blocks_override=26) as llm:
+    with LLM(folder, **few, num_gpu_blocks_override=22) as llm:
         reasons = list[object]()
         turn = llm.worker.driver.record
         assert turn is None
@@ -184,7 +185,8 @@ def test_searches_run_beside_samples_in_a_cache_that_is_short(folder: str) -> No
     assert sorted(one.outputs[0].text for one in beside) == sorted(
         one.outputs[0].text for one in alone
     )
-    assert any(isinstance(one, Forked) for one in reasons)
+    admitted = [one for one in reasons if isinstance(one, Admitted)]
+    assert any(one.hit for one in admitted if "/" in one.id), "beams hit their parents"
     assert any(isinstance(one, Preempted) for one in reasons)
 
 
@@ -207,11 +209,20 @@ def test_a_journal_of_searches_replays(folder: str, tmp_path: Path) -> None:
         settings = {**SETTINGS, "journal": path, "journal_redact": redact}
         with LLM(folder, **settings, block_size=4, num_gpu_blocks_override=80) as llm:
             params = BeamSearchParams(beam_width=4, max_tokens=12)
-            llm.beam_search(["abc", "abcabc"], params)
+            outputs = llm.beam_search(["abc", "abcabc"], params)
         journal = read_journal(path)
         turns = [*journal.turns()]  # raises where they are decided otherwise
-        forks = [r for t in turns for r in t.transition.reasons if isinstance(r, Forked)]
-        assert forks
+        asked = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
+        assert {one.id for one in asked} >= {"0/0/0", "0/1/3", "1/11/0"}
+        found = replayed(turns)
+        assert [*found] == ["0", "1"]
+        for search, output in zip(found.values(), outputs, strict=True):
+            assert search.over
+            due = [(one.cum_logprob, one.finish_reason) for one in output.sequences]
+            assert [(one.logprob, one.reason) for one in search.found(4)] == due
+            size = len(output.request.prompt_token_ids)
+            tokens = [one.tokens[size:] for one in output.sequences]
+            assert redact or [one.tokens for one in search.found(4)] == tokens
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import attrs
 import msgspec
 import pytest
 
-from minfer.beam import BeamSearch
+from minfer.beam import BeamRound, BeamSearch
 from minfer.effects.live.client import News, Snapshot
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.totals import Histogram, Totals
@@ -64,6 +64,17 @@ REQUEST = other(
     pooling="mean",
     reads_cache=False,
     beams=BeamSearch(length_penalty=0.5, early_stopping="never"),
+    place=((1.5, -2.0), 7, 3),
+    search=other(
+        BeamRound(id="", width=1, prompt=1, most=1),
+        id="s",
+        width=4,
+        prompt=9,
+        most=5,
+        number=2,
+        beam=3,
+        how=BeamSearch(length_penalty=0.5, early_stopping="never"),
+    ),
 )
 FINISHED = other(
     Finished("", 0, "", 0),
@@ -148,6 +159,7 @@ def test_news_are_the_same_for_who_listens_to_a_front() -> None:
         drafts=(3, 0),
         finished=(FINISHED,),
         arrived=("a",),
+        places={"a": ((0.5,), 3, 0)},
         reasons=REASONS,
         waits={"blocks": 2.5},
     )
