@@ -8,6 +8,7 @@ cache and copies the partial tail of its prompt, so it computes one token.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 from attrs import frozen
 
@@ -22,7 +23,7 @@ from minfer.pausing import all_rest, sits
 from minfer.plan import Copy
 from minfer.policy import Load
 from minfer.preempt import preempt
-from minfer.prefix import ROOT, blocks_of, live, lookup
+from minfer.prefix import ROOT, PrefixChange, blocks_of, live, lookup, node_of
 from minfer.publish import sealed
 from minfer.record import evolve
 from minfer.seat import seated
@@ -38,6 +39,8 @@ class Newcomer:
     seat: Running
     copy: Copy | None
     reasons: tuple[Reason, ...]
+    # Of the published block that is copied: it is held until the plan is complete.
+    source: Key = ROOT
 
 
 def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
@@ -115,11 +118,13 @@ def _seat(
     hit = hit_of(config, state, change, seq.keys, _readable(seq, full))
     taken = change.take(-(-known // size) - hit.blocks)
     table = Log(hit.table, taken.blocks if taken else ())  # never None: they were counted
-    copy = None
+    copy, source = None, ROOT
     # A copy goes with the plan that opens the row, which may not be the next one.
     at_once = seq.id not in state.paused and not sits(config, state, seq.id)
     if sibling is not None and hit.blocks == full and at_once:
         copy = _tail_of(config, state.running, sibling, table, known)
+    elif seq.request.tails is not None and hit.blocks == full and at_once:
+        copy, source = _kept_tail(config, change.prefix, seq, table)
     start = known - 1 if copy else hit.blocks * size
     if not seq.ran_before:  # its first admission: what counts for hit shares and usage
         cached = min(hit.blocks * size, len(seq.request.prompt))
@@ -137,7 +142,7 @@ def _seat(
     if not seq.preempted:
         now = load(config, state, others)
         state = consult.admitted(config, state, seq.place[0], seq.request, now)
-    return _let_in(state, seq, change.done()), Newcomer(seat, copy, reasons)
+    return _let_in(state, seq, change.done()), Newcomer(seat, copy, reasons, source)
 
 
 def _shortage(
@@ -161,6 +166,35 @@ def _tail_of(
     if not count or run.chains[sibling].low > full:
         return None
     return Copy(run.tables[sibling][full], table[full], count)
+
+
+def _kept_tail(
+    config: EngineConfig, prefix: PrefixChange, seq: Sequence, table: Log[int]
+) -> tuple[Copy | None, Key]:
+    """The copy of what another sequence left of the block in which all but the last known
+    token of `seq` end, and its key, which is held; if there is something to be copied.
+    """
+    size, known = config.block_size, len(seq.history)
+    full, count = divmod(known - 1, size)
+    key, _ = seq.request.tails or (ROOT, ROOT)
+    node = node_of(prefix, key)
+    if node is None or not count or not seq.reads_cache:
+        return None, ROOT
+    prefix.hold(key)
+    return Copy(node.block, table[full], count), key
+
+
+def release_sources(state: EngineState, newcomers: Iterable[Newcomer]) -> EngineState:
+    """Let go of the published blocks that are copied for newcomers: their plan is
+    complete.
+    """
+    sources = [one.source for one in newcomers if one.source != ROOT]
+    if not sources:
+        return state
+    change = Transaction(state.blocks)
+    for key in sources:
+        change.prefix.release(key)
+    return evolve(state, blocks=change.done())
 
 
 def _reasons(

@@ -93,6 +93,8 @@ def _misfit(request: Request) -> str:
         )
     if request.max_tokens < 0:
         return "max_tokens must be at least 0"
+    if request.tails is not None and request.max_tokens > 1:
+        return "a request with keys of its last block yields one token at most"
     if not (request.pooling or request.ends_with_prompt):
         return ""
     if request.max_tokens or request.n != 1 or request.output or request.lockstep:

@@ -9,9 +9,13 @@ it; different salts never share (CVE-2025-46570), and SHA-256 keeps keys from be
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import Final
 
 Key = bytes
 Keys = tuple[Key, ...]  # of consecutive blocks
+Tails = tuple[Key, Key]
+DIGEST: Final = 32  # bytes
+TAIL: Final = b"t"  # before a digest: the key of the beginning of a block
 
 
 def root_key(fingerprint: bytes, salt: bytes = b"") -> Key:
@@ -28,6 +32,30 @@ def root_key(fingerprint: bytes, salt: bytes = b"") -> Key:
 def block_key(parent: Key, tokens: Sequence[int]) -> Key:
     """The key of one full block of token ids that follows the block named `parent`."""
     return sha256(parent + array("I", tokens).tobytes()).digest()
+
+
+def tail_key(parent: Key, tokens: Sequence[int]) -> Key:
+    """The key of the beginning of a block that follows the block named `parent`: no full
+    block has the same. Of no tokens it is empty.
+    """
+    return TAIL + block_key(parent, tokens) if tokens else b""
+
+
+def is_tail(key: Key) -> bool:
+    """Whether this names the beginning of a block."""
+    return len(key) > DIGEST
+
+
+def tail_keys(root: Key, keys: Keys, tokens: Sequence[int], size: int) -> Tails:
+    """Of the last block of `tokens`, whose full blocks have these `keys`: the keys of
+    what it has before the last token, and of all that it has, unless it is full.
+    """
+    found = [
+        tail_key(keys[full - 1] if full else root, tokens[full * size : end])
+        for end in (len(tokens) - 1, len(tokens))
+        for full in (end // size,)
+    ]
+    return found[0], found[1]
 
 
 def block_keys(root: Key, tokens: Sequence[int], block_size: int) -> Keys:

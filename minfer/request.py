@@ -16,7 +16,7 @@ from minfer.checks import (
     check_whole,
 )
 from minfer.checks import ParameterError as ParameterError
-from minfer.keys import Key, Keys
+from minfer.keys import Key, Keys, Tails
 from minfer.params import MAX_ADJUSTMENTS
 from minfer.params import MAX_SAMPLES as MAX_SAMPLES
 from minfer.params import SamplingParams as SamplingParams
@@ -74,6 +74,11 @@ class Request:
     # Its samples are the beams of a search: they advance together, and what they come to
     # is told at the end, the best first. It is bound to the host.
     beams: BeamSearch | None = None
+    # Of one that yields one token at most: the keys of the beginning of its last block,
+    # up to its last token and with that (`keys.tail_keys`), trusted as `keys` are. Then
+    # it begins with a copy of what is cached under the first, and what it computes is
+    # cached under the other. So a tree of prompts costs one input for each node.
+    tails: Tails | None = None
     # Its place in the waiting queue, where an earlier request has held it whose work this
     # one goes on with: rank, number of arrival, and what tells apart those that share
     # both. Then it counts as one that has run before: it is neither refused nor held back
@@ -129,6 +134,8 @@ class Request:
         if self.place is not None and not _is_place(self.place):
             why = "must be a rank (numbers, in a tuple) and two whole numbers, in a tuple"
             raise ParameterError("place", why)
+        if not (self.tails is None or _are_keys(self.tails)):
+            raise ParameterError("tails", "must be two of bytes, in a tuple")
 
     @property
     def ends_with_prompt(self) -> bool:
@@ -180,3 +187,9 @@ def _is_place(value: Any) -> bool:
     rank, *numbers = value
     whole = all(type(one) is int and 0 <= one <= MOST for one in numbers)
     return whole and all(type(one) in (int, float) and one == one for one in rank)
+
+
+def _are_keys(value: Any) -> bool:
+    """Whether a value can be keys of tails."""
+    pair = type(value) is tuple and len(value) == 2
+    return pair and set(map(type, value)) == {bytes}

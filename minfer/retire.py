@@ -15,6 +15,7 @@ from minfer.blocks import Transaction
 from minfer.committed import all_committed
 from minfer.config import EngineConfig
 from minfer.keys import Keys
+from minfer.prefix import ROOT
 from minfer.publish import named, stood_on
 from minfer.record import evolve
 from minfer.sequence import Running, without
@@ -38,6 +39,8 @@ def retire(
     until = state.inflight[-1].step if state.inflight else None
     for i, sure in all_committed(config, state, gone).items():
         left = left_by(config, change, run, i, sure // config.block_size)
+        if run.seqs[i].request.tails is not None:
+            left = _with_tail(config, change, run, i, sure, left)
         if until is None:
             give_back(change, left)
         else:
@@ -76,6 +79,26 @@ def left_by(
     mine = tuple(compress(chain.keys[new], is_new))
     twins = tuple(compress(table[new], map(not_, is_new)))
     return Left(stood_on(chain, config.window) + mine, twins + rest)
+
+
+def _with_tail(
+    config: EngineConfig, change: Transaction, run: Running, i: int, sure: int, left: Left
+) -> Left:
+    """Publish, too, the beginning of the last block of the prompt of the sequence at `i`,
+    if it has the KV of all of that: `sure` tokens. `left` is what it leaves besides.
+    """
+    request = run.seqs[i].request
+    _, key = request.tails or (ROOT, ROOT)
+    if key == ROOT or sure != len(request.prompt) or key in change.prefix.nodes:
+        return left
+    block = run.tables[i][sure // config.block_size]
+    if config.window:
+        change.prefix.publish_alone(key, block)
+        held = (*left.held, key)
+    else:
+        leaf, _ = change.prefix.publish(left.held[0], (key,), (block,))
+        held = (leaf,)
+    return Left(held, tuple(one for one in left.private if one != block))
 
 
 def give_back(change: Transaction, left: Left | Fence) -> None:

@@ -17,7 +17,7 @@ from itertools import compress
 from operator import ge, lt, sub
 
 from minfer import consult
-from minfer.admit import load
+from minfer.admit import load, release_sources
 from minfer.branch import waiting_beams
 from minfer.config import EngineConfig
 from minfer.grow import grow, stretch
@@ -48,6 +48,7 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     if alone is None and work.state.waiting:
         _who_moves_up(work)
     reasons = work.reasons
+    work.state = release_sources(work.state, work.newcomers)
     if len(work.idle) == len(work.state.running):
         turn = Transition(work.state, work.wakes, tuple(reasons))
         newly = alone is None and suspect(config, work.state) is not None

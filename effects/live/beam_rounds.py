@@ -28,7 +28,7 @@ from minfer.beam import (
     choose,
     wanted,
 )
-from minfer.keys import Keys, block_keys, extend_keys
+from minfer.keys import Keys, block_keys, extend_keys, tail_keys
 from minfer.messages import Executed, Submit
 from minfer.plan import TokenLogprobs
 from minfer.request import Request, SamplingParams
@@ -201,6 +201,7 @@ def requests_of(
                 deadline=asked.deadline,
                 root=asked.root,
                 keys=keys,
+                tails=tail_keys(asked.root, keys, prompt, size),
                 place=None if asked.place is None else (*asked.place[:2], at),
                 search=evolve(about, beam=at),
             )

@@ -24,7 +24,7 @@ import attrs
 
 from minfer.beam import Candidates
 from minfer.config import EngineConfig
-from minfer.keys import Key, Keys, block_keys, extend_keys
+from minfer.keys import DIGEST, TAIL, Key, Keys, block_keys, extend_keys
 from minfer.messages import Event, Executed, Failed, Finish, Propose, Submit
 from minfer.plan import Logprobs, Plan, TokenLogprobs
 from minfer.request import Request, SamplingParams
@@ -95,6 +95,11 @@ def masked(secret: bytes, keys: Keys, start: int, end: int, size: int) -> list[i
     return out
 
 
+def redacted_tail(secret: bytes, key: Key) -> Key:
+    """Another key for the beginning of a block; none for none."""
+    return key and TAIL + _digest(secret, key, DIGEST)
+
+
 def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> Request:
     """A request without its token ids."""
     size, known = config.block_size, request.prompt + request.output
@@ -103,6 +108,8 @@ def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> R
     if request.largest >= config.vocab_size:
         told[0] = _ODD
     prompt, root = tuple(told[:cut]), redacted_root(secret)
+    before, whole = request.tails or (b"", b"")
+    tails = redacted_tail(secret, before), redacted_tail(secret, whole)
     return attrs.evolve(
         request,
         prompt=prompt,
@@ -113,6 +120,7 @@ def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> R
         keys=block_keys(root, prompt, size)[: len(request.keys)],
         sampling=SamplingParams(),
         bad_words=(),
+        tails=request.tails and tails,
         stop_ids=frozenset({STOP}) if request.stop_ids else frozenset(),
     )
 

@@ -21,7 +21,7 @@ from attrs import define, field
 from minfer.beam import Hypothesis, Search
 from minfer.blocks import Blocks
 from minfer.config import EngineConfig
-from minfer.keys import Key, Keys, block_key, extend_keys
+from minfer.keys import Key, Keys, block_key, extend_keys, is_tail
 from minfer.log import Log
 from minfer.plan import Plan
 from minfer.pmap import Map
@@ -36,6 +36,7 @@ from minfer.runs.redact import (
     redacted_offer,
     redacted_request,
     redacted_root,
+    redacted_tail,
 )
 from minfer.sequence import Chain, Running, Sequence
 from minfer.speculate.drafting import Drafting, Proposed
@@ -130,8 +131,11 @@ class _Redaction:
         `parent`.
         """
         if key not in self.keys:
-            tokens = masked_block(self.secret, key, self.config.block_size)
-            self.keys[key] = block_key(parent, tokens)
+            if is_tail(key):
+                self.keys[key] = redacted_tail(self.secret, key)
+            else:
+                tokens = masked_block(self.secret, key, self.config.block_size)
+                self.keys[key] = block_key(parent, tokens)
         return self.keys[key]
 
     def chain(self, keys: Iterable[Key]) -> Keys:

@@ -8,7 +8,7 @@ those of whoever reads it.
 
 from attrs import define, field, frozen
 
-from minfer.keys import Key, block_keys
+from minfer.keys import Key, block_keys, tail_keys
 from minfer.prefix import every_node
 from minfer.state import EngineState
 from minfer.testing.accounts import Seat
@@ -22,7 +22,7 @@ class Content:
 
     key: Key
     root: Key  # the key before the first block
-    tokens: tuple[int, ...]  # all up to the block's end
+    tokens: tuple[int, ...]  # all up to the end of what is in it
 
 
 @define(eq=False)
@@ -72,6 +72,19 @@ class Contents:
                 # Behind a window a table names blocks that may be others' by now.
                 if not windowed or new[block] == block_keys(root, tokens, size)[-1]:
                     self.blocks[block] = Content(new.pop(block), root, tokens)
+        self._tail(seat, new, size)
+
+    def _tail(self, seat: Seat, new: dict[int, Key], size: int) -> None:
+        """What a sequence has computed of a block that its prompt does not fill."""
+        request, full = seat.account.request, seat.kv // size
+        if request.tails is None or seat.kv != len(request.prompt):
+            return
+        block = seat.table[full] if full < len(seat.table) else -1
+        keys = block_keys(request.root, request.prompt, size)
+        _, key = tail_keys(request.root, keys, request.prompt, size)
+        if key and new.get(block) == key:
+            found = Content(new.pop(block), request.root, request.prompt)
+            self.blocks[block] = found
 
     def _compare(self, books: Books, after: EngineState) -> None:
         """Whoever reads a block reads what it has asked for."""

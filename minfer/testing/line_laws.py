@@ -216,7 +216,8 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
     if claim == "budget":
         _spent(config, seq, planning)
         return
-    wants, there = needs(config, after, seq), after.blocks.available
+    wants = needs(config, after, seq)
+    there = after.blocks.available - _held_for_copies(after, planning)
     lately = planning.lately
     causes = [_cause(config, after, seq, lately, short=wants > there)]
     if planning.sitting:  # by the last plan, or before it
@@ -231,6 +232,18 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
     later = config.max_repeat > 1 or config.speculation is not None  # tables may grow
     if not later and len(planning.plans) == 1:
         _figures(turn, seq, wants, there)
+
+
+def _held_for_copies(after: EngineState, planning: Planning) -> int:
+    """How many blocks were not to be had while the last plan was made, as it copies what
+    is published there.
+    """
+    plan = planning.plans[-1] if planning.plans else None
+    if plan is None or not plan.copies:
+        return 0
+    sources = {copy.source for copy in plan.copies}
+    nodes = every_node(after.blocks.prefix).values()
+    return sum(node.block in sources and not node.users for node in nodes)
 
 
 def _cause(

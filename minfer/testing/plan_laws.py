@@ -15,6 +15,7 @@ from attrs import define, field
 from minfer.config import EngineConfig
 from minfer.messages import Admitted, Executed
 from minfer.plan import Copy, Plan
+from minfer.prefix import node_of
 from minfer.sample import row_sampling
 from minfer.sequence import SampleId
 from minfer.state import EngineState
@@ -103,7 +104,7 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     budget = planning.budget(config, len(planning.plans))
     gave_way = bool(planning.preempted)
     check_drafts(books, plan, here, after, budget, preempted=gave_way)
-    _copies(books, plan, here, planning)
+    _copies(books, plan, here, planning, after)
     _members(books, plan, here, after, planning)
     _budget(config, plan, here, planning)
 
@@ -255,16 +256,20 @@ def _repeat(
 
 
 def _copies(
-    books: Books, plan: Plan, here: Mapping[int, Seat], planning: Planning
+    books: Books,
+    plan: Plan,
+    here: Mapping[int, Seat],
+    planning: Planning,
+    after: EngineState,
 ) -> None:
-    """A newcomer's copy is of a sibling's computed tail of the prompt, into a block of
-    its own; and there are no other copies.
+    """A newcomer's copy is of a sibling's computed tail of the prompt, or of one that is
+    published, into a block of its own; and there are no other copies.
     """
     left = list(plan.copies)
     for at, seat in here.items():
         got = planning.newcomers.get(seat.account.id)
         if got is not None and got.copied:
-            left.remove(_copy(books, left, seat, got, plan.starts[at]))
+            left.remove(_copy(books, left, seat, got, plan.starts[at], after))
     require(not left, "copy", f"{left} of nobody's")
     standing = (touched(books.config, seat, seat.kv) for seat in _seats(books.running))
     targets = Counter(chain.from_iterable(standing))
@@ -273,7 +278,12 @@ def _copies(
 
 
 def _copy(
-    books: Books, copies: list[Copy], seat: Seat, got: Admitted, start: int
+    books: Books,
+    copies: list[Copy],
+    seat: Seat,
+    got: Admitted,
+    start: int,
+    after: EngineState,
 ) -> Copy:
     """That of `copies` which is of a newcomer that starts at `start`."""
     one, size = seat.account, books.config.block_size
@@ -283,6 +293,14 @@ def _copy(
     mine = next((c for c in copies if c.target == seat.table[at]), None)
     if mine is None:
         raise InvariantError("copy", f"{one.id} has KV up to {start}, but from where?")
+    right = mine == Copy(mine.source, mine.target, got.copied)
+    if one.request.tails is not None:
+        node = node_of(after.blocks.prefix, one.request.tails[0])
+        # It may have been evicted since.
+        found = node is None or node.block == mine.source
+        kept = got.hit == at * size and found
+        require(right and kept, "copy", f"{mine}: not the tail of its prompt")
+        return mine
     sources = {
         other.table[at]
         for other in _seats(books.running)
@@ -291,7 +309,7 @@ def _copy(
         and other.kv >= start
         and len(other.table) > at
     }
-    same = mine.source in sources and mine == Copy(mine.source, mine.target, got.copied)
+    same = mine.source in sources and right
     require(same, "copy", f"{mine}: not the tail of a sibling's prompt")
     return mine
 

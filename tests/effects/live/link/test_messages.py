@@ -64,6 +64,7 @@ REQUEST = other(
     pooling="mean",
     reads_cache=False,
     beams=BeamSearch(length_penalty=0.5, early_stopping="never"),
+    tails=(b"", b"k3"),
     place=((1.5, -2.0), 7, 3),
     search=other(
         BeamRound(id="", width=1, prompt=1, most=1),
