@@ -28,6 +28,7 @@ from minfer.beam import (
     choose,
     wanted,
 )
+from minfer.effects.live.names import round_name
 from minfer.keys import Keys, block_keys, extend_keys, tail_keys
 from minfer.messages import Executed, Submit
 from minfer.plan import TokenLogprobs
@@ -191,7 +192,7 @@ def requests_of(
         beams.append(Beam(beam.output, beam.logprob, keys))
         requests.append(
             Request(
-                id=f"{about.id}/{about.number}/{at}",
+                id=round_name(about.id, about.number, at),
                 prompt=prompt,
                 max_tokens=1,
                 stop_ids=asked.stop_ids,

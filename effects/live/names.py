@@ -5,6 +5,8 @@
     cmpl-42-1#7  what had not ended of that when an engine died, as it is asked for again
                  of the next one; several of them, if its samples had begun
 
+    cmpl-42-1/3/0  where it is a beam search: a beam of one of its rounds
+
 So one answer is several requests in a journal, or in those of several runs.
 """
 
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 _AGAIN: Final = re.compile(r"#\d+$")
+_ROUND: Final = re.compile(r"/\d+/\d+$")
 _PROMPT: Final = re.compile(r"-\d+$")
 
 
@@ -31,9 +34,28 @@ def request_of(name: str) -> str:
     return _AGAIN.sub("", name)
 
 
+def round_name(search: str, number: int, beam: int) -> str:
+    """The id of the request for a beam in a round of a search."""
+    return f"{search}/{number}/{beam}"
+
+
+def search_of(name: str) -> str:
+    """The id of the search that `name`, an engine's, is a beam of; or of its request."""
+    return _ROUND.sub("", request_of(name))
+
+
+def searches_named(name: str, ids: Iterable[str]) -> list[str]:
+    """The searches of which `ids`, an engine's, are beams, and which `name` means: a
+    search or an answer.
+    """
+    each = [search_of(one) for one in ids if _ROUND.search(request_of(one))]
+    found = [one for one in each if name in (one, answer_of(one))]
+    return [*dict.fromkeys(found)]
+
+
 def answer_of(name: str) -> str:
     """The id of the answer that `name`, an engine's, is a part of."""
-    return _PROMPT.sub("", request_of(name))
+    return _PROMPT.sub("", search_of(name))
 
 
 def named_by(name: str, ids: Iterable[str]) -> list[str]:

@@ -16,9 +16,10 @@ from attrs import asdict
 
 from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import RunFiles, journals_with, runs_in
-from minfer.effects.live.names import answer_of, named_by
+from minfer.effects.live.names import answer_of, named_by, searches_named
 from minfer.effects.runs.explain_list import Listed, lines, listed
 from minfer.effects.runs.explain_list import figures as listed_figures
+from minfer.effects.runs.explain_search import search_figures, search_story
 from minfer.effects.runs.recorded import of_each
 from minfer.effects.runs.report import drafts_told
 from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
@@ -108,7 +109,7 @@ def explain(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**first, "others": others}))
     else:
-        print("\n\n".join("\n".join(_story(one)) for one in found))
+        print("\n\n".join("\n".join(_told(one)) for one in found))
     return 0
 
 
@@ -126,8 +127,14 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _parts(journal: Journal, name: str) -> list[dict[str, Any]]:
-    """The figures of all requests of a run that are meant by `name`."""
-    names = named_by(name, journal.asked())
+    """The figures of all requests of a run that are meant by `name`: those of the rounds
+    of a search together.
+    """
+    asked = [*journal.asked()]
+    searches = [] if name in asked else searches_named(name, asked)
+    if searches:
+        return [search_figures(journal.turns(), one) for one in searches]
+    names = named_by(name, asked)
     every = explain_each(journal.config, journal.turns(), names) if names else ()
     return [figures(journal.config, one) for one in every]
 
@@ -218,6 +225,10 @@ def _gap(life: Life, gap: Gap) -> dict[str, Any]:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:,.1f} ms"
+
+
+def _told(found: dict[str, Any]) -> Iterator[str]:
+    return search_story(found) if "rounds" in found else _story(found)
 
 
 def _story(found: dict[str, Any]) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """`minfer explain FILE` without a request: which requests there are in runs, by id.
 
+The rounds of a beam search are one request here.
+
 A fold over turns: of each request when it came, and of its samples the first token, the
 last word, and how they ended. Whoever wonders which request to explain looks for those
 that took long.
@@ -36,7 +38,7 @@ class Listed:
 
 def listed(turns: Iterable[Turn], run: str = "") -> list[Listed]:
     """All requests that came in some turns of a run, in that order; of one id, the
-    latest.
+    latest, and of a search its rounds as one.
     """
     found: dict[str, Listed] = {}
     begin: float | None = None
@@ -47,12 +49,17 @@ def listed(turns: Iterable[Turn], run: str = "") -> list[Listed]:
         for event in turn.events:
             if isinstance(event, Submit):
                 one = event.request
-                found.pop(one.id, None)
-                found[one.id] = Listed(one.id, now, len(one.prompt), run=run)
+                search = one.search
+                if search is not None and search.number and search.id in found:
+                    found[one.id] = found[search.id]
+                    continue
+                name = one.id if search is None else search.id
+                found.pop(name, None)
+                found[name] = found[one.id] = Listed(name, now, len(one.prompt), run=run)
         for command in turn.transition.commands:
             if isinstance(command, Emit):
                 _hear(command, now, found)
-    return list(found.values())
+    return [one for name, one in found.items() if name == one.id]
 
 
 def _hear(emit: Emit, now: float, found: dict[str, Listed]) -> None:
