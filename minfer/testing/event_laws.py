@@ -54,6 +54,7 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
         whole = whole and request.lockstep and request.reads_cache
         whole = whole and not (request.pooling or request.output)
         whole = whole and request.n <= min(MAX_BEAMS, config.max_num_seqs)
+    whole = whole and (request.tails is None or request.max_tokens <= 1)
     samples = 1 <= request.n <= MAX_SAMPLES and not (request.n > 1 and request.output)
     blocks = -(-(most - 1) // size)
     if request.beams is not None and request.n > 1:  # they must fit together
@@ -62,7 +63,7 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     room = prompt + len(request.output) < most
     tokens = (*request.prompt, *request.output)
     named = all(0 <= token < config.vocab_size for token in tokens)
-    short = waiting + request.n <= config.max_waiting
+    short = waiting + request.n <= config.max_waiting or request.place is not None
     return whole and samples and fits and room and named and short
 
 

@@ -10,11 +10,12 @@ from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.keys import block_keys, is_tail, root_key, tail_key, tail_keys
 from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick
-from minfer.policies import Priority
+from minfer.policies import POLICIES, policy_named
 from minfer.request import Request, SamplingParams
 from minfer.runs.oracle import Oracle
 from minfer.runs.redact_state import redacted_state
 from minfer.runs.replay import Journal, open_segments
+from minfer.sequence import Place
 from minfer.state import Turn, initial
 from minfer.testing.ledger import Ledger
 from tests.core.runs.test_redact import SECRET, blind
@@ -122,7 +123,12 @@ def some_node(
     if len(prompt) >= 40 or rng.random() < 0.05:
         prompt = tuple(rng.randrange(4) for _ in range(rng.randint(1, 9)))
     tree.append(prompt)
-    return node(f"r{number}", prompt, size, priority=rng.randint(0, 1))
+    who = rng.choice("abc")
+    more: dict[str, Any] = {"tails": None, "max_tokens": 9}
+    more = more if rng.random() < 0.2 else {}
+    return node(
+        f"r{number}", prompt, size, **more, priority=rng.randint(0, 1), client=who
+    )
 
 
 def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
@@ -131,6 +137,7 @@ def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
     oracle = Oracle(config.block_size, VOCAB, config.window)
     trees: list[list[tuple[int, ...]]] = [[(1,)], [(2, 2)]]
     asked, out, log = dict[str, Request](), dict[str, tuple[int, ...]](), list[Turn]()
+    places: list[Place | None] = [None]
     for number in range(turns + 400):
         events: list[Event] = [Tick(float(number))]
         if oracle.plans:
@@ -140,8 +147,7 @@ def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
             )
         for at in range(rng.choice((0, 0, 1, 3)) if number < turns else 0):
             one = some_node(rng, trees, 10 * number + at, config.block_size)
-            if rng.random() < 0.2:
-                one = evolve(one, tails=None, max_tokens=9)
+            one = evolve(one, place=rng.choice(places) if rng.random() < 0.3 else None)
             asked[one.id] = one
             events.append(Submit(one))
         if state.requests and number < turns and rng.random() < 0.05:
@@ -150,6 +156,7 @@ def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
         ledger.take(tuple(events), turn)
         log.append(Turn(number, state, tuple(events), turn))
         state = turn.state
+        places += [live.place for live in state.requests.values()]
         for command in turn.commands:
             if isinstance(command, Execute):
                 oracle.launch(command.plan)
@@ -174,6 +181,7 @@ def copied(log: list[Turn]) -> int:
 @pytest.mark.parametrize("seed", range(16))
 def test_trees_of_prompts_keep_every_law_and_lose_no_token(seed: int) -> None:
     rng = Random(seed)
+    policies = [policy_named(name) for name in POLICIES]
     config = EngineConfig(
         num_blocks=rng.choice((12, 20, 60)),
         block_size=rng.choice((4, 8)),
@@ -183,7 +191,7 @@ def test_trees_of_prompts_keep_every_law_and_lose_no_token(seed: int) -> None:
         vocab_size=VOCAB,
         depth=rng.choice((1, 2, 3)),
         window=rng.choice((0, 0, 8)),
-        policy=Priority(),
+        policy=policies[seed % len(policies)],
     )
     assert copied(played(config, rng, 100))
 

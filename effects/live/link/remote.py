@@ -63,6 +63,7 @@ class Remote:
         self.ready: wire.Ready | None = None  # what the engine said when it was
         self._send: Callable[[wire.ToEngine], None] | None = None
         self._listeners: list[Listener] = []
+        self._telling = False
         self._requests = Requests()
         self._probing = ""  # by its name on the link
         self._told: Snapshot | None = None  # how the engine was
@@ -81,7 +82,7 @@ class Remote:
     @property
     def working(self) -> bool:
         """As `EngineClient` says."""
-        return len(self._requests) > 0 and self.dead is None
+        return (len(self._requests) > 0 or self._telling) and self.dead is None
 
     def listen(self, listener: Listener, *, early: bool = False) -> None:
         """As `EngineClient` says; news come as early as they do."""
@@ -224,8 +225,10 @@ class Remote:
             self._tell(News(time=self.clock(), finished=finished))
 
     def _tell(self, message: Message) -> None:
+        self._telling = True  # a listener may go on with what has ended
         for hear in self._listeners:
             hear(message)
+        self._telling = False
 
     def _waiting(self) -> int:
         """How many samples wait: as it was told, or, for an engine that is not ready, all
