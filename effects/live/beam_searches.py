@@ -59,6 +59,11 @@ class Searches:
         self._live: dict[str, _Live] = {}  # by the search's id
         self._beams: dict[str, tuple[_Live, int]] = {}  # by the id of a beam's request
 
+    @property
+    def live(self) -> tuple[str, ...]:
+        """The searches that go on, by id."""
+        return tuple(self._live)
+
     def submit(self, requests: Sequence[Request]) -> None:
         """Have requests served, searches among them, as `EngineClient.submit`."""
         if not any(isinstance(one, SearchRequest) for one in requests):

@@ -22,6 +22,8 @@ from tests.effects.served import Serving, events, serving
 from tests.effects.serving.test_server import process
 from tests.effects.serving.wire import NEIGHBOUR, SLOW
 
+BEAMS: dict[str, Any] = {"use_beam_search": True, "best_of": 3, "ignore_eos": True}
+
 
 def cancelled(served: Serving, name: str, **headers: str) -> httpx.Response:
     return served.http.delete(f"{served.url}/v1/requests/{name}", headers=headers)
@@ -63,6 +65,41 @@ def test_an_answer_in_one_piece_ends_with_a_status_that_nobody_retries(
     slow.until(lambda: cancelled(slow, "whole").json().get("cancelled") == 1)
     thread.join()
     assert found[0].status_code == 499
+
+
+def test_a_beam_search_is_one_request(slow: Serving) -> None:
+    """It is looked up, and cancelled, by one id; nothing of its rounds is left."""
+    found: list[httpx.Response] = []
+    body = {"prompt": "x", "max_tokens": 900, **BEAMS}
+    url = f"{slow.url}/v1/completions"
+
+    def post() -> None:
+        headers = {"x-request-id": "search"}
+        found.append(httpx.post(url, json=body, headers=headers, timeout=30))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+
+    def running() -> bool:
+        told = slow.get("/v1/requests/search").json()
+        return told.get("state") == "running" and len(told["prompts"]) == 1
+
+    slow.until(running)
+    slow.until(lambda: slow.llm.worker.driver.state.next_step > 4)
+    assert list(slow.llm.front.jobs)
+    assert cancelled(slow, "search").json()["cancelled"] == 1
+    thread.join()
+    assert found[0].status_code == 499
+    slow.until(lambda: not slow.llm.front.searches.live)
+    slow.idle()
+
+
+def test_a_client_that_leaves_ends_its_beam_search(slow: Serving) -> None:
+    body = {"prompt": "x", "max_tokens": 900, **BEAMS}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{slow.url}/v1/completions", json=body, timeout=0.5)
+    slow.until(lambda: not slow.llm.front.searches.live)
+    slow.idle()
 
 
 class Records:

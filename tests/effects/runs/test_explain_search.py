@@ -1,0 +1,102 @@
+"""`minfer explain` tells of the rounds of a beam search together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer import LLM, BeamSearchOutput, BeamSearchParams, SamplingParams
+from minfer.effects.cli.main import main
+from minfer.effects.live.names import answer_of, search_of, searches_named
+from tests.effects.tiny_model import write_checkpoint
+
+WIDTH, MOST = 4, 9
+
+
+@pytest.fixture(scope="module")
+def run(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[str, BeamSearchOutput]:
+    """A journal of two searches and a request, and what the second search found."""
+    folder = tmp_path_factory.mktemp("searches")
+    path = folder / "run.journal"
+    model = str(write_checkpoint(folder / "model"))
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "block_size": 4}
+    with LLM(model, journal=path, num_gpu_blocks_override=80, **settings) as llm:
+        params = BeamSearchParams(beam_width=WIDTH, max_tokens=MOST, ignore_eos=True)
+        found = llm.beam_search(["abc", "abcd"], params, use_tqdm=False)
+        llm.generate("abc", SamplingParams(max_tokens=3, ignore_eos=True))
+    return str(path), found[1]
+
+
+def told(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["explain", *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_search_is_one_of_the_requests_that_are_listed(
+    run: tuple[str, BeamSearchOutput], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = run
+    listed = json.loads(told(capsys, path, "--json"))
+    assert [(one["id"], one["prompt"]) for one in listed] == [
+        ("0", 3),
+        ("1", 4),
+        ("2", 3),
+    ]
+    first, _, sampled = listed
+    assert first["tokens"] == 1 + WIDTH * (MOST - 1), "one of each beam in each round"
+    assert sampled["tokens"] == 3
+    assert 0 < first["first"] < first["took"]
+
+
+def test_its_rounds_and_what_it_found(
+    run: tuple[str, BeamSearchOutput], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, output = run
+    found = json.loads(told(capsys, path, "1", "--json"))
+    assert (found["id"], found["width"], found["most"]) == ("1", WIDTH, MOST)
+    rounds = found["rounds"]
+    assert [one["number"] for one in rounds] == list(range(MOST))
+    assert [one["beams"] for one in rounds] == [1] + [WIDTH] * (MOST - 1)
+    assert all(one["arrived"] <= one["admitted"] <= one["ended"] for one in rounds)
+    # A beam computes one token: the others are hit, or copied.
+    assert all(one["known"] - one["hit"] - one["copied"] == WIDTH for one in rounds[1:])
+    assert found["over"]
+    scores = [one["logprob"] for one in found["found"]]
+    assert scores == [one.cum_logprob for one in output.sequences]
+    text = told(capsys, path, "1")
+    assert text.startswith(f"Beam search '1': 4 prompt tokens, {WIDTH} beams")
+    assert f"{MOST} rounds" in text
+
+
+def test_a_beam_is_a_request_of_its_own(
+    run: tuple[str, BeamSearchOutput], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = run
+    text = told(capsys, path, "1/3/2")
+    assert text.startswith("Request '1/3/2': 7 prompt tokens, 1 to come at most")
+
+
+def test_names_of_rounds() -> None:
+    ids = ["c-4-0/0/0", "c-4-0/1/0", "c-4-0/1/1#7", "c-4-1", "c-5-0/0/0"]
+    assert {search_of(one) for one in ids} == {"c-4-0", "c-4-1", "c-5-0"}
+    assert {answer_of(one) for one in ids} == {"c-4", "c-5"}
+    assert searches_named("c-4", ids) == searches_named("c-4-0", ids) == ["c-4-0"]
+    assert searches_named("c-4-1", ids) == []
+
+
+def test_the_rest_of_a_search_is_told_without_its_beginning(
+    run: tuple[str, BeamSearchOutput],
+) -> None:
+    """As of the run of an engine that went on with it."""
+    from minfer.effects.live.journal_files import read_journal
+    from minfer.effects.runs.explain_search import search_figures, search_story
+
+    path, _ = run
+    turns = [*read_journal(Path(path)).turns()]
+    found = search_figures(turns[7:], "0")
+    assert not found["over"]
+    assert found["rounds"][0]["number"] > 0
+    assert [*search_story(found)][-1] == "  it did not end here"
