@@ -115,7 +115,7 @@ def _opened(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
         index=chunk.at,
         name=seq.id,
         known=run.inputs(i, 0, run.known[i], config.block_size),
-        prompt=len(seq.request.prompt),
+        prompt=seq.request.given,
         last=run.last[i],
         sampling=row_sampling(seq.request, seq.sample),
         tables=(run.tables[i][:],),

@@ -143,6 +143,13 @@ class Request:
         return not self.max_tokens
 
     @property
+    def given(self) -> int:
+        """Tokens of the prompt that was asked for: what follows them in the prompt of a
+        beam is its output.
+        """
+        return len(self.prompt) if self.search is None else self.search.prompt
+
+    @property
     def begins_anew(self) -> bool:
         """Whether all of its prompt is computed in one generation, however often that
         begins: what was made of it is in no cache.

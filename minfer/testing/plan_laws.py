@@ -143,7 +143,7 @@ def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
         same = one.name == account.id and one.sampling == right
         require(same, "open", f"row {plan.rows[at]} is opened for another sample")
         known = one.known == tuple(account.known)
-        known = known and one.prompt == len(account.request.prompt)
+        known = known and one.prompt == account.request.given
         known = known and one.last == account.last
         require(known, "open", f"row {plan.rows[at]} is opened with other tokens")
         pooled = one.pooling == account.request.pooling

@@ -223,3 +223,12 @@ def test_what_makes_no_beam_search_is_refused(
 ) -> None:
     assert generate(folder, "abc", *options) != 0
     assert why in capsys.readouterr().err
+
+
+def test_a_dry_search_reads_out_the_passage(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A beam goes on where its parent was, though each round is a request of its own."""
+    options = ("--dry-run", "--beams", "2", "--max-tokens", "5", "--ignore-eos")
+    assert generate(folder, "abc", *options) == 0
+    assert capsys.readouterr().out == " This\n", "a byte a token, one after the other"
