@@ -29,7 +29,7 @@ WIDTHS: Final = (4, 16)  # beams
 OUTPUT: Final = 128  # tokens
 PROMPT: Final = 100  # tokens
 CACHE: Final = 2 << 30  # bytes of KV cache on a GPU
-WARM: Final = 1  # runs of each case that do not count
+WARM: Final = 3  # runs of each case that do not count
 PAIRS: Final = 5
 
 

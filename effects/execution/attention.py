@@ -23,6 +23,7 @@ from minfer.effects.models.gqa import GQA
 from minfer.effects.models.rope import inverse_frequencies
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.plain import rms_norm
+from minfer.plan import Copy
 
 
 @frozen(eq=False)
@@ -108,9 +109,10 @@ class KVCache:
             self.step[:] = batch, reads, *angles
         return self.step
 
-    def copy(self, source: int, target: int, count: int) -> None:
-        """Copy the first `count` positions of a block, in all layers."""
-        self.data[:, target, :count] = self.data[:, source, :count]
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy positions of blocks, in all layers."""
+        for one in copies:
+            self.data[:, one.target, : one.count] = self.data[:, one.source, : one.count]
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Zero blocks that a row gets to write to, the first of them from the slot

@@ -19,7 +19,7 @@ from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.routes import Routes
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.spec import ModelSpec
-from minfer.plan import Open
+from minfer.plan import Copy, Open
 
 
 class Cache(PagedCache, Protocol):
@@ -30,8 +30,8 @@ class Cache(PagedCache, Protocol):
         """All of it; how it is laid out is the backend's."""
         ...
 
-    def copy(self, source: int, target: int, count: int) -> None:
-        """Copy the first `count` positions of a block, in all layers."""
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy positions of blocks, in all layers."""
         ...
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:

@@ -24,11 +24,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from minfer.config import EngineConfig
-from minfer.effects.execution.backend import Backend
+from minfer.effects.execution.backend import Backend, Cache
 from minfer.effects.execution.beside_tokens import Errand
 from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words
 from minfer.effects.execution.draft_model import DraftModel, DraftOf
@@ -47,7 +47,7 @@ from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
 from minfer.effects.execution.streams import is_gpu, new_stream, wait
 from minfer.effects.models import shapes
-from minfer.effects.models.batch import Chunks
+from minfer.effects.models.batch import Batch, Chunks
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
 from minfer.effects.models.spec import ModelSpec
@@ -59,11 +59,31 @@ from minfer.plan import Plan
 CONTEXT: Final = 1024  # the shortest context by which kernels are chosen
 
 
+@frozen(eq=False)
+class OwnModel:
+    """A step by minfer's own forward pass, as a function of a batch and a cache."""
+
+    spec: ModelSpec
+    weights: Weights
+
+    def __call__(self, batch: Batch, cache: Cache) -> Tensor:
+        """Logits [sampled, vocab] of a packed step."""
+        return forward(self.spec, self.weights, batch, cache)
+
+    def with_few_layers(self) -> "OwnModel":
+        """The model cut behind a layer of each kind and one more, as the last layer is
+        narrowed to the sampled tokens: it launches the same kernels, fewer times.
+        """
+        layers = self.spec.layers
+        count = max(layers.index(layer) for layer in layers) + 2
+        return OwnModel(
+            self.spec, evolve(self.weights, layers=self.weights.layers[:count])
+        )
+
+
 def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
     """A step as a function of a batch and a cache."""
-    if not isinstance(weights, Weights):
-        return weights
-    return lambda batch, cache: forward(spec, weights, batch, cache)
+    return OwnModel(spec, weights) if isinstance(weights, Weights) else weights
 
 
 class ModelRunner:
@@ -183,9 +203,9 @@ class ModelRunner:
             rows.set_table(grow.row, grow.at, grow.blocks)
             for cache in caches:
                 cache.clear(grow.blocks)
-        for copy in plan.copies:
+        if plan.copies:
             for cache in caches:
-                cache.copy(copy.source, copy.target, copy.count)
+                cache.copy(plan.copies)
 
     def run(self, forward: Forward, slot: Slot) -> None:
         """Send what a forward needs, run it, and have its tokens sent back."""

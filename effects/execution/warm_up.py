@@ -26,7 +26,7 @@ from minfer.effects.execution.runner import CONTEXT, ModelRunner
 from minfer.effects.execution.streams import on
 from minfer.effects.models.spec import ModelSpec
 
-SECONDS: Final = 4.5  # of captures before an executor is ready
+SECONDS: Final = 3.5  # of captures before an executor is ready
 DRAFTING: Final = 1.5  # times as long, where there are drafts
 _log = logging.getLogger("minfer.executor")
 

@@ -4,9 +4,11 @@ import pytest
 import torch
 from attrs import evolve
 
+from minfer.effects.execution import cuda_attention
 from minfer.effects.execution.attention import make_cache
 from minfer.effects.execution.cuda_attention import CudaCache
 from minfer.effects.models.batch import Row, make_batch
+from minfer.plan import Copy
 from tests.effects.execution.test_attention import SPEC
 from tests.effects.tiny_model import with_windows
 
@@ -31,17 +33,20 @@ def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
         done = [start + n for start, n in zip(done, counts, strict=True)]
 
 
-def test_blocks_are_copied_in_all_layers_and_the_last_is_nobodys() -> None:
+def test_blocks_are_copied_in_all_layers_and_the_last_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spec = with_windows(evolve(SPEC, dtype="float32"), None, None)
     cache = CudaCache.make(spec, 4, 8, 32, torch.device("cpu"))
     assert cache.data.shape == (2, 2, 5, 8, spec.kv_heads, spec.head_dim)
     cache.data.normal_()
     before = cache.data.clone()
-    cache.copy(1, 3, 5)
-    assert cache.data[:, :, 3, :5].equal(before[:, :, 1, :5])
-    assert cache.data[:, :, 3, 5:].equal(before[:, :, 3, 5:])
+    monkeypatch.setattr(cuda_attention, "AT_ONCE", 2)
+    cache.copy([Copy(1, 3, 5), Copy(0, 2, 8), Copy(1, 4, 1)])
+    for source, target, count in ((1, 3, 5), (0, 2, 8), (1, 4, 1)):
+        assert cache.data[:, :, target, :count].equal(before[:, :, source, :count])
     cache.clear([0, 1])  # no kernel lets what is behind a context reach its result
-    assert cache.data[:, :, :3].equal(before[:, :, :3])
+    assert cache.data[:, :, :2].equal(before[:, :, :2])
     keys, values = cache.layers[1]
     assert keys.data_ptr() == cache.data[1, 0].data_ptr()
     assert values.data_ptr() == cache.data[1, 1].data_ptr()
