@@ -9,10 +9,8 @@ are only launched to be compiled (`minfer.kernels.compiling`): no kernel runs.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from itertools import product
 from typing import Final
-from unittest.mock import patch
 
 import torch
 from attrs import evolve
@@ -23,7 +21,7 @@ from minfer.effects.execution.device_rows import Wants, aligned
 from minfer.effects.execution.inputs import Inputs
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of, most_draws
 from minfer.effects.execution.routes import Routes
-from minfer.effects.execution.runner import CONTEXT, ModelRunner, OwnModel
+from minfer.effects.execution.runner import CONTEXT, ModelRunner
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.shapes import captured_tokens, drafts_from, most_drafts
 from minfer.effects.models.spec import ModelSpec
@@ -43,30 +41,15 @@ FEW: Final = 33  # chunks: one more than a graph has
 
 def launch_dummy_steps(runner: ModelRunner) -> None:
     """Launch all that Triton is to compile, for a draft model, too; before any plan."""
-    with _few_layers(runner):
-        _launch(runner)
-
-
-def _launch(runner: ModelRunner) -> None:
     _besides(runner)
     spec, config = runner.spec, runner.config
     draft = None if runner.draft is None else runner.draft.spec
-    for kind in (*kinds(spec, config), *drafting(spec, config, draft)):
-        runner.step_of_nobody(kind)
-        prompts = Inputs.of(runner.staging, kind).history
-        if runner.draft is not None and prompts is not None and not kind.alone:
-            runner.draft.absorb(kind, prompts)
-
-
-@contextmanager
-def _few_layers(runner: ModelRunner) -> Iterator[None]:
-    """Cut the models short: all layers of a kind launch the same kernels."""
-    with ExitStack() as stack:
-        for one in (runner, runner.draft):
-            if one is not None and isinstance(one.model, OwnModel):
-                short = one.model.with_few_layers()
-                stack.enter_context(patch.object(one, "model", short))
-        yield
+    with runner.few_layers():
+        for kind in (*kinds(spec, config), *drafting(spec, config, draft)):
+            runner.step_of_nobody(kind)
+            prompts = Inputs.of(runner.staging, kind).history
+            if runner.draft is not None and prompts is not None and not kind.alone:
+                runner.draft.absorb(kind, prompts)
 
 
 def counts(most: int) -> list[int]:

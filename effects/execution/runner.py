@@ -20,7 +20,7 @@ it is part of its target's steps, and works on the same rows (draft_model.py).
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -152,9 +152,28 @@ class ModelRunner:
         self.staging[: len(words)].copy_(torch.from_numpy(words))
         self._step(kind, dry=True)
 
+    @contextlib.contextmanager
+    def few_layers(self) -> Iterator[None]:
+        """Cut the models short, for steps that are launched for their kernels' sake."""
+        whole: list[tuple[ModelRunner | DraftModel, OwnModel]] = [
+            (one, one.model)
+            for one in (self, self.draft)
+            if one is not None and isinstance(one.model, OwnModel)
+        ]
+        try:
+            for one, model in whole:
+                one.model = model.with_few_layers()
+            yield
+        finally:
+            for one, model in whole:
+                one.model = model
+
     def capture(self, kind: Kind) -> None:
-        """Have a graph of a kind, while no step is under way."""
-        self.step_of_nobody(kind)
+        """Have a graph of a kind, while no step is under way. A step before it loads what
+        its launches need, which a capture must not.
+        """
+        with self.few_layers():
+            self.step_of_nobody(kind)
         self.shortcuts.capture()
         self.captures.capture(kind, self._step)
 

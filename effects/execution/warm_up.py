@@ -26,8 +26,8 @@ from minfer.effects.execution.runner import CONTEXT, ModelRunner
 from minfer.effects.execution.streams import on
 from minfer.effects.models.spec import ModelSpec
 
-SECONDS: Final = 3.5  # of captures before an executor is ready
-DRAFTING: Final = 1.5  # times as long, where there are drafts
+SECONDS: Final = 2.5  # of captures before an executor is ready
+DRAFTING: Final = 2.0  # times as long, where there are drafts
 _log = logging.getLogger("minfer.executor")
 
 
