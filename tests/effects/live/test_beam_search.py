@@ -2,6 +2,7 @@
 is served meanwhile.
 """
 
+import threading
 from collections.abc import Iterator
 from itertools import islice, product
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from minfer import LLM, BeamSearchOutput, BeamSearchParams, ParameterError, SamplingParams
 from minfer.beam import MAX_BEAMS, MAX_CANDIDATES, NEVER
 from minfer.effects.live.beam_rounds import replayed
-from minfer.effects.live.errors import RequestError
+from minfer.effects.live.errors import DrainingError, RequestError
 from minfer.effects.live.journal_files import read_journal
 from minfer.messages import Admitted, Preempted, Submit
 from minfer.params import MAX_LOGPROBS
@@ -262,3 +263,25 @@ def test_what_cannot_be_searched_is_said_before_anything_runs(folder: str) -> No
 
 def test_as_many_candidates_as_log_probabilities_can_be_had() -> None:
     assert MAX_CANDIDATES <= MAX_LOGPROBS
+
+
+def test_a_full_queue_and_a_drain_let_a_search_go_on(folder: str) -> None:
+    """Only its first round is a new request; those that follow have its place."""
+    few = {**SETTINGS, "max_num_seqs": 4, "max_waiting": 1}
+    params = BeamSearchParams(beam_width=4, max_tokens=10, ignore_eos=True)
+    with LLM(folder, **SETTINGS, num_gpu_blocks_override=80) as roomy:
+        due = texts(roomy.beam_search("abc", params))
+    with LLM(folder, **few, num_gpu_blocks_override=80) as llm:
+        begun = threading.Event()
+        llm.front.after.append(begun.set)
+        found = list[BeamSearchOutput]()
+        search = threading.Thread(
+            target=lambda: found.extend(llm.beam_search("abc", params))
+        )
+        search.start()
+        assert begun.wait(30)
+        assert llm.client.drain(30)
+        search.join()
+        assert texts(found) == due
+        with pytest.raises(DrainingError):
+            llm.beam_search("abc", params)
