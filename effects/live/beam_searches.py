@@ -64,6 +64,13 @@ class Searches:
         """The searches that go on, by id."""
         return tuple(self._live)
 
+    def check(self, request: Request) -> None:
+        """Raise what a request would be refused with now, as `EngineClient.check`: a
+        search begins as one sample.
+        """
+        one = isinstance(request, SearchRequest)
+        self._client.check(evolve(request, n=1) if one else request)
+
     def submit(self, requests: Sequence[Request]) -> None:
         """Have requests served, searches among them, as `EngineClient.submit`."""
         if not any(isinstance(one, SearchRequest) for one in requests):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.arrive import objection
 from minfer.beam import MAX_CANDIDATES
@@ -174,7 +174,7 @@ def make_search(
         how=wanted.how,
         block_size=config.block_size,
     )
-    if why := objection(config, initial(config), request):
+    if why := objection(config, initial(config), evolve(request, n=1)):
         raise RequestError(why)
     return request
 

@@ -48,7 +48,7 @@ class Front:
     def check(self, job: Assembly) -> None:
         """Raise what a request would be refused with now: see `EngineClient.check`."""
         self._check_new(job)
-        self.client.check(job.request)
+        self.searches.check(job.request)
 
     def submit(self, jobs: Sequence[Assembly]) -> None:
         """Have requests served: all of them, or none. Raises as `EngineClient.submit`."""
