@@ -34,7 +34,7 @@ def over(
     A failed step and all after it are forgotten; their sequences begin again from
     committed KV.
     """
-    kind = type(event).__name__.lower()
+    kind = "executed" if isinstance(event, Executed) else "failed"
     if type(event.step) is not int:
         return ignored(state, kind, f"{clip(event.step)} is no number of a step")
     if event.step not in [plan.step for plan in state.inflight]:

@@ -12,16 +12,16 @@ carry a tag:
     record      {"is": "Request", "id": "7", ..}: fields that have their default are left
                 out
 
-A record is built by its class's name from a fixed table: a file can make values, never
-run code. Fields that a class does not know any more are refused; fields that are new take
-their default.
+Classes and fields have the names of `minfer.runs.wire_names`. A record is built by its
+class's name from a fixed table: a file can make values, never run code. Fields that a
+class does not have are refused, those that it had once as that module says; fields that
+are new take their default.
 """
 
 import binascii
 import math
 from array import array
 from collections.abc import Container, Mapping
-from functools import cache
 from typing import Any, Final
 
 import attrs
@@ -47,6 +47,7 @@ from minfer import (
 from minfer import state as states
 from minfer.checks import LEAST, MOST
 from minfer.pmap import Map
+from minfer.runs.wire_names import fields_of, name_of, python_names, without_removed
 from minfer.speculate import drafting, length, settings
 
 _MANY: Final = 16  # whole numbers in a row that are worth packing
@@ -82,20 +83,15 @@ class CodecError(ValueError):
 def _records() -> dict[str, type]:
     every = (value for module in _MODULES for value in vars(module).values())
     classes = (value for value in every if isinstance(value, type))
-    return {c.__name__: c for c in classes if attrs.has(c)}
+    return {name_of(c): c for c in classes if attrs.has(c)}
 
 
 RECORDS: Final = _records()  # to which a program adds its own policies
 
 
-@cache
-def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
-    """What a class is built from: names, and defaults that are plain values."""
-    return tuple((a.name, a.default) for a in attrs.fields(cls) if a.init)
-
-
 def dump(value: Any, without: Container[str] = ()) -> Any:
-    """`value` as JSON's own types; of a record, all fields but `without`.
+    """`value` as JSON's own types; of a record, all fields but `without`, which are
+    names in journals.
 
     Raises CodecError for what has no place in a record.
     """
@@ -117,18 +113,20 @@ def dump(value: Any, without: Container[str] = ()) -> Any:
         raise CodecError(
             f"a {cls.__name__} cannot be written to a journal: {value!r:.80}"
         )
-    told = {"is": cls.__name__}
-    for name, default in _fields(cls):
-        part = getattr(value, name)
-        if part is not default and name not in without and not _same(part, default):
-            told[name] = dump(part)
+    told = {"is": name_of(cls)}
+    for field in fields_of(cls):
+        if not field.init or field.wire_name in without:
+            continue
+        part, default = getattr(value, field.name), field.default
+        if part is not default and not _same(part, default):
+            told[field.wire_name] = dump(part)
     return told
 
 
 def load(value: Any, classes: Mapping[str, type] = RECORDS) -> Any:
     """What was dumped as `value`; `classes` are the records that may be built.
 
-    Raises CodecError for anything else.
+    Raises CodecError for anything else, RemovedError for what minfer has no more.
     """
     match value:
         case None | bool() | int() | str() | float():
@@ -136,7 +134,8 @@ def load(value: Any, classes: Mapping[str, type] = RECORDS) -> Any:
         case list():
             return tuple([load(one, classes) for one in value])
         case {"is": str(name), **fields}:
-            built = {str(key): load(one, classes) for key, one in fields.items()}
+            known = without_removed(name, {str(key): one for key, one in fields.items()})
+            built = {key: load(one, classes) for key, one in known.items()}
             return _built(name, built, classes)
         case {"hex": str(text)}:
             return bytes.fromhex(text)
@@ -176,6 +175,6 @@ def _built(name: str, fields: dict[str, Any], classes: Mapping[str, type]) -> An
         )
         raise CodecError(f"there is no record {name!r} here; {why}")
     try:
-        return cls(**fields)
+        return cls(**python_names(name, fields))
     except (TypeError, ValueError) as error:
         raise CodecError(f"{name}: {error}") from None

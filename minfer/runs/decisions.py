@@ -14,15 +14,15 @@ from itertools import compress, groupby, repeat
 from operator import ne
 from typing import Any, Final
 
-import attrs
-
-from minfer.messages import Emit, Ended, Execute, Ignored, Voided, WakeAt
+from minfer.messages import Emit, Ended, Execute, WakeAt
 from minfer.plan import Plan
+from minfer.runs.wire_names import Field, fields_of, name_of
 from minfer.sequence import less
 from minfer.state import EngineState, Transition
 
 Facts = dict[str, Any]
-_WORDS: Final = {Voided: ("error",), Ignored: ("detail",)}
+# Fields of reasons, by their names in journals, that quote errors: these decide nothing.
+_WORDS: Final = {"Voided": ("error",), "Ignored": ("detail",)}
 
 
 _encode: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
@@ -65,17 +65,21 @@ def facts(before: EngineState, transition: Transition) -> Facts:
 
 def _reason(reason: Any) -> list[Any]:
     kind: Any = type(reason)
-    parts = (getattr(reason, name) for name in columns_of(kind))
+    parts = (getattr(reason, one.name) for one in _columns(kind))
     told = (list(part) if isinstance(part, tuple) else part for part in parts)
-    return [kind.__name__, *told]
+    return [name_of(kind), *told]
 
 
 @cache
+def _columns(kind: Any) -> tuple[Field, ...]:
+    """The fields of a reason that are facts."""
+    words = _WORDS.get(name_of(kind), ())
+    return tuple(one for one in fields_of(kind) if one.wire_name not in words)
+
+
 def columns_of(kind: Any) -> tuple[str, ...]:
-    """The fields of a reason that are facts: errors may quote anything, and decide
-    nothing.
-    """
-    return tuple(a.name for a in attrs.fields(kind) if a.name not in _WORDS.get(kind, ()))
+    """The names, in journals, of the fields of a reason that are facts."""
+    return tuple(one.wire_name for one in _columns(kind))
 
 
 def _plan_facts(last: Plan | None, plan: Plan) -> Facts:

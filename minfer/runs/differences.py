@@ -7,11 +7,12 @@ from attrs import frozen
 
 from minfer.messages import Reason
 from minfer.runs.decisions import Facts, columns_of
+from minfer.runs.wire_names import name_of
 from minfer.sequence import SampleId
 
-REASONS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Reason)}
+REASONS: Final[dict[str, Any]] = {name_of(kind): kind for kind in get_args(Reason)}
 _MOST_NAMED: Final = 8  # of many, in a sentence
-_Told = dict[str, Any]  # a reason's fields by name
+_Told = dict[str, Any]  # a reason's fields by their names in journals
 
 
 @frozen

@@ -38,7 +38,9 @@ A file is one segment:
 A file may end anywhere: what follows the last whole record was never acknowledged.
 Digests of states are those of `minfer.runs.projection`, which leaves out token ids and
 keys, so that a journal without token ids has the same. Format 2 had others, over the
-records as they were then: its journals are replayed by their decisions alone.
+records as they were then: its journals are replayed by their decisions alone. Classes and
+fields of records have the names of `minfer.runs.wire_names`, which says as well what
+formats 2 and 3 may have in them that is not supported any more.
 
 Here is the format; `minfer.runs.journal_writing` makes records of turns, and
 `minfer.runs.journal_reading` turns of records.
@@ -56,10 +58,10 @@ from minfer.config import EngineConfig
 from minfer.state import EngineState, initial
 
 MAGIC: Final = b"minfer journal 1\n"
-FORMAT: Final = (
-    3  # of heads, facts and digests; what MAGIC counts is how records are framed
-)
+# Of heads, facts and digests; what MAGIC counts is how records are framed.
+FORMAT: Final = 4
 OLDEST: Final = 2  # format that can be replayed
+STATES: Final = 3  # format from which on digests of states are comparable
 EVERY: Final = 1 << 14  # turns from one digest of the state to the next
 START: Final = bytes(8)  # the digest before the first turn
 NO_STEP: Final = MOST + 1  # a number that no step has

@@ -29,6 +29,7 @@ from minfer.runs.journal import (
     framed,
 )
 from minfer.runs.projection import state_digest
+from minfer.runs.wire_names import RemovedError
 from minfer.state import EngineState
 
 
@@ -145,6 +146,8 @@ def read_head(
             about=told["about"],
         )
         snapshot = told["state"]
+    except RemovedError as error:
+        raise JournalError(f"{where}: {_removed(told['format'], error)}") from error
     except (CodecError, KeyError, TypeError, ValueError, zlib.error) as error:
         if isinstance(error, JournalError):
             raise
@@ -163,6 +166,8 @@ def _read_snapshot(
     try:
         state: EngineState = load(told, classes)
         found = state_digest(state)
+    except RemovedError as error:
+        raise JournalError(f"{where}: {_removed(head.format, error)}") from error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise JournalError(f"{where}: {_old_snapshot(head, why)}") from error
@@ -192,6 +197,11 @@ def _other_format(told: Mapping[str, Any]) -> str:
     )
 
 
+def _removed(form: int, error: RemovedError) -> str:
+    """What is said of a journal with something that is not supported any more."""
+    return f"journal of format {form} with {error}"
+
+
 def _writer(about: Mapping[str, Any]) -> str:
     """Which minfer wrote a journal."""
     return (
@@ -199,10 +209,11 @@ def _writer(about: Mapping[str, Any]) -> str:
     )
 
 
-def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:
-    """The turn that a payload holds, taken in `state`. Raises JournalError, without a
-    place.
+def read_turn(payload: bytes, state: EngineState, head: Head) -> Written:
+    """The turn that a payload holds, taken in `state`; `head` is that of its segment.
+    Raises JournalError, without a place.
     """
+    block_size = head.config.block_size
     try:
         _, flags, time, digest, width, count = TURN.unpack_from(payload)
         ids, at = _unpacked(payload, width, count), TURN.size + width * count
@@ -224,6 +235,8 @@ def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:
             event, begin = _read_event(told, ids, begin, block_size)
             events.append(event)
         return Written(tuple(events), rest.get("facts", {}), digest)
+    except RemovedError as error:
+        raise JournalError(_removed(head.format, error)) from error
     except (
         CodecError,
         LookupError,

@@ -19,7 +19,7 @@ from minfer.engine import step
 from minfer.messages import Executed
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.divergence import Divergence, diverged
-from minfer.runs.journal import EVERY, FORMAT, Head, JournalError
+from minfer.runs.journal import EVERY, STATES, Head, JournalError
 from minfer.runs.journal_reading import (
     headless,
     payloads,
@@ -99,7 +99,7 @@ class Journal:
         """Whether digests of states are of an older format: decisions are compared,
         states not.
         """
-        return self.segments[0].head.format < FORMAT
+        return self.segments[0].head.format < STATES
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -196,7 +196,7 @@ class Journal:
         """Take the turn that a record holds, as the engine takes it now."""
         before, number = self.state, self.count
         try:
-            written = read_turn(payload, before, segment.head.config.block_size)
+            written = read_turn(payload, before, segment.head)
         except JournalError as error:
             raise JournalError(f"{segment.name}: turn {number}: {error}") from error
         with blamed(number, before):

@@ -1,0 +1,89 @@
+"""Names of records and fields in journals, which stay when Python names change.
+
+A journal names the classes and fields of the records in it, in snapshots, events and
+facts, and these names are part of its digests. By default they are the names in Python.
+When a class or a field is renamed, its old name goes into `CLASSES` or `FIELDS`; when a
+field is removed, it goes into `REMOVED`. `tests/core/runs/test_wire_names.py` lists all
+names, so that none changes unnoticed. Keys of facts that belong to no record ("plans",
+"counts") are written out in `minfer.runs.decisions`.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import attrs
+from attrs import frozen
+
+LAST_READER: Final = "minfer 0.1.0 (commit 4be0b7e)"  # of all that `REMOVED` refuses
+
+
+@frozen
+class Field:
+    """A field of a record."""
+
+    name: str  # in Python
+    wire_name: str
+    default: Any
+    init: bool
+
+
+@frozen
+class Removed:
+    """A field that records in older journals may have."""
+
+    accepts: Callable[[Any], bool]  # values, in JSON, with which a journal is read
+    what: str  # what a journal with another value has, for its refusal
+
+
+# Classes by their names in journals, where these are not their names in Python.
+CLASSES: Final[dict[str, type]] = {}
+# Per record, by its name in journals: field in journals -> field in Python.
+FIELDS: Final[dict[str, dict[str, str]]] = {}
+# Per record and field, both by their names in journals.
+REMOVED: Final[dict[str, dict[str, Removed]]] = {}
+
+
+class RemovedError(ValueError):
+    """A journal has what minfer does not support any more; `what` it is."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: {LAST_READER} is the last that reads it")
+
+
+@cache
+def name_of(cls: type) -> str:
+    """The name of a record's class in journals."""
+    return next((name for name, one in CLASSES.items() if one is cls), cls.__name__)
+
+
+@cache
+def fields_of(cls: Any) -> tuple[Field, ...]:
+    """The fields of a record's class, in their order."""
+    wire_names = {new: old for old, new in FIELDS.get(name_of(cls), {}).items()}
+    return tuple(
+        Field(one.name, wire_names.get(one.name, one.name), one.default, one.init)
+        for one in attrs.fields(cls)
+    )
+
+
+def without_removed(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record, as a journal has them, without those that are removed.
+
+    Raises RemovedError for a value that is not accepted any more.
+    """
+    gone = REMOVED.get(name)
+    if gone is None:
+        return fields
+    for field in gone.keys() & fields.keys():
+        if not gone[field].accepts(fields[field]):
+            raise RemovedError(gone[field].what)
+    return {field: value for field, value in fields.items() if field not in gone}
+
+
+def python_names(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record by their names in Python."""
+    names = FIELDS.get(name)
+    if names is None:
+        return fields
+    return {names.get(field, field): value for field, value in fields.items()}
