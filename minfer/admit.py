@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 from attrs import frozen
 
-from minfer import consult
+from minfer import consult, thresholds
 from minfer.blocks import Blocks, Transaction
 from minfer.committed import committed
-from minfer.config import EngineConfig, Thresholds
+from minfer.config import EngineConfig
 from minfer.keys import Key, Keys
 from minfer.log import Log
 from minfer.messages import Admitted, Held, Missed, Reason
@@ -275,7 +275,7 @@ def hit_of(
         hit = lookup(prefix, keys, full)
         leaf = keys[hit - 1] if hit else ROOT
         change.prefix.hold(leaf)
-        return Hit(hit, _prefix(config.thresholds, state, keys[:hit]), leaf)
+        return Hit(hit, _prefix(state, keys[:hit]), leaf)
     size = config.block_size
     hit = lookup_window(prefix, keys, full, config.window, size)
     low = outside(hit * size, config.window, size)
@@ -285,7 +285,7 @@ def hit_of(
     return Hit(hit, table, ROOT, low)
 
 
-def _prefix(thresholds: Thresholds, state: EngineState, keys: Keys) -> tuple[int, ...]:
+def _prefix(state: EngineState, keys: Keys) -> tuple[int, ...]:
     """The blocks of the chain `keys`, all of which are cached.
 
     A path in the forest is unique: if a neighbour has the last of them at its place in
@@ -293,9 +293,9 @@ def _prefix(thresholds: Thresholds, state: EngineState, keys: Keys) -> tuple[int
     together.
     """
     prefix, hit = state.blocks.prefix, len(keys)
-    if hit >= thresholds.long_prefix:
+    if hit >= thresholds.LONG_PREFIX:
         (last,) = blocks_of(prefix, keys[-1:])
-        for table in state.running.tables[-thresholds.neighbours :]:
+        for table in state.running.tables[-thresholds.NEIGHBOURS :]:
             if len(table) > hit and table[hit - 1] == last:
                 return table[:hit]
     return blocks_of(prefix, keys)

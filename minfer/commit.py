@@ -10,9 +10,10 @@ from collections.abc import Container, Iterable, Mapping
 from itertools import compress, count, islice, repeat
 from operator import add, ge, ne, sub
 
+from minfer import thresholds
 from minfer.beam import Hypothesis
 from minfer.branch import beams_in, flaw_in, found, searched
-from minfer.config import EngineConfig, Thresholds
+from minfer.config import EngineConfig
 from minfer.ending import Leaver, end, leaver
 from minfer.messages import Executed, Failed, Finished, Reason, clip
 from minfer.plan import Logprobs, Plan, Pooled, Yields, flaw_beside, tokens_of
@@ -74,7 +75,7 @@ def _good(
     if beams:  # a beam knows a token once it is chosen
         yields = tuple(() if at in beams else some for at, some in enumerate(yields))
         sizes = tuple(map(len, yields))
-    advanced, new = _advanced(config.thresholds, state.running, plan, yields, sizes)
+    advanced, new = _advanced(state.running, plan, yields, sizes)
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
     if plan.drafts and config.speculation is not None:
         state = learnt(config.speculation.learning, state, plan, sizes)
@@ -127,7 +128,6 @@ def _leavers(
 
 
 def _advanced(
-    thresholds: Thresholds,
     run: Running,
     plan: Plan,
     yields: Yields,
@@ -137,7 +137,7 @@ def _advanced(
     new = yields
     grown = sizes
     if plan.gens != run.gens:  # sequences came or went since this was planned
-        new = aligned(plan.gens, run.gens, yields, thresholds.aligned_window)
+        new = aligned(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)
         grown = tuple(map(len, new))
     sched = run.sched
     if sizes != plan.most:  # rows yielded short of it: later plans only said "at latest"
@@ -145,7 +145,7 @@ def _advanced(
         sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))
     tails = run.tails
     fresh = new
-    if plan.step % thresholds.fresh_steps:
+    if plan.step % thresholds.FRESH_STEPS:
         fresh = tuple(map(add, run.fresh, new))
     else:
         tails = tuple(map(add, run.tails, run.fresh))

@@ -1,6 +1,6 @@
 """The engine's configuration: what does not change while it runs."""
 
-from typing import Any, Final
+from typing import Final
 
 from attrs import field, frozen
 
@@ -11,45 +11,6 @@ from minfer.speculate.settings import Speculation
 # What is varied, when sizes are compared: in forks, simulations, and what a page is
 # headed by.
 SIZES: Final = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
-
-
-def _threshold(low: int, default: int) -> Any:
-    return field(default=default, validator=number(low, of="thresholds: "))
-
-
-@frozen(kw_only=True)
-class Thresholds:
-    """Sizes from which on the core takes another path to the same result. Raises
-    ConfigError.
-
-    They are for speed: who is served when does not depend on them, though which of the
-    free blocks is handed out next does on `freed_run`. They are part of the configuration
-    because a path that begins at 128 entries is one that small tests never take: the
-    swarm runs with all of them at two or three.
-    """
-
-    line_bucket: int = _threshold(
-        2, 128
-    )  # entries of the waiting line's buckets, then split
-    recent_entries: int = _threshold(
-        1, 64
-    )  # of a growing history; then they join the old ones
-    freed_run: int = _threshold(
-        1, 64
-    )  # freed blocks at hand; then they are put by as a run
-    aligned_window: int = _threshold(
-        1, 64
-    )  # generations compared at once, plan with running
-    fresh_steps: int = _threshold(1, 8)  # after which fresh tokens join the tails
-    stop_ids: int = _threshold(
-        0, 256
-    )  # looked for, before those of who left are sorted out
-    long_prefix: int = _threshold(
-        1, 32
-    )  # blocks of a hit that a neighbour's table may give whole
-    neighbours: int = _threshold(
-        1, 8
-    )  # running sequences whose tables are looked at for that
 
 
 @frozen(kw_only=True)
@@ -81,13 +42,11 @@ class EngineConfig:
     late_masks: bool = field(default=False, validator=flag)
     policy: Policy = FirstCome()
     speculation: Speculation | None = None  # no drafts
-    thresholds: Thresholds = Thresholds()
+    # Freed blocks at hand, before they are put by as a run: on it depends which of the
+    # free blocks is handed out next.
+    freed_run: int = field(default=64, validator=number(1))
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.thresholds, Thresholds):
-            raise ConfigError(
-                f"thresholds must be Thresholds, not {self.thresholds!r:.80}"
-            )
         if not isinstance(self.speculation, Speculation | None):
             raise ConfigError(
                 f"speculation must be Speculation or none, not {self.speculation!r:.80}"

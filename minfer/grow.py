@@ -10,7 +10,7 @@ shortage, one victim.
 from collections.abc import Mapping
 from itertools import islice
 
-from minfer import consult
+from minfer import consult, thresholds
 from minfer.blocks import Transaction
 from minfer.config import EngineConfig
 from minfer.messages import Reason
@@ -132,7 +132,7 @@ def _given(
     grown: Grown = {}
     for i, some in new.items():
         table = run.tables[i]
-        tables[i] = table.extended(some, config.thresholds.recent_entries)
+        tables[i] = table.extended(some, thresholds.RECENT_ENTRIES)
         mark[i] = mark_of(config, len(table) + len(some), run.last[i])
         # else the row is still to be opened, table and all
         if run.sched[i] > run.starts[i]:

@@ -4,6 +4,7 @@ A block is published once its KV is committed. Keys are made of tokens, so the t
 have got one leave the sequence's tail.
 """
 
+from minfer import thresholds
 from minfer.blocks import Transaction
 from minfer.committed import committed
 from minfer.config import EngineConfig
@@ -38,7 +39,7 @@ def named(
         parent = block_key(parent, chunk)
         keys.append(parent)
         chunks.append(chunk)
-    recent = config.thresholds.recent_entries
+    recent = thresholds.RECENT_ENTRIES
     chain = Chain(
         keys=chain.keys.extended((*keys,), recent),
         sealed=chain.sealed,

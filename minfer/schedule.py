@@ -16,7 +16,7 @@ In a steady decode nothing of this is due, and the plan is the running columns t
 from itertools import compress
 from operator import ge, lt, sub
 
-from minfer import consult
+from minfer import consult, thresholds
 from minfer.admit import load, release_sources
 from minfer.branch import waiting_beams
 from minfer.config import EngineConfig
@@ -169,7 +169,7 @@ def _who_moves_up(work: Work) -> None:
     work.newcomers.sort(key=lambda newcomer: newcomer.seat.seqs[0].place)
     run = joined(work.state.running, [newcomer.seat for newcomer in work.newcomers])
     stops = work.state.stops
-    if len(stops) > work.config.thresholds.stop_ids:  # some are of sequences long gone
+    if len(stops) > thresholds.STOP_IDS:  # some are of sequences long gone
         stops = frozenset().union(*{seq.request.stop_ids for seq in run.seqs})
     bound = any(newcomer.seat.seqs[0].request.lockstep for newcomer in work.newcomers)
     lockstep = work.state.lockstep or bound

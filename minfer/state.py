@@ -160,8 +160,7 @@ def initial(config: EngineConfig) -> EngineState:
     start.
     """
     rows = tuple(reversed(range(config.max_num_seqs)))
-    blocks = Blocks(Pool(config.num_blocks, config.thresholds.freed_run))
-    line = Line(full=config.thresholds.line_bucket)
+    blocks = Blocks(Pool(config.num_blocks, config.freed_run))
     try:
         policy = config.policy.start()
     except Exception as error:
@@ -169,4 +168,4 @@ def initial(config: EngineConfig) -> EngineState:
         raise ConfigError(
             f"scheduling policy {kind}: start() raised {error!r}"
         ) from error
-    return EngineState(blocks, rows, policy, waiting=line)
+    return EngineState(blocks, rows, policy)

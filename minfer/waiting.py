@@ -15,6 +15,7 @@ from typing import Final
 
 from attrs import frozen
 
+from minfer import thresholds
 from minfer.pmap import Map
 from minfer.sequence import Place, Sequence
 
@@ -34,7 +35,6 @@ class Line:
 
     buckets: tuple[tuple[Sequence, ...], ...] = ()
     size: int = 0
-    full: int = 128  # entries; a bucket that reaches them is split in two
     counts: Map[str, int] = Map()  # how many may be held back with their client
 
     def __len__(self) -> int:
@@ -75,9 +75,9 @@ class Line:
         at, old, cut = self._spot(seq.place)
         new = (*old[:cut], seq, *old[cut:])
         half = len(new) // 2
-        halves = (new,) if len(new) < self.full else (new[:half], new[half:])
+        halves = (new,) if len(new) < thresholds.LINE_BUCKET else (new[:half], new[half:])
         buckets = (*self.buckets[:at], *halves, *self.buckets[at + 1 :])
-        return Line(buckets, self.size + 1, self.full, self._counted([seq], 1))
+        return Line(buckets, self.size + 1, self._counted([seq], 1))
 
     def remove(self, place: Place) -> "Line":
         """Return the line without the sequence at `place`; the same line if nobody is
@@ -90,20 +90,21 @@ class Line:
         rest = (new,) if new else ()
         buckets = (*self.buckets[:at], *rest, *self.buckets[at + 1 :])
         counts = self._counted(old[cut : cut + 1], -1)
-        return Line(buckets, self.size - 1, self.full, counts)
+        return Line(buckets, self.size - 1, counts)
 
     def insert_many(self, seqs: Iterable[Sequence]) -> "Line":
         """Return the line with all of `seqs` at their places, which nobody else has."""
         new, buckets = sorted(seqs, key=_place), list(self.buckets)
+        full = thresholds.LINE_BUCKET
         firsts = [bucket[0].place for bucket in buckets]
         groups = groupby(new, key=lambda seq: max(0, bisect_right(firsts, seq.place) - 1))
         for at, group in reversed([(at, [*group]) for at, group in groups]):
             together = sorted((*chain(*buckets[at : at + 1]), *group), key=_place)
-            size = len(together) if len(together) < self.full else max(1, self.full // 2)
+            size = len(together) if len(together) < full else max(1, full // 2)
             starts = range(0, len(together), size)
             buckets[at : at + 1] = [tuple(together[one : one + size]) for one in starts]
         counts = self._counted(new, 1)
-        return Line(tuple(buckets), self.size + len(new), self.full, counts)
+        return Line(tuple(buckets), self.size + len(new), counts)
 
     def remove_many(self, places: Iterable[Place]) -> "Line":
         """Return the line without those at `places`, as far as somebody is there."""
@@ -114,7 +115,7 @@ class Line:
             out += [seq for seq in buckets[at] if seq.place in gone]
             buckets[at] = tuple([seq for seq in buckets[at] if seq.place not in gone])
         left = tuple(filter(None, buckets))
-        return Line(left, self.size - len(out), self.full, self._counted(out, -1))
+        return Line(left, self.size - len(out), self._counted(out, -1))
 
     def _counted(self, seqs: Iterable[Sequence], sign: int) -> Map[str, int]:
         """The counts with so many of each client more, or less."""

@@ -32,8 +32,15 @@ class Field:
 class Removed:
     """A field that records in older journals may have."""
 
-    accepts: Callable[[Any], bool]  # values, in JSON, with which a journal is read
-    what: str  # what a journal with another value has, for its refusal
+    # Whether a journal with this value, in JSON, is read; then what it has instead.
+    accepts: Callable[[Any], bool] = lambda _: True
+    what: str = ""  # what a journal with another value has, for its refusal
+    instead: Callable[[Any], dict[str, Any]] = lambda _: {}
+
+
+def _freed_run(thresholds: Any) -> dict[str, Any]:
+    """The one of eight thresholds on which decisions depend."""
+    return {key: thresholds[key] for key in ("freed_run",) if key in thresholds}
 
 
 # Classes by their names in journals, where these are not their names in Python.
@@ -41,7 +48,10 @@ CLASSES: Final[dict[str, type]] = {}
 # Per record, by its name in journals: field in journals -> field in Python.
 FIELDS: Final[dict[str, dict[str, str]]] = {}
 # Per record and field, both by their names in journals.
-REMOVED: Final[dict[str, dict[str, Removed]]] = {}
+REMOVED: Final[dict[str, dict[str, Removed]]] = {
+    "EngineConfig": {"thresholds": Removed(instead=_freed_run)},
+    "Line": {"full": Removed()},
+}
 
 
 class RemovedError(ValueError):
@@ -68,17 +78,20 @@ def fields_of(cls: Any) -> tuple[Field, ...]:
 
 
 def without_removed(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a record, as a journal has them, without those that are removed.
+    """The fields of a record, as a journal has them, without those that are removed, and
+    with what is there instead.
 
     Raises RemovedError for a value that is not accepted any more.
     """
     gone = REMOVED.get(name)
     if gone is None:
         return fields
+    kept = {field: value for field, value in fields.items() if field not in gone}
     for field in gone.keys() & fields.keys():
         if not gone[field].accepts(fields[field]):
             raise RemovedError(gone[field].what)
-    return {field: value for field, value in fields.items() if field not in gone}
+        kept |= gone[field].instead(fields[field])
+    return kept
 
 
 def python_names(name: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: a table that ends with the last of them gives the same."
     ),
-    ("admit.py | _prefix | negation | -thresholds.neighbours -> thresholds.neighbours"): (
+    ("admit.py | _prefix | negation | -thresholds.NEIGHBOURS -> thresholds.NEIGHBOURS"): (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: whose are looked at decides nothing."
     ),

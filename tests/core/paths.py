@@ -7,6 +7,7 @@ serves.
 from collections import Counter
 from collections.abc import Sequence
 
+from minfer import thresholds
 from minfer.config import EngineConfig
 from minfer.messages import (
     Admitted,
@@ -92,7 +93,7 @@ def taken(
     seen["slid"] = config.window > 0 and any(chain.low for chain in run.chains)
     seen["vocabulary above 65,536"] = config.vocab_size > 65_536
     seen["pool of hundreds"] = config.num_blocks >= 200
-    _results(config, before, events, seen)
+    _results(before, events, seen)
     _decisions(config, before, turn, seen)
     if isinstance(before.policy, Accounts):
         was_known, known = len(before.policy.by_owner), len(after.policy.by_owner)
@@ -100,18 +101,16 @@ def taken(
     return +seen
 
 
-def _results(
-    config: EngineConfig, before: EngineState, events: Sequence[Event], seen: Counter[str]
-) -> None:
+def _results(before: EngineState, events: Sequence[Event], seen: Counter[str]) -> None:
     plan = before.inflight[0] if before.inflight else None
     kinds = {type(event) for event in events}
     good = Executed in kinds and plan is not None
     if good and plan is not None:
-        sizes = len(plan.gens), config.thresholds.aligned_window
+        sizes = len(plan.gens), thresholds.ALIGNED_WINDOW
         seen["aligned past a window"] = (
             plan.gens != before.running.gens and sizes[0] > sizes[1]
         )
-        seen["fresh tokens kept"] = plan.step % config.thresholds.fresh_steps > 0
+        seen["fresh tokens kept"] = plan.step % thresholds.FRESH_STEPS > 0
         seen["repeated"] = plan.repeat > 1
     seen["submitted again"] = any(
         isinstance(event, Submit) and event.request.id in before.requests
@@ -156,24 +155,22 @@ def _decisions(
                 seen["ended while filled"] += 1
     seen["stop ids sorted out"] = bool(
         admitted
-        and len(before.stops) > config.thresholds.stop_ids
+        and len(before.stops) > thresholds.STOP_IDS
         and after.stops < before.stops
     )
     for got in admitted:
         blocks = got.hit // config.block_size
         seen["hit of more than 32 blocks"] += blocks > 32
-        if blocks >= config.thresholds.long_prefix and not config.window:
-            seen["prefix of a neighbour"] += _neighbour(
-                config, after.running, got, blocks
-            )
+        if blocks >= thresholds.LONG_PREFIX and not config.window:
+            seen["prefix of a neighbour"] += _neighbour(after.running, got, blocks)
 
 
-def _neighbour(config: EngineConfig, run: Running, got: Admitted, blocks: int) -> bool:
+def _neighbour(run: Running, got: Admitted, blocks: int) -> bool:
     """Whether somebody else who runs has the same table as far as a newcomer's hit."""
     name = (got.id, got.sample)
     if name not in run.ids:
         return False
     mine = run.tables[run.ids.index(name)][:blocks]
-    few = config.thresholds.neighbours
+    few = thresholds.NEIGHBOURS
     near = zip(run.ids[-few - 1 :], run.tables[-few - 1 :], strict=True)
     return any(other != name and table[:blocks] == mine for other, table in near)

@@ -216,7 +216,7 @@ BUGS: Final = (
         "v#48245, v#38624: the row has a new owner, the old one's token goes to it",
         "commit.py",
         "_advanced",
-        "new = aligned(plan.gens, run.gens, yields, thresholds.aligned_window)",
+        "new = aligned(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)",
         (
             "got = dict(zip(plan.rows, yields, strict=True))\n"
             "new = tuple(map(got.get, run.rows, repeat(())))"

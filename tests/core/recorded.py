@@ -19,19 +19,22 @@ from minfer.runs.journal_writing import as_written
 from minfer.runs.oracle import Oracle
 from minfer.state import EngineState, Turn, initial
 from tests.core import world as worlds
-from tests.core.world import VOCAB, Sparing, World, run_swarm, tiny_config
+from tests.core.tuned import sizes_now
+from tests.core.world import VOCAB, Sparing, World, run_world, tiny_config
 
 
 def recorded(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
     """A swarm world's configuration, and its turns as a journal keeps them."""
-    config, log = _ran(seed, turns)
+    config, log = _ran(seed, turns, sizes_now())
     return config, [*log]
 
 
 @lru_cache(maxsize=64)  # tests ask for the same few worlds again and again
-def _ran(seed: int, turns: int) -> tuple[EngineConfig, tuple[Turn, ...]]:
+def _ran(
+    seed: int, turns: int, _: tuple[int, ...]
+) -> tuple[EngineConfig, tuple[Turn, ...]]:
     with _watched() as log:
-        world = run_swarm(seed, turns)
+        world = run_world(seed, turns)
     return world.config, (*log,)
 
 

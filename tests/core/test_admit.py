@@ -2,17 +2,16 @@
 
 from random import Random
 
+import pytest
 from attrs import evolve
 
+from minfer import thresholds
 from minfer.admit import load, needed
-from minfer.config import Thresholds
 from minfer.messages import Admitted, Executed, Held, Missed, Submit
 from minfer.policy import FirstCome, Load
 from minfer.request import SamplingParams
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 from tests.core.world import World
-
-SMALL = Thresholds(long_prefix=1, neighbours=8)
 
 
 def prompt(start: int, length: int) -> tuple[int, ...]:
@@ -38,8 +37,11 @@ def test_what_a_policy_may_look_at() -> None:
     )
 
 
-def test_a_neighbour_with_another_prefix_does_not_lend_its_table() -> None:
-    bench = Bench(evolve(CONFIG, thresholds=SMALL, max_num_batched_tokens=64))
+def test_a_neighbour_with_another_prefix_does_not_lend_its_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thresholds, "LONG_PREFIX", 1)
+    bench = Bench(evolve(CONFIG, max_num_batched_tokens=64))
     shared = prompt(0, 9)
     bench.give(
         Submit(ask("own", 0, 20, prompt=prompt(1, 13))),
@@ -59,11 +61,14 @@ def test_a_neighbour_with_another_prefix_does_not_lend_its_table() -> None:
     assert len(bench.ended) == 4
 
 
-def test_a_neighbours_table_gives_no_more_than_what_is_a_hit() -> None:
+def test_a_neighbours_table_gives_no_more_than_what_is_a_hit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As long as the hit is not all of the table, whose last block may not be
     published.
     """
-    bench = Bench(evolve(CONFIG, thresholds=SMALL, max_num_batched_tokens=64))
+    monkeypatch.setattr(thresholds, "LONG_PREFIX", 1)
+    bench = Bench(evolve(CONFIG, max_num_batched_tokens=64))
     bench.give(Submit(ask("a", 0, 20, prompt=prompt(0, 13))))
     bench.turn()
     bench.turn(Submit(ask("b", 0, 20, prompt=(*prompt(0, 8), 1, 2, 3))))

@@ -7,8 +7,8 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 
+from minfer import thresholds
 from minfer.commit import aligned
-from minfer.config import Thresholds
 from minfer.keys import block_keys
 from minfer.messages import Cancel, Emit, Executed, Ignored, Submit, Voided
 from minfer.plan import TokenLogprobs
@@ -133,9 +133,11 @@ def test_rows_short_of_their_most_give_back_what_was_reserved() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_fresh_tokens_join_the_tails_every_so_many_steps(steps: int) -> None:
-    config = evolve(CONFIG, block_size=32, thresholds=Thresholds(fresh_steps=steps))
-    bench = Bench(config)
+def test_fresh_tokens_join_the_tails_every_so_many_steps(
+    monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr(thresholds, "FRESH_STEPS", steps)
+    bench = Bench(evolve(CONFIG, block_size=32))
     bench.give(Submit(ask("a", 3, 20)))
     for _ in range(10):
         bench.turn()
@@ -171,12 +173,15 @@ def test_what_is_emitted_names_everybody_who_runs_and_ends_nobody_else() -> None
     assert not bench.state.requests
 
 
-def test_what_is_published_at_an_end_is_of_the_tokens_that_count() -> None:
+def test_what_is_published_at_an_end_is_of_the_tokens_that_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thresholds, "FRESH_STEPS", 50)
     plain = ask("a", 5, 20)
     right, cut = Bench().right(plain), 0
     for stop in range(1, 16):
         request = evolve(plain, stop_ids=frozenset(right[stop : stop + 1]))
-        bench = Bench(evolve(CONFIG, max_repeat=6, thresholds=Thresholds(fresh_steps=50)))
+        bench = Bench(evolve(CONFIG, max_repeat=6))
         bench.give(Submit(request))
         bench.drain()
         out = bench.out["a", 0]

@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve, field, frozen
 
 from minfer.checks import ConfigError, number
-from minfer.config import EngineConfig, Thresholds
+from minfer.config import EngineConfig
 
 GOOD = EngineConfig(num_blocks=8, max_num_seqs=4, max_num_batched_tokens=8)
 
@@ -27,6 +27,7 @@ GOOD = EngineConfig(num_blocks=8, max_num_seqs=4, max_num_batched_tokens=8)
         ("max_waiting", 1),
         ("window", 0),
         ("watermark", 0),
+        ("freed_run", 1),
     ],
 )
 def test_the_least_of_each_setting_is_taken_and_less_is_not(
@@ -40,27 +41,6 @@ def test_the_least_of_each_setting_is_taken_and_less_is_not(
             evolve(GOOD, **wrong)
 
 
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [
-        ("line_bucket", 2),
-        ("recent_entries", 1),
-        ("freed_run", 1),
-        ("aligned_window", 1),
-        ("fresh_steps", 1),
-        ("stop_ids", 0),
-        ("long_prefix", 1),
-        ("neighbours", 1),
-    ],
-)
-def test_the_least_of_each_threshold_is_taken_and_less_is_not(
-    name: str, least: int
-) -> None:
-    assert getattr(Thresholds(**{name: least}), name) == least
-    with pytest.raises(ConfigError, match=f"thresholds: {name}"):
-        Thresholds(**{name: least - 1})
-
-
 def test_a_step_has_a_token_for_every_row_and_a_window_is_none_or_two() -> None:
     assert evolve(GOOD, max_num_seqs=8).max_num_seqs == 8
     with pytest.raises(ConfigError, match="max_num_batched_tokens"):
@@ -70,13 +50,10 @@ def test_a_step_has_a_token_for_every_row_and_a_window_is_none_or_two() -> None:
         evolve(GOOD, window=1)
 
 
-def test_a_reserve_leaves_a_block_and_thresholds_are_a_record() -> None:
+def test_a_reserve_leaves_a_block() -> None:
     assert evolve(GOOD, watermark=7).watermark == 7
     with pytest.raises(ConfigError, match="watermark"):
         evolve(GOOD, watermark=8)
-    with pytest.raises(ConfigError, match="thresholds"):
-        # On purpose.
-        evolve(GOOD, thresholds={"line_bucket": 2})  # type: ignore[arg-type]
 
 
 @frozen

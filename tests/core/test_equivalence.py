@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 
-from minfer.config import EngineConfig, Thresholds
+from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.keys import root_key
 from minfer.messages import Emit, Execute, Executed, Submit, Tick
@@ -20,7 +20,8 @@ from minfer.runs.oracle import Oracle
 from minfer.sequence import SampleId
 from minfer.state import Transition, initial
 from tests.circles import examples, long
-from tests.core.world import VOCAB, World, big_config, tiny_config, tiny_thresholds
+from tests.core.tuned import tiny, tuned
+from tests.core.world import VOCAB, World, big_config, tiny_config
 
 ROOMY = EngineConfig(
     num_blocks=4096,
@@ -167,15 +168,10 @@ def decided(seed: int, config: EngineConfig) -> list[tuple[Any, Any]]:
 def test_thresholds_change_no_decision(seed: int) -> None:
     """Nor do they change what is told to the device: each is another way to the same
     result.
-
-    All but one: in which order freed blocks are handed out depends on the size of a run
-    of them.
     """
     rng = Random(seed)
     config = big_config(rng) if seed % 12 == 0 else tiny_config(rng)
     config = evolve(config, max_num_seqs=6, max_num_batched_tokens=64)
-    small, usual = evolve(tiny_thresholds(rng), freed_run=64), Thresholds(freed_run=64)
-    stories = [
-        decided(seed, evolve(config, thresholds=sizes)) for sizes in (small, usual)
-    ]
-    assert stories[0] == stories[1]
+    usual = decided(seed, config)
+    with tuned(**tiny(rng)):
+        assert decided(seed, config) == usual

@@ -2,6 +2,7 @@
 story.
 """
 
+from contextlib import ExitStack
 from random import Random
 
 import hypothesis.strategies as st
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.core.executing import Habits
+from tests.core.tuned import tiny, tuned
 from tests.core.world import World, speculating, tiny_config
 
 
@@ -16,6 +18,7 @@ class EngineMachine(RuleBasedStateMachine):
     """Every turn is audited by the world; at the end everything must drain."""
 
     world: World
+    thresholds: ExitStack
 
     @initialize(
         rng=st.randoms(use_true_random=False),
@@ -27,6 +30,8 @@ class EngineMachine(RuleBasedStateMachine):
     def begin(
         self, rng: Random, variable: bool, pooled: bool, searching: bool, drafting: bool
     ) -> None:
+        self.thresholds = ExitStack()
+        self.thresholds.enter_context(tuned(**tiny(rng)))
         config = tiny_config(rng)
         config = speculating(config, rng) if drafting else config
         self.world = World(config, rng, Habits(variable=variable))
@@ -87,8 +92,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.world.noise()
 
     def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.drain()
+        if hasattr(self, "thresholds"):
+            with self.thresholds:
+                self.world.drain()
 
 
 TestEngineMachine = EngineMachine.TestCase

@@ -4,9 +4,10 @@ done.
 
 from typing import Any
 
+import pytest
 from attrs import evolve
 
-from minfer.config import Thresholds
+from minfer import thresholds
 from minfer.messages import Held, Submit
 from minfer.policies import Priority
 from minfer.policy import FirstCome, Load
@@ -14,10 +15,11 @@ from minfer.schedule import waits_for
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
-def test_stop_ids_of_all_that_run_are_kept_when_those_of_the_gone_are_sorted_out() -> (
-    None
-):
-    bench = Bench(evolve(CONFIG, thresholds=Thresholds(stop_ids=2)))
+def test_stop_ids_of_all_that_run_are_kept_when_those_of_the_gone_are_sorted_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thresholds, "STOP_IDS", 2)
+    bench = Bench()
     bench.give(Submit(ask("gone", 4, 1, stop_ids=frozenset((1, 2)))))
     bench.turn(Submit(ask("stays", 4, 9, stop_ids=frozenset((3,)))))
     bench.turn(Submit(ask("new", 4, 9, stop_ids=frozenset((4,)))))
@@ -26,8 +28,11 @@ def test_stop_ids_of_all_that_run_are_kept_when_those_of_the_gone_are_sorted_out
     assert bench.state.stops == {3, 4, 5}
 
 
-def test_stop_ids_are_not_sorted_out_before_there_are_too_many() -> None:
-    bench = Bench(evolve(CONFIG, thresholds=Thresholds(stop_ids=3)))
+def test_stop_ids_are_not_sorted_out_before_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thresholds, "STOP_IDS", 3)
+    bench = Bench()
     bench.give(Submit(ask("gone", 4, 1, stop_ids=frozenset((1, 2)))))
     bench.turn()
     bench.turn(Submit(ask("new", 4, 9, stop_ids=frozenset((3,)))))

@@ -19,10 +19,8 @@ def test_at_first_all_rows_and_blocks_are_free_and_the_lowest_row_goes_first() -
     assert not len(state.running)
 
 
-def test_thresholds_reach_what_they_are_of() -> None:
-    limits = evolve(CONFIG.thresholds, freed_run=3, line_bucket=5)
-    state = initial(evolve(CONFIG, thresholds=limits))
-    assert (state.blocks.pool.run, state.waiting.full) == (3, 5)
+def test_the_pool_has_the_run_of_the_configuration() -> None:
+    assert initial(evolve(CONFIG, freed_run=3)).blocks.pool.run == 3
 
 
 def test_only_searches_count_as_begun() -> None:

@@ -10,6 +10,7 @@ from minfer.request import Request
 from minfer.sequence import Sequence
 from minfer.waiting import Line
 from tests.circles import examples
+from tests.core.tuned import tuned
 
 
 def entry(number: int) -> Sequence:
@@ -55,38 +56,41 @@ def test_a_line_of_tiny_buckets_is_a_sorted_list(
     moves: list[tuple[bool, int]], full: int
 ) -> None:
     """So that heads of buckets are looked for as often as what is inside them."""
-    line, model = Line(full=full), dict[int, Sequence]()
-    for add, number in moves:
-        seq = entry(number)
-        if add and number not in model:
-            line = line.insert(seq)
-            model[number] = seq
-        elif not add:
-            rest = line.remove(seq.place)
-            assert number in model or rest is line, "nobody was there"
-            line = rest
-            model.pop(number, None)
-        assert all(line.buckets), "no bucket is empty"
-        assert max(map(len, line.buckets), default=0) < full
-        everybody = sorted(model.values(), key=lambda s: s.place)
-        assert list(line) == everybody
-        assert len(line) == len(everybody)
-        assert all(line.find(one.place) is one for one in everybody)
-        if everybody:
-            assert (line.first(), line.last()) == (everybody[0], everybody[-1])
+    with tuned(LINE_BUCKET=full):
+        line, model = Line(), dict[int, Sequence]()
+        for add, number in moves:
+            seq = entry(number)
+            if add and number not in model:
+                line = line.insert(seq)
+                model[number] = seq
+            elif not add:
+                rest = line.remove(seq.place)
+                assert number in model or rest is line, "nobody was there"
+                line = rest
+                model.pop(number, None)
+            assert all(line.buckets), "no bucket is empty"
+            assert max(map(len, line.buckets), default=0) < full
+            everybody = sorted(model.values(), key=lambda s: s.place)
+            assert list(line) == everybody
+            assert len(line) == len(everybody)
+            assert all(line.find(one.place) is one for one in everybody)
+            if everybody:
+                assert (line.first(), line.last()) == (everybody[0], everybody[-1])
 
 
+@tuned(LINE_BUCKET=8)
 def test_a_full_bucket_is_split_in_the_middle() -> None:
-    line = Line(full=8)
+    line = Line()
     for number in range(7, 7 * 9, 7):  # one rank: in order of arrival
         line = line.insert(entry(number))
     assert [len(bucket) for bucket in line.buckets] == [4, 4]
-    assert len(Line(full=8).insert(entry(1)).buckets) == 1
+    assert len(Line().insert(entry(1)).buckets) == 1
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 200)), st.booleans()), max_size=12))
+@tuned(LINE_BUCKET=4)
 def test_many_at_once_are_as_one_by_one(moves: list[tuple[set[int], bool]]) -> None:
-    many, single, here = Line(full=4), Line(full=4), set[int]()
+    many, single, here = Line(), Line(), set[int]()
     for numbers, add in moves:
         if add:
             seqs = [entry(number) for number in numbers - here]
@@ -106,15 +110,17 @@ def test_many_at_once_are_as_one_by_one(moves: list[tuple[set[int], bool]]) -> N
         assert all(many.find(seq.place) is seq for seq in many)
 
 
+@tuned(LINE_BUCKET=4)
 def test_many_share_the_buckets_that_they_do_not_touch() -> None:
-    line = Line(full=4).insert_many(map(entry, range(0, 70, 7)))  # all of one rank
+    line = Line().insert_many(map(entry, range(0, 70, 7)))  # all of one rank
     longer = line.insert_many([entry(700), entry(707)])
     assert longer.buckets[0] is line.buckets[0]
     assert longer.remove_many([entry(700).place]).buckets[0] is line.buckets[0]
 
 
+@tuned(LINE_BUCKET=8)
 def test_many_that_do_not_fill_a_bucket_stay_together() -> None:
-    line = Line(full=8).insert_many(entry(7 * number) for number in range(1, 8))
+    line = Line().insert_many(entry(7 * number) for number in range(1, 8))
     assert [len(bucket) for bucket in line.buckets] == [7]
     line = line.insert_many(entry(7 * number) for number in range(8, 11))
     assert [len(bucket) for bucket in line.buckets] == [4, 4, 2]
@@ -141,12 +147,13 @@ def test_the_first_who_is_not_held_back_with_its_client(
         one = entry(number)
         request = evolve(one.request, client=client)
         model[number] = evolve(one, request=request, preempted=int(number in back))
-    line = Line(full=full).insert_many(model.values())
     left = [seq for number, seq in model.items() if number not in gone]
     some = sorted(number for number in gone if number in model)
-    for number in some[::2]:
-        line = line.remove(model[number].place)
-    line = line.remove_many(model[number].place for number in some[1::2])
+    with tuned(LINE_BUCKET=full):
+        line = Line().insert_many(model.values())
+        for number in some[::2]:
+            line = line.remove(model[number].place)
+        line = line.remove_many(model[number].place for number in some[1::2])
     begun = {str(number) for number in back if number % 2}
     may = [
         seq

@@ -25,7 +25,7 @@ from minfer.beam import (
     choose,
     wanted,
 )
-from minfer.config import EngineConfig, Thresholds
+from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.keys import block_keys, root_key
 from minfer.messages import (
@@ -58,6 +58,7 @@ from minfer.testing.ledger import Ledger, Watched
 from minfer.window import outside
 from tests.core.executing import Busy, Habits, Mover, Proposer
 from tests.core.paths import taken
+from tests.core.tuned import tiny, tuned
 
 VOCAB = 40
 BIG_SHARE = 0.01  # of worlds
@@ -223,21 +224,7 @@ def tiny_config(rng: Random) -> EngineConfig:
             )
         ),
         window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
-        thresholds=tiny_thresholds(rng) if shrunk else Thresholds(),
-    )
-
-
-def tiny_thresholds(rng: Random) -> Thresholds:
-    """Sizes at which every large path begins at once."""
-    return Thresholds(
-        line_bucket=rng.choice((2, 3, 4)),
-        recent_entries=rng.choice((1, 2, 3)),
-        freed_run=rng.choice((1, 2, 3)),
-        aligned_window=rng.choice((1, 2, 3)),
-        fresh_steps=rng.choice((2, 3, 5)),
-        stop_ids=rng.choice((0, 2, 3)),
-        long_prefix=rng.choice((1, 2)),
-        neighbours=rng.choice((1, 2, 3)),
+        freed_run=rng.choice((1, 2, 3)) if shrunk else 64,
     )
 
 
@@ -258,7 +245,7 @@ def big_config(rng: Random) -> EngineConfig:
         max_repeat=rng.choice((1, 3)),
         policy=rng.choice(POLICIES),
         window=rng.choice((0, 0, 0, 50)),
-        thresholds=rng.choice((Thresholds(), tiny_thresholds(rng))),
+        freed_run=rng.choice((64, 3)),
     )
 
 
@@ -819,6 +806,13 @@ class World:
 
 
 def run_swarm(seed: int, turns: int) -> World:
+    """One world, with thresholds of its own."""
+    rng = Random(f"thresholds {seed}")
+    with tuned(**tiny(rng) if rng.random() < 0.8 else {}):
+        return run_world(seed, turns)
+
+
+def run_world(seed: int, turns: int) -> World:
     """One world under random fire for `turns` turns, healed and drained."""
     rng = Random(seed)
     big = rng.random() < BIG_SHARE
@@ -882,7 +876,7 @@ __all__ = [
     "big_config",
     "evolve",
     "run_swarm",
+    "run_world",
     "speculating",
     "tiny_config",
-    "tiny_thresholds",
 ]

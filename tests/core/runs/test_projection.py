@@ -162,6 +162,8 @@ def full_state() -> EngineState:
         and len(one.running) > 1
         and one.inflight
         and one.fences
+        and not one.fences[0].held
         and one.blocks.prefix.nodes
         and one.held
+        and len(one.waiting.first().history) > 1 < len(one.running.seqs[0].history)
     )
