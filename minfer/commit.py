@@ -294,9 +294,7 @@ def _fillings(
     sampled tokens can wait.
     """
     size = config.block_size
-    some = islice(
-        (i for i in ripe if i not in ends), spread(config, len(run) * plan.repeat)
-    )
+    some = islice((i for i in ripe if i not in ends), spread(config, len(run)))
     upto = {i: (run.known[i] - 1) // size for i in some}
     spots = (fill.index for fill in plan.fills)
     done = {plan.gens[at]: (plan.starts[at] + plan.counts[at]) // size for at in spots}

@@ -26,9 +26,6 @@ class EngineConfig:
     )  # a forward's budget
     vocab_size: int = field(default=2**31, validator=number(1))
     depth: int = field(default=2, validator=number(1))  # steps in flight
-    max_repeat: int = field(
-        default=1, validator=number(1)
-    )  # decode steps in one plan, at most
     max_failures: int = field(default=3, validator=number(1))  # of one sequence's steps
     max_waiting: int = field(default=2**20, validator=number(1))  # samples that may wait
     window: int = field(

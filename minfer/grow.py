@@ -50,31 +50,6 @@ def grow(
     return state, grown, ()
 
 
-def stretch(
-    config: EngineConfig, state: EngineState, idle: set[int], grown: Grown
-) -> tuple[EngineState, Grown, tuple[int, ...]]:
-    """Make room for up to `max_repeat` decode steps; returns how many tokens each row may
-    yield.
-
-    A row whose table ends sooner yields less.
-    """
-    run = state.running
-    size = config.block_size
-    upto = {
-        i: min(sched + config.max_repeat, run.last[i])
-        for i, sched in enumerate(run.sched)
-        # Who has a new block has enough for now: recorded runs were decided so.
-        if run.gens[i] not in idle and run.gens[i] not in grown
-    }
-    state, grown = make_room(config, state, upto, grown)
-    run = state.running
-    most = tuple(
-        max(1, min(config.max_repeat, last - sched, len(table) * size - sched))
-        for sched, last, table in zip(run.sched, run.last, run.tables, strict=True)
-    )
-    return state, grown, most
-
-
 def make_room(
     config: EngineConfig, state: EngineState, upto: Mapping[int, int], grown: Grown
 ) -> tuple[EngineState, Grown]:

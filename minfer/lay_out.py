@@ -59,7 +59,6 @@ def laid_out(work: Work) -> Plan:
         ),
         grows=tuple(work.grown.values()),
         copies=tuple([one.copy for one in work.newcomers if one.copy]),
-        repeat=max(work.most) if work.most and not work.drafts else 1,
         drafts=_drafts(work, gens) if work.drafts else (),
         apart=_apart(run, gens, most) if state.lockstep else (),
     )

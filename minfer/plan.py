@@ -16,15 +16,13 @@ Contract of an executor:
   the position after its last input; `starts` then is the latest position that can be, and
   exact unless a plan in flight may yield less than its most.
 - Row i yields from min(1, most[i]) to most[i] tokens; where most is 0 it yields none (a
-  chunk of a prompt that goes on, or any of a request that ends with its prompt). With
-  `repeat` = k the plan stands for k forwards: row i takes part in the first
-  max(1, most[i]) of them, feeding itself.
+  chunk of a prompt that goes on, or any of a request that ends with its prompt).
 - A row in `drafts` feeds itself, and takes drafts as further inputs: counts[i] is 1 more
   than there are. Those that the plan does not say, the executor's draft model makes. At
   each of its inputs it samples as it would without drafts, and it goes on as long as that
   token is the next draft: it yields the drafts that were accepted and the token after
   them. KV that was written for the others is nobody's: the row's next input takes the
-  place of the first of them. `repeat` is 1.
+  place of the first of them.
 - A row that was opened with `pooling` yields no token. With the plan that has the last
   input of its prompt comes a vector of what the model made of it: of that input, or of
   all since the row was opened, which then are the whole prompt. It travels beside the
@@ -197,13 +195,12 @@ class Plan:
     gens: tuple[int, ...]  # generation of the sequence in the row
     rows: tuple[int, ...]  # device rows
     starts: tuple[int, ...]  # position of the first input, or the latest it may be
-    counts: tuple[int, ...]  # inputs in the first forward
+    counts: tuple[int, ...]  # inputs
     most: tuple[int, ...]  # tokens the row may yield
     fills: tuple[Fill, ...] = ()
     opens: tuple[Open, ...] = ()
     grows: tuple[Grow, ...] = ()
     copies: tuple[Copy, ...] = ()
-    repeat: int = 1  # forwards
     drafts: tuple[Draft, ...] = ()
     moves: tuple[Move, ...] = ()
     apart: tuple[int, ...] = ()  # places in the columns: rows that are sampled apart

@@ -6,7 +6,7 @@ Theory. The token at a position is
 
 which is an exact draw from the softmax over them (Gumbel-max; Maddison et al. 2014). The
 noise is a function of (request seed, sample, position, token id) and of nothing else: no
-draw depends on neighbours, chunks, preemption or repeated steps; and a draft token is
+draw depends on neighbours, chunks or preemption; and a draft token is
 right if and only if it equals the draw at its position, so speculation is exact for
 sampling as for greedy decoding.
 

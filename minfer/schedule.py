@@ -20,7 +20,7 @@ from minfer import consult, thresholds
 from minfer.admit import load, release_sources
 from minfer.branch import waiting_beams
 from minfer.config import EngineConfig
-from minfer.grow import grow, stretch
+from minfer.grow import grow
 from minfer.lay_out import laid_out
 from minfer.messages import Execute
 from minfer.move_up import move_up
@@ -54,8 +54,6 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
         newly = alone is None and suspect(config, work.state) is not None
         return _then(config, turn) if newly else turn
     plan_drafts(work)
-    if not work.drafts:
-        _how_many_forwards(work)
     plan = laid_out(work)
     return Transition(work.state, (Execute(plan), *work.wakes), tuple(reasons))
 
@@ -176,10 +174,3 @@ def _who_moves_up(work: Work) -> None:
     work.state = evolve(
         work.state, running=run, stops=stops, filling=True, lockstep=lockstep
     )
-
-
-def _how_many_forwards(work: Work) -> None:
-    """Several decode steps in one plan, while nobody is filled or bound to the host."""
-    config, state = work.config, work.state
-    if config.max_repeat > 1 and not work.shares and not state.lockstep:
-        work.state, work.grown, work.most = stretch(config, state, work.idle, work.grown)

@@ -3,11 +3,11 @@
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import attrs
 
-from minfer.effects.setup.settings import EngineArgs, engine_args
+from minfer.effects.setup.settings import REMOVED, EngineArgs, engine_args
 from minfer.params import ADVISED, ROW_FIELDS
 from minfer.request import ParameterError, SamplingParams
 from minfer.structured import StructuredOutputs
@@ -36,6 +36,21 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
     for setting in attrs.fields(EngineArgs):
         if setting.metadata:
             group.add_argument(f"--{setting.name.replace('_', '-')}", **setting.metadata)
+    for name in REMOVED:
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            nargs="?",
+            action=_Removed,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+
+
+class _Removed(argparse.Action):
+    """An option that there is no more; its error says why."""
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise argparse.ArgumentError(self, f"was removed: {REMOVED[self.dest]}")
 
 
 def dry_run_option(parser: argparse.ArgumentParser) -> None:

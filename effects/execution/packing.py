@@ -111,15 +111,13 @@ class Packer:
         plan = self._feeding_themselves(plan)
         selves = drafted_first(plan.drafts, _unfilled(plan))
         if plan.fills and plan.drafts and self.parts_drafts and not plan.apart:
-            yield self._decode(plan, picked(plan.rows, selves), selves, 0)
+            yield self._decode(plan, picked(plan.rows, selves), selves)
             yield self._mixed(plan, [])
         elif plan.fills:
             yield self._mixed(plan, selves)
-        elif plan.repeat == 1:
+        else:
             rows = picked(plan.rows, selves) if plan.drafts else plan.rows
-            yield self._decode(plan, rows, selves, 0)
-        if plan.repeat > 1:
-            yield from self._repeated(plan, 1 if plan.fills else 0)
+            yield self._decode(plan, rows, selves)
 
     def _feeding_themselves(self, plan: Plan) -> Plan:
         """The plan without fills of a single input that is drawn from: once the device
@@ -151,23 +149,12 @@ class Packer:
             return False
         return owner.sampling.prompt_logprobs is None
 
-    def _repeated(self, plan: Plan, first: int) -> Iterator[Forward]:
-        """Forwards in which those take part that may yield so many tokens."""
-        for turn in range(first, plan.repeat):
-            live = [i for i, most in enumerate(plan.most) if most > turn]
-            if live:
-                everybody = len(live) == len(plan.rows)
-                rows = plan.rows if everybody else tuple(plan.rows[i] for i in live)
-                yield self._decode(plan, rows, live, turn)
-
-    def _decode(
-        self, plan: Plan, rows: tuple[int, ...], places: list[int], turn: int
-    ) -> Forward:
+    def _decode(self, plan: Plan, rows: tuple[int, ...], places: list[int]) -> Forward:
         """Every row feeds itself."""
         if not self._knows(rows, places, plan.apart):
             self._decided(plan, rows, places)
         starts = picked(plan.starts, places) if plan.fills else plan.starts
-        longest = max(starts) + turn + 1
+        longest = max(starts) + 1
         if not plan.drafts:
             return Forward(self.kind, EMPTY, self.draw, longest, self.kept)
         kind = self._with_drafts(plan, self.kind)

@@ -208,15 +208,11 @@ def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:
             continue
         drawn = slot.tokens(draw)
         simple = draw.at is None and draw.further is None
-        if simple and plan.repeat == 1 and not plan.apart:
+        if simple and not plan.apart:
             return tuple(zip(drawn, strict=True))
-        each = zip(draw.places, zip(drawn, strict=True), strict=True)
-        if plan.repeat == 1:  # a row is in one forward, and drawn once
-            for place, token in each:
-                out[place] = token
-        else:
-            for place, token in each:
-                out[place] += token
+        # A row is in one forward, and drawn once.
+        for place, token in zip(draw.places, zip(drawn, strict=True), strict=True):
+            out[place] = token
         if draw.further is not None:
             for place, tokens in slot.behind_drafts(draw.further):
                 out[place] += tuple(tokens)

@@ -99,8 +99,6 @@ def unsupported(plan: Plan) -> str:
             return f"prompts are pooled by {' or '.join(POOLINGS)}, not {one.pooling!r}"
         if one.pooling == MEAN and plan.starts[one.index]:
             return "a mean is over a whole prompt, and this row begins in the middle"
-    if plan.apart and plan.repeat > 1:
-        return "rows of several forwards cannot be sampled apart"
     return ""
 
 
@@ -152,9 +150,9 @@ class TorchExecutor:
             parts_drafts=self.runner.parts_drafts,
         )
         self.late_packer = LatePacker(self.runner.rows, self.runner.padded)
-        # A plan takes a slot for each forward; one more if rows are sampled apart, but
-        # then it has one forward.
-        slots = (config.depth + 1) * max(config.max_repeat, 2) + 1
+        # A plan takes a slot for each of at most two forwards; or two for one, if rows
+        # are sampled apart.
+        slots = (config.depth + 1) * 2 + 1
         # What a draft model's cache lacks of rows, if there is one; that takes a slot.
         self.catch_up: CatchUp | None = None
         if modelled:

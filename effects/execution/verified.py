@@ -58,8 +58,6 @@ def flaw_of_drafts(
         return ""
     if how is None:
         return "drafts are not expected, as the configuration has no speculation"
-    if plan.repeat > 1:
-        return "drafts are verified in one forward, and there are several"
     taken = {fill.index for fill in plan.fills}
     for draft in plan.drafts:
         count = plan.counts[draft.index] - 1

@@ -21,7 +21,7 @@ from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
 from minfer.effects.live.shapes import BadWords, read_bad_words
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.setup.settings import EngineArgs, Speculative
+from minfer.effects.setup.settings import REMOVED, EngineArgs, Speculative
 from minfer.effects.text.assembly import Assembly, Sink
 from minfer.effects.text.grammars.protocol import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -74,7 +74,6 @@ class ServedModel(Renders):
         enable_prefix_caching: bool = True,
         scheduling_policy: str | Policy = "fcfs",
         steps_in_flight: int = 2,
-        max_repeat: int = 1,
         speculative_config: Speculative = None,
         enforce_eager: bool = False,
         journal: str | Path | None = None,
@@ -104,7 +103,6 @@ class ServedModel(Renders):
             enable_prefix_caching=enable_prefix_caching,
             scheduling_policy=scheduling_policy,
             steps_in_flight=steps_in_flight,
-            max_repeat=max_repeat,
             speculative_config=speculative_config,
             enforce_eager=enforce_eager,
             journal=journal,
@@ -268,6 +266,8 @@ class ServedModel(Renders):
 
 def _refuse(owner: str, unknown: Mapping[str, object]) -> None:
     """Raise TypeError for settings that there are not, with those that there are."""
+    for name in unknown.keys() & REMOVED.keys():
+        raise TypeError(f"{owner}: {name} was removed: {REMOVED[name]}")
     if unknown:
         known = sorted(attrs.fields_dict(EngineArgs))
         what = f"{owner} has no setting {min(unknown)!r}"

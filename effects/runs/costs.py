@@ -34,7 +34,6 @@ class Step:
 
     seconds: float
     rows: int  # and drafts; 0 if some have history
-    forwards: int
     work: Work
 
 
@@ -49,7 +48,7 @@ def steps(turns: Iterable[Turn]) -> Iterator[Step]:
             if isinstance(event, Executed) and flight and event.step == flight[0].step:
                 plan, took = flight[0], turn.transition.state.time - turn.before.time
                 rows = 0 if plan.fills else len(plan.rows) + drafts_of(plan)
-                yield Step(took, rows, plan.repeat, work(plan))
+                yield Step(took, rows, work(plan))
 
 
 def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]:
@@ -118,14 +117,13 @@ def _design(every: list[Step], tops: list[int], eager: Any) -> Any:
     import numpy as np
 
     rows = np.array([one.rows for one in every], float)
-    forwards = np.array([one.forwards for one in every], float)
     done = np.array([astuple(one.work) for one in every], float)
     bucket = np.minimum(np.searchsorted(tops, rows), len(tops) - 1)
     bases = [(rows > 0) & (bucket == k) for k in range(len(tops))]
     bases += [(rows == 0) & ~eager, eager]
     inputs = done[:, 0]
     split = np.column_stack((inputs * ~eager, inputs * eager, done[:, 1:]))
-    return np.column_stack([*(forwards * base for base in bases), split])
+    return np.column_stack([*bases, split])
 
 
 def _held_out_error(took: Any, design: Any) -> dict[str, Any]:

@@ -111,8 +111,8 @@ class Report:
             self.drafts = self.drafts.plus(tally_of(some))
         for command in turn.transition.commands:
             match command:
-                case Execute(plan):
-                    self.sums["steps"] += plan.repeat
+                case Execute():
+                    self.sums["steps"] += 1
                 case Emit():
                     self._emit(command, after)
         for event in turn.events:

@@ -198,7 +198,6 @@ def _config(
         or _batched_tokens(args, spec, device),
         vocab_size=spec.vocab_size,
         depth=args.steps_in_flight,
-        max_repeat=args.max_repeat,
         max_waiting=args.max_waiting,
         late_masks=True,
         policy=policy_of(args.scheduling_policy),

@@ -27,13 +27,16 @@ from minfer.policy import Policy
 _SHORT: Final = {"half": "float16", "float": "float32"}
 DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
 Speculative = Mapping[str, Any] | SpeculativeConfig | None
+# Settings that there were, and why there are not any more.
+REMOVED: Final = {
+    "max_repeat": "a step computes one token of each row, which is as fast as several"
+}
 EXECUTORS: Final = ("torch", "dry", "oracle")
 
 
 @frozen(kw_only=True)
 class EngineArgs:
-    """Settings of an engine. Names are vLLM's; `steps_in_flight` and `max_repeat` are
-    minfer's.
+    """Settings of an engine. Names are vLLM's; `steps_in_flight` is minfer's.
 
     Raises ConfigError for a value out of range.
     """
@@ -102,9 +105,6 @@ class EngineArgs:
     )
     steps_in_flight: int = option(
         2, "steps that are planned before the first has ended (default: 2)", COUNT
-    )
-    max_repeat: int = option(
-        1, "tokens that a row may write in one step of the engine (default: 1)", COUNT
     )
     speculative_config: Speculative = option(  # noqa: RUF009 - a field
         None,

@@ -23,7 +23,7 @@ _LEAST: Final = 1e-9  # seconds
 
 @frozen
 class Work:
-    """What a plan's cost is linear in, over all its forwards."""
+    """What a plan's cost is linear in."""
 
     inputs: int  # from history
     alone: int  # rows that feed themselves, and drafts
@@ -36,10 +36,6 @@ class Work:
 def work(plan: Plan) -> Work:
     """What a plan does."""
     rows, chunks = len(plan.rows), len(plan.fills)
-    if plan.repeat > 1:  # no chunks; row i takes part in the first most[i] forwards
-        pairs = zip(plan.starts, plan.most, strict=True)
-        read = sum(most * (2 * start + most + 1) // 2 for start, most in pairs)
-        return Work(inputs=0, alone=sum(plan.most), chunks=0, read=read, pairs=0)
     inputs, verified = sum(plan.counts), drafts_of(plan)
     attended = 0
     for fill in plan.fills:
@@ -112,8 +108,7 @@ class CostModel:
             forward, token = self.eager, self.eager_token
         rows = self.sequence * done.alone + self.chunk * done.chunks
         rows += self.context * done.read + self.draft * done.depth
-        seconds = plan.repeat * forward + rows + token * done.inputs
-        return seconds + self.attention * done.pairs
+        return forward + rows + token * done.inputs + self.attention * done.pairs
 
     def costs(self, most: int) -> Costs:
         """What drafts are decided by: forwards with up to `most` inputs, whatever they

@@ -39,8 +39,7 @@ def facts(before: EngineState, transition: Transition) -> Facts:
 
     `plans` has one entry for each plan, relative to the one before it: sequences that
     `left` and `joined` [place, generation, row], `counts` and `most` that are not 1,
-    `fills`, `opens`, `grows`, `copies`, `repeat`. `finished`, `wake` and `reasons` are
-    the rest.
+    `fills`, `opens`, `grows`, `copies`. `finished`, `wake` and `reasons` are the rest.
     """
     told: Facts = {}
     plans: list[Facts] = []
@@ -111,8 +110,6 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
         ]
     if plan.apart:
         told["apart"] = list(plan.apart)
-    if plan.repeat != 1:
-        told["repeat"] = plan.repeat
     return told
 
 

@@ -36,7 +36,6 @@ LEGEND: Final = {
     "opens": "[place in the batch, request, sample, table as [first block, how many]]",
     "grows": "[device row, entry of its table, new blocks as [first block, how many]]",
     "copies": "[block, to block, positions]",
-    "repeat": "forwards",
     "drafts": "[place in the batch, tokens to verify]",
     "moves": "[tier, block, to tier, to block]",
     "apart": "places in the batch of rows that are sampled apart",

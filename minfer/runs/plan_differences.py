@@ -98,7 +98,7 @@ def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> Batch:
         name = owner.get(row, f"device row {row}")
         grown = {"from entry": at, "blocks": blocks}
         batch.rows.setdefault(name, {})["new blocks"] = grown
-    batch.rest = {"forwards": plan.get("repeat", 1), "copies": plan.get("copies", [])}
+    batch.rest = {"copies": plan.get("copies", [])}
     return batch
 
 
@@ -148,11 +148,8 @@ def _column(figures: dict[str, Any]) -> str:
 
 
 def _rest(value: Any) -> str:
-    """The forwards or the copies of a plan."""
-    if isinstance(value, list):
-        copies = (f"block {a} to {b} ({n} positions)" for a, b, n in value)
-        return listed(copies, "none")
-    return str(value)
+    """The copies of a plan."""
+    return listed((f"block {a} to {b} ({n} positions)" for a, b, n in value), "none")
 
 
 def _value(value: Any) -> str:

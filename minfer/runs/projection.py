@@ -168,7 +168,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "starts": list(plan.starts),
         "counts": list(plan.counts),
         "most": list(plan.most),
-        "repeat": plan.repeat,
+        "repeat": 1,  # as all plans had that format 3 is read with
     }
 
 

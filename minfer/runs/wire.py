@@ -8,7 +8,7 @@ behind it JSON for what is no number: names, sampling values, tiers. A steady pl
 none of that.
 
     plan      u32 count of words, the words, then JSON or nothing
-    words     step, repeat, then each section: its length, its words
+    words     step, then each section: its length, its words
     sections  the columns gens, rows, starts, counts, most; apart; then, for fills,
               drafts, grows, opens and copies: one record after the other
 
@@ -115,7 +115,7 @@ def _section(words: "array[int]", values: tuple[int, ...]) -> None:
 
 def plan_to(plan: Plan) -> bytes:
     """A plan as bytes."""
-    words = array("q", (plan.step, plan.repeat))
+    words = array("q", (plan.step,))
     for column in (plan.gens, plan.rows, plan.starts, plan.counts, plan.most, plan.apart):
         _section(words, column)
     for inputs in (plan.fills, plan.drafts):
@@ -157,7 +157,7 @@ def plan_from(data: bytes) -> Plan:
     """The plan that was written as `data`. Raises WireError."""
     try:
         words, more = _unpacked(data)
-        step, repeat = words.one(), words.one()
+        step = words.one()
         gens, rows, starts, counts, most, apart = (words.section() for _ in range(6))
         fills = tuple(Fill(words.one(), words.section()) for _ in range(words.one()))
         drafts = tuple(Draft(words.one(), words.section()) for _ in range(words.one()))
@@ -178,7 +178,6 @@ def plan_from(data: bytes) -> Plan:
         opens=opens,
         grows=grows,
         copies=copies,
-        repeat=repeat,
         drafts=drafts,
         moves=moves,
         apart=apart,

@@ -49,8 +49,12 @@ CLASSES: Final[dict[str, type]] = {}
 FIELDS: Final[dict[str, dict[str, str]]] = {}
 # Per record and field, both by their names in journals.
 REMOVED: Final[dict[str, dict[str, Removed]]] = {
-    "EngineConfig": {"thresholds": Removed(instead=_freed_run)},
+    "EngineConfig": {
+        "max_repeat": Removed(lambda value: value == 1, "max_repeat above 1"),
+        "thresholds": Removed(instead=_freed_run),
+    },
     "Line": {"full": Removed()},
+    "Plan": {"repeat": Removed(lambda value: value == 1, "max_repeat above 1")},
 }
 
 

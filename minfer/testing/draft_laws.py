@@ -76,10 +76,8 @@ def check_drafts(
     )
     policy = getattr(type(books.config.policy), "drafts", None)
     # Of who gave way in this turn, a token may still be counted.
-    # Where nobody has any, tables may have grown since, for several forwards.
-    looked_at = bool(places) or books.config.max_repeat == 1
     usual = policy is Policy.drafts and not preempted
-    if not how.adaptive and usual and looked_at:
+    if not how.adaptive and usual:
         _due(books, plan, here, after, budget)
     if by_host(books.config):  # what was proposed is for one step
         for one in books.accounts.values():

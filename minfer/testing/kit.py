@@ -97,7 +97,6 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
         vocab_size=VOCAB,
         max_num_batched_tokens=draw(st.sampled_from((64, 4, 6, 16))),
         depth=draw(st.integers(1, 3)),
-        max_repeat=draw(st.sampled_from((1, 3))),
         watermark=draw(st.sampled_from((0, 1))),
         window=draw(st.sampled_from((0, 0, 6))),
         speculation=draw(_speculations),

@@ -229,7 +229,7 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
     require(cause == claim, "held", f"{seq.id} for {claim}; it is {cause}")
     if cause in ("blocks", "rows"):
         _inversion(config, turn, seq, cause)
-    later = config.max_repeat > 1 or config.speculation is not None  # tables may grow
+    later = config.speculation is not None  # tables may grow
     if not later and len(planning.plans) == 1:
         _figures(turn, seq, wants, there)
 

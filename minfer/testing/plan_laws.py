@@ -95,10 +95,7 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     _opens(plan, here)
     _grows(plan, books.seats)
     _rows(config, plan, here)
-    # Who gave way in this turn may have been bound when the plan was begun.
-    gone = (books.accounts[name] for name, _ in planning.preempted)
-    surely = not any(one.request.lockstep for one in gone)
-    _repeat(config, plan, here, after, surely)
+    _decodes(plan, here)
     _apart(config, plan, here)
     _paused(config, plan, here)
     budget = planning.budget(config, len(planning.plans))
@@ -227,32 +224,13 @@ def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         require(right, "paused", f"{one.id} is in step {plan.step}")
 
 
-def _repeat(
-    config: EngineConfig,
-    plan: Plan,
-    here: Mapping[int, Seat],
-    after: EngineState,
-    surely: bool,
-) -> None:
-    """Several forwards in one plan: as many as each row has room for, while nobody is
-    filled or bound to the host; or one, where somebody may have been: not `surely`.
-    """
-    forwards = 1 if plan.drafts else max((1, *plan.most))
-    right = plan.repeat == forwards
-    require(right, "repeat", f"{plan.repeat} for {plan.most}")
+def _decodes(plan: Plan, here: Mapping[int, Seat]) -> None:
+    """A row that decodes without drafts yields one token."""
     drafting = {draft.index for draft in plan.drafts}
     for at, seat in here.items():
-        start = plan.starts[at]
-        if start >= seat.base and at not in drafting:
-            end = min(seat.account.last, len(seat.table) * config.block_size)
-            single = plan.fills or plan.drafts or after.lockstep
-            room = 1 if single else min(config.max_repeat, end - start)
-            most, due = plan.most[at], max(1, room)
-            require(
-                most == due or (most == 1 and not surely),
-                "repeat",
-                f"{most} tokens, not {due}",
-            )
+        if plan.starts[at] >= seat.base and at not in drafting:
+            most = plan.most[at]
+            require(most == 1, "decode", f"{seat.account.id} may yield {most} tokens")
 
 
 def _copies(

@@ -15,17 +15,6 @@ EQUIVALENT: Final[dict[str, str]] = {
         "schedule.py | _who_moves_up | condition | if work.state.running.gens is not "
         "before -> if True"
     ): "A shortcut: if nobody was displaced there is nobody to forget.",
-    "schedule.py | _how_many_forwards | offset | 1 -> 0": (
-        "A shortcut: of one forward at most, each row yields one token, as where nothing "
-        "is said, and whoever runs has a place for its input."
-    ),
-    (
-        "schedule.py | _how_many_forwards | comparison | config.max_repeat > 1 -> "
-        "config.max_repeat >= 1"
-    ): (
-        "A shortcut: of one forward at most, each row yields one token, as where nothing "
-        "is said, and whoever runs has a place for its input."
-    ),
     "schedule.py | _who_runs | condition | if work.state.searches -> if True": (
         "A shortcut: without searches no beam is found that waits."
     ),
@@ -109,15 +98,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     ("grow.py | _one | condition | taken.blocks if taken else () -> taken.blocks"): (
         "For the type checker: the caller has counted that there is one."
-    ),
-    (
-        "grow.py | stretch | bound | max(1, min(config.max_repeat, last - sched, "
-        "len(table) * size - sched)) -> min(config.max_repeat, last - sched, len(table) "
-        "* size - sched)"
-    ): (
-        "Who may run has an input left and a place for it, at least one; for who is "
-        "idle the number is not used, and the largest of all is that of somebody who "
-        "runs."
     ),
     (
         "committed.py | all_committed | condition | reversed(state.inflight) if rest "

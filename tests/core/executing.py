@@ -45,38 +45,6 @@ def opened(request: Request, table: tuple[int, ...] = (), sample: int = 0) -> Op
 
 
 @define
-class Proposer:
-    """Turns plans of several forwards into such as verify drafts, some of them right."""
-
-    rng: Random
-    foresee: Foresee
-    vocab: int
-
-    def __call__(self, plan: Plan, oracle: Oracle) -> Plan:
-        """The plan with drafts in place of further forwards."""
-        if plan.repeat == 1 or plan.fills:
-            return plan
-        drafts = tuple(
-            Draft(index, self._guess(oracle.rows[row], self.rng.randint(1, most - 1)))
-            for index, (row, most) in enumerate(zip(plan.rows, plan.most, strict=True))
-            if most > 1
-        )
-        counts = [1] * len(plan.rows)
-        for draft in drafts:
-            counts[draft.index] += len(draft.tokens)
-        return evolve(plan, drafts=drafts, counts=tuple(counts), repeat=1)
-
-    def _guess(self, row: Row, count: int) -> tuple[int, ...]:
-        """What may follow a row's last token."""
-        coming = self.foresee(row.name)[row.next + 1 :][:count]
-        wild = (self.rng.randrange(self.vocab) for _ in range(count - len(coming)))
-        guess = [*coming, *wild]
-        if self.rng.random() < 0.5:
-            guess[self.rng.randrange(count)] = self.rng.randrange(self.vocab)
-        return tuple(guess)
-
-
-@define
 class Mover:
     """Keeps blocks in another tier while no row reads them."""
 
@@ -113,8 +81,6 @@ class Mover:
 class Habits:
     """How an executor of the worlds differs from the plain oracle."""
 
-    variable: bool = False  # rows of repeated plans yield fewer tokens than they may
-    proposer: Proposer | None = None
     mover: Mover | None = None
     wire: bool = False  # plans and results cross as bytes
 
@@ -122,11 +88,8 @@ class Habits:
 class Busy(Oracle):
     """An oracle with habits. It counts what came of them in `seen`."""
 
-    def __init__(
-        self, rng: Random, habits: Habits, block_size: int, vocab: int, window: int
-    ) -> None:
+    def __init__(self, habits: Habits, block_size: int, vocab: int, window: int) -> None:
         super().__init__(block_size, vocab, window)
-        self.rng = rng
         self.habits = habits
         self.seen = Counter[str]()
 
@@ -164,8 +127,6 @@ class Busy(Oracle):
             plan = habits.mover(plan, self)
             self.seen["moved away"] += any(move.origin == DEVICE for move in plan.moves)
             self.seen["moved back"] += any(move.origin == HOST for move in plan.moves)
-        if habits.proposer is not None:
-            plan = habits.proposer(plan, self)
         return super()._run(plan)
 
     def _verified(
@@ -177,15 +138,3 @@ class Busy(Oracle):
             yield token
         self.seen["drafts accepted"] += accepted > 0
         self.seen["drafts rejected"] += accepted < count
-
-    def _row(
-        self,
-        row: Row,
-        fill: tuple[int, ...] | None,
-        start: int,
-        yields: int,
-        bits: bytes = b"",
-    ) -> Iterator[int]:
-        fewer = self.habits.variable and yields > 1
-        most = self.rng.randint(1, yields) if fewer else yields
-        return super()._row(row, fill, start, most, bits)

@@ -39,7 +39,6 @@ RARE = (
     "preempted",
     "displaced",
     "evicted",
-    "repeated",
     "copied",
     "slid",
     "voided",
@@ -111,7 +110,6 @@ def _results(before: EngineState, events: Sequence[Event], seen: Counter[str]) -
             plan.gens != before.running.gens and sizes[0] > sizes[1]
         )
         seen["fresh tokens kept"] = plan.step % thresholds.FRESH_STEPS > 0
-        seen["repeated"] = plan.repeat > 1
     seen["submitted again"] = any(
         isinstance(event, Submit) and event.request.id in before.requests
         for event in events

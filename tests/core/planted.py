@@ -459,14 +459,6 @@ BUGS: Final = (
         "last = request.most_known(config.max_model_len + 1) - 1",
     ),
     Bug(
-        "repeat beyond the limit",
-        "limits: several steps in one plan, the length is looked at after them",
-        "grow.py",
-        "stretch",
-        "min(config.max_repeat, last - sched, len(table) * size - sched)",
-        "min(config.max_repeat, len(table) * size - sched)",
-    ),
-    Bug(
         "two terminal words",
         "s#36475, s#36552: given up after failures, the sequence decodes on and ends "
         "again",

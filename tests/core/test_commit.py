@@ -12,7 +12,15 @@ from minfer.commit import aligned
 from minfer.keys import block_keys
 from minfer.messages import Cancel, Emit, Executed, Ignored, Submit, Voided
 from minfer.plan import TokenLogprobs
+from minfer.speculate.settings import DEVICE, Speculation
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
+
+# Decode rows yield several tokens a step, as most drafts are right.
+SEVERAL = evolve(
+    CONFIG,
+    max_num_batched_tokens=64,
+    speculation=Speculation(drafter=DEVICE, drafts=5, adaptive=False),
+)
 
 
 @given(
@@ -42,9 +50,9 @@ def test_many_newcomers_in_front_do_not_hide_who_ran_before() -> None:
 @pytest.mark.parametrize("others", [0, 3])
 def test_log_probabilities_follow_their_tokens(others: int) -> None:
     """Whoever came or went since the step was planned, and as far as tokens count."""
-    bench = Bench(evolve(CONFIG, depth=2, max_repeat=4))
+    bench = Bench(evolve(SEVERAL, depth=2))
     early = ask("early", 5, 20)
-    ends = frozenset(bench.right(early)[6:7])  # in the middle of a repeated step
+    ends = frozenset(bench.right(early)[6:7])  # in the middle of a step
     bench.give(Submit(evolve(early, stop_ids=ends)))
     said: list[Emit] = []
     while bench.state.requests:
@@ -119,12 +127,12 @@ def test_a_step_before_the_first_in_flight_is_ignored_and_one_after_it_fails() -
 
 
 def test_rows_short_of_their_most_give_back_what_was_reserved() -> None:
-    bench = Bench(evolve(CONFIG, max_repeat=4, depth=2))
+    bench = Bench(evolve(SEVERAL, depth=2))
     bench.give(Submit(ask("a", 4, 30)))
     bench.turn()
     bench.turn()
     run, first = bench.state.running, bench.state.inflight[0]
-    assert first.most == (4,)
+    assert first.most == (6,)
     bench.give(Executed(first.step, ((1,),)))
     after = bench.state.running
     ahead = sum(plan.most[0] for plan in bench.state.inflight)
@@ -149,7 +157,7 @@ def test_tokens_after_the_last_one_and_after_a_stop_are_taken_back() -> None:
     plain = ask("a", 4, 6)
     right = Bench().right(plain)
     for request, keep in ((plain, 6), (evolve(plain, stop_ids=frozenset(right[2:3])), 0)):
-        bench = Bench(evolve(CONFIG, max_repeat=4))
+        bench = Bench(SEVERAL)
         bench.give(Submit(request))
         bench.drain()
         kept = right[: keep or right.index(right[2]) + 1]
@@ -181,7 +189,7 @@ def test_what_is_published_at_an_end_is_of_the_tokens_that_count(
     right, cut = Bench().right(plain), 0
     for stop in range(1, 16):
         request = evolve(plain, stop_ids=frozenset(right[stop : stop + 1]))
-        bench = Bench(evolve(CONFIG, max_repeat=6))
+        bench = Bench(SEVERAL)
         bench.give(Submit(request))
         bench.drain()
         out = bench.out["a", 0]

@@ -22,7 +22,6 @@ GOOD = EngineConfig(num_blocks=8, max_num_seqs=4, max_num_batched_tokens=8)
         ("max_num_batched_tokens", 4),
         ("vocab_size", 1),
         ("depth", 1),
-        ("max_repeat", 1),
         ("max_failures", 1),
         ("max_waiting", 1),
         ("window", 0),

@@ -29,6 +29,7 @@ from minfer.policies import Priority
 from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
 from minfer.runs.oracle import Oracle
+from minfer.speculate.settings import DEVICE, Speculation
 from minfer.state import EngineState, Transition, initial
 from minfer.testing.invariants import check
 from tests.core.world import reference
@@ -299,8 +300,8 @@ def test_the_text_layer_ends_samples_running_and_waiting() -> None:
 
 
 def test_stop_ids_end_a_sample_and_are_part_of_it() -> None:
-    for repeat in (1, 5):
-        bench = Bench(evolve(CONFIG, max_repeat=repeat, depth=2))
+    for how in (None, Speculation(drafter=DEVICE, drafts=5, adaptive=False)):
+        bench = Bench(evolve(CONFIG, speculation=how, depth=2))
         plain = ask("a", 5, 20)
         right = bench.right(plain)
         stop = right[6]
@@ -309,19 +310,6 @@ def test_stop_ids_end_a_sample_and_are_part_of_it() -> None:
         cut = right[: right.index(stop) + 1]
         assert bench.out["a", 0] == cut
         assert bench.ended["a", 0].reason == "stop"
-
-
-def test_repeat_runs_only_when_nobody_could_be_let_in() -> None:
-    bench = Bench(evolve(CONFIG, max_repeat=4))
-    bench.give(Submit(ask("a", 4, 30)))
-    bench.turn()
-    assert bench.plans[-1].repeat == 4
-    assert bench.plans[-1].most == (4,)
-    bench.turn(Submit(ask("b", 4, 5)))
-    assert bench.plans[-1].repeat == 1, "a newcomer is being filled"
-    bench.drain()
-    assert bench.out["a", 0] == bench.right(ask("a", 4, 30))
-    assert len(bench.plans) < 20
 
 
 def test_a_resumed_request_goes_on_where_it_was() -> None:
@@ -498,13 +486,3 @@ def test_time_never_goes_back() -> None:
     bench = Bench()
     state = step(CONFIG, bench.state, (Tick(5.0), Tick(3.0))).state
     assert state.time == 5.0
-
-
-def test_once_nobody_is_bound_to_the_host_a_plan_has_several_forwards_again() -> None:
-    bench = Bench(evolve(CONFIG, max_repeat=4))
-    bench.give(Submit(ask("bound", 5, 2, lockstep=True)), Submit(ask("plain", 5, 20)))
-    while ("bound", 0) not in bench.ended:
-        bench.turn()
-    bench.drain()
-    assert max(plan.repeat for plan in bench.plans) == 4
-    assert not bench.state.lockstep

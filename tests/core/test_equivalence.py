@@ -1,6 +1,4 @@
-"""What must not change tokens: pool size, chunking, depth, prefix cache, preemption,
-repeat.
-"""
+"""What must not change tokens: pool size, chunking, depth, prefix cache, preemption."""
 
 from collections.abc import Sequence
 from random import Random
@@ -86,7 +84,6 @@ def some_requests(seed: int) -> list[Request]:
     budget=st.integers(4, 64),
     seqs=st.integers(1, 4),
     depth=st.integers(1, 3),
-    repeat=st.integers(1, 5),
     cache=st.booleans(),
 )
 def test_tokens_do_not_depend_on_how_they_are_scheduled(
@@ -95,7 +92,6 @@ def test_tokens_do_not_depend_on_how_they_are_scheduled(
     budget: int,
     seqs: int,
     depth: int,
-    repeat: int,
     cache: bool,
 ) -> None:
     requests = some_requests(seed)
@@ -105,7 +101,6 @@ def test_tokens_do_not_depend_on_how_they_are_scheduled(
         max_num_batched_tokens=budget,
         max_num_seqs=seqs,
         depth=depth,
-        max_repeat=repeat,
     )
     assert outputs(tight, requests, cache=cache) == outputs(ROOMY, requests, cache=False)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.grow import _gets_on_alone, make_room, stretch
+from minfer.grow import _gets_on_alone, make_room
 from minfer.messages import Preempted, Submit
 from minfer.policy import FirstCome
 from minfer.spread import spread
@@ -104,17 +104,6 @@ def test_the_policys_victim_gives_way_and_is_told_for_whom() -> None:
         assert bench.out[name, 0] == bench.right(ask(name, 8, 24))
 
 
-def test_repeated_steps_take_blocks_only_while_there_are_plenty() -> None:
-    for blocks, most in ((32, 6), (3, 2)):
-        bench = Bench(evolve(CONFIG, num_blocks=blocks, max_repeat=6))
-        bench.give(Submit(ask("a", 6, 7)))
-        bench.turn()
-        assert bench.plans[-1].most == (most,)
-        assert bench.plans[-1].repeat == most
-        bench.drain()
-        assert bench.out["a", 0] == bench.right(ask("a", 6, 7))
-
-
 def test_what_a_table_gets_twice_in_a_step_is_told_as_one() -> None:
     bench = Bench(evolve(CONFIG, block_size=2, num_blocks=64))
     bench.turn(Submit(ask("a", 4, 30)), Submit(ask("bb", 6, 30)))
@@ -140,16 +129,6 @@ def test_where_blocks_are_few_nothing_more_is_taken() -> None:
     assert make_room(bench.config, bench.state, upto, {}) == (bench.state, {})
 
 
-def test_repeated_steps_end_with_the_last_token() -> None:
-    bench = Bench(evolve(CONFIG, max_repeat=6))
-    bench.give(Submit(ask("a", 6, 4)), Submit(ask("bb", 6, 9)))
-    bench.turn()
-    assert bench.plans[-1].most == (3, 6)
-    assert bench.plans[-1].repeat == 6
-    bench.drain()
-    assert len(bench.out["bb", 0]) == 9
-
-
 def test_a_row_that_is_sent_anew_gets_its_table_with_that_and_does_not_grow() -> None:
     both = 0
     for turns in range(8, 20):
@@ -164,17 +143,6 @@ def test_a_row_that_is_sent_anew_gets_its_table_with_that_and_does_not_grow() ->
         assert len(plan.opens) == 6
         assert not plan.grows
     assert both, "some tables grew in a plan that opened their rows"
-
-
-def test_for_several_forwards_only_who_takes_part_gets_blocks() -> None:
-    bench = Bench()
-    bench.turn(*(Submit(ask("a" * n, 4, 20)) for n in (1, 2)))
-    run, config = bench.state.running, evolve(CONFIG, max_repeat=8)
-    state, news, most = stretch(config, bench.state, {run.gens[1]}, {})
-    assert list(news) == [run.gens[0]]
-    assert len(state.running.tables[0]) > len(run.tables[0])
-    assert state.running.tables[1] == run.tables[1]
-    assert most[0] == 8
 
 
 def test_only_beside_who_is_paused_are_results_waited_for() -> None:

@@ -25,7 +25,6 @@ def test_a_step_is_counted_and_names_who_takes_part_in_the_order_of_rank() -> No
     assert plan.gens == (1, 0)
     assert plan.rows == (1, 0)
     assert plan.counts == plan.most == (1, 1)
-    assert plan.repeat == 1
     assert [p.step for p in bench.plans] == list(range(len(bench.plans)))
     assert bench.state.next_step == len(bench.plans)
 

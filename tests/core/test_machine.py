@@ -9,7 +9,6 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.core.executing import Habits
 from tests.core.tuned import tiny, tuned
 from tests.core.world import World, speculating, tiny_config
 
@@ -22,19 +21,16 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         rng=st.randoms(use_true_random=False),
-        variable=st.booleans(),
         pooled=st.booleans(),
         searching=st.booleans(),
         drafting=st.booleans(),
     )
-    def begin(
-        self, rng: Random, variable: bool, pooled: bool, searching: bool, drafting: bool
-    ) -> None:
+    def begin(self, rng: Random, pooled: bool, searching: bool, drafting: bool) -> None:
         self.thresholds = ExitStack()
         self.thresholds.enter_context(tuned(**tiny(rng)))
         config = tiny_config(rng)
         config = speculating(config, rng) if drafting else config
-        self.world = World(config, rng, Habits(variable=variable))
+        self.world = World(config, rng)
         self.world.proposing = 0.0  # there is a rule for it
         self.world.pooled = 0.3 if pooled else 0.0
         self.world.searching = 0.4 if searching else 0.0

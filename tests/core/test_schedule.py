@@ -139,25 +139,6 @@ def test_with_one_failure_allowed_nobody_has_to_run_alone_before_it() -> None:
     assert {done.reason for done in bench.ended.values()} == {"error"}
 
 
-def test_two_steps_may_be_one_plan() -> None:
-    bench = Bench(evolve(CONFIG, max_repeat=2))
-    bench.give(Submit(ask("a", 4, 9)))
-    bench.turn()
-    assert (bench.plans[-1].repeat, bench.plans[-1].most) == (2, (2,))
-    bench.drain()
-    assert bench.out["a", 0] == bench.right(ask("a", 4, 9))
-
-
-def test_once_nobody_is_bound_to_the_host_steps_are_planned_together_again() -> None:
-    bench = Bench(evolve(CONFIG, max_repeat=2))
-    bench.give(Submit(ask("a", 4, 2, lockstep=True)), Submit(ask("bb", 4, 9)))
-    while ("a", 0) not in bench.ended:
-        assert bench.plans[-1].repeat == 1
-        bench.turn()
-    assert bench.plans[-1].repeat == 2
-    bench.drain()
-
-
 def test_who_has_to_run_alone_gets_all_of_the_budget() -> None:
     bench = Bench(evolve(CONFIG, policy=Priority()))
     bench.give(Submit(ask("low", 40, 3, priority=5)))

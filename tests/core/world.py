@@ -56,7 +56,7 @@ from minfer.state import EngineState, Transition, initial
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
 from minfer.window import outside
-from tests.core.executing import Busy, Habits, Mover, Proposer
+from tests.core.executing import Busy, Habits, Mover
 from tests.core.paths import taken
 from tests.core.tuned import tiny, tuned
 
@@ -208,7 +208,6 @@ def tiny_config(rng: Random) -> EngineConfig:
         max_num_batched_tokens=max(seqs, rng.choice((1, 2, 3, 5, 8, 16, 64))),
         vocab_size=VOCAB,
         depth=rng.choice((1, 2, 2, 3)),
-        max_repeat=rng.choice((1, 1, 2, 5)),
         max_failures=rng.choice((2, 3)),
         watermark=rng.choice((0, 0, 1, 2)),
         late_masks=(seqs + size) % 3 > 0,  # not drawn: seeds keep their worlds
@@ -242,7 +241,6 @@ def big_config(rng: Random) -> EngineConfig:
         max_num_batched_tokens=rng.choice((128, 512)),
         vocab_size=rng.choice((VOCAB, 2**17, 2**31)),
         depth=rng.choice((1, 2)),
-        max_repeat=rng.choice((1, 3)),
         policy=rng.choice(POLICIES),
         window=rng.choice((0, 0, 0, 50)),
         freed_run=rng.choice((64, 3)),
@@ -328,8 +326,7 @@ class World:
         self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
         self.held_back = policy.held_back
         sizes = self.config.block_size, self.config.vocab_size, self.config.window
-        rng = Random(self.rng.random() if self.habits.variable else 0)
-        self.oracle = Busy(rng, self.habits, *sizes)
+        self.oracle = Busy(self.habits, *sizes)
 
     # --- actions ------------------------------------------------------------------------
 
@@ -791,10 +788,6 @@ class World:
             self.last_found = request, beam_reference(request, *sizes)
         return self.last_found[1]
 
-    def proposer(self, rng: Random) -> Proposer:
-        """One that knows what is to come."""
-        return Proposer(rng, self._whole, VOCAB)
-
     def _whole(self, name: SampleId) -> tuple[int, ...]:
         request = self.requests[name[0]]
         return (*request.prompt, *request.output, *self.reference(request, name[1]))
@@ -818,12 +811,9 @@ def run_world(seed: int, turns: int) -> World:
     big = rng.random() < BIG_SHARE
     config = big_config(rng) if big else tiny_config(rng)
     config = speculating(config, Random(f"speculation {seed}"))
-    variable = rng.random() < 0.3
-    world = World(config, rng, Habits(variable))
+    world = World(config, rng)
     apart = Random(seed)  # what executors do besides changes nothing of the world itself
     world.oracle.habits = Habits(
-        variable,
-        proposer=world.proposer(apart) if apart.random() < 0.5 else None,
         mover=Mover(Random(seed)) if apart.random() < 0.3 else None,
         wire=apart.random() < 0.2,
     )

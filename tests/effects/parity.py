@@ -1,7 +1,7 @@
 """Does minfer say what transformers says? Greedy tokens in float32, logits in bfloat16.
 
 float32: pieces of Python are continued greedily by transformers, one by one, and by
-engines with every combination of chunk size, batch size, depth, repeat and pool size,
+engines with every combination of chunk size, batch size, depth, drafts and pool size,
 twice, so that the second pass hits the prefix cache. A mismatch is a continuation in
 which any token differs: expected none.
 
@@ -44,7 +44,7 @@ COMBINATIONS = {
     ),  # whole prompts, or chunks of what is left of 24
     "max_num_seqs": (1, 16),
     "steps_in_flight": (1, 2),
-    "max_repeat": (1, 4),
+    "speculative_config": (None, {"method": "ngram", "num_speculative_tokens": 4}),
     "pool": ("ample", "tight"),  # which holds two of the longest sequences
 }
 

@@ -83,18 +83,17 @@ def test_who_went_back_may_come_in_again_ahead_of_who_was_first() -> None:
     turn, and r0 gives way to it.
     """
     config = EngineConfig(
-        num_blocks=6,
-        block_size=3,
+        num_blocks=7,
+        block_size=2,
         max_model_len=32,
         max_num_seqs=3,
         depth=3,
-        max_repeat=3,
         vocab_size=40,
         policy=Shortest(),
     )
     trial = Trial(config)
     for name in ("r0", "r1", "r2"):
-        trial.tell(Submit(Request(id=name, prompt=tuple(range(7)), max_tokens=9)))
+        trial.tell(Submit(Request(id=name, prompt=tuple(range(5)), max_tokens=9)))
     while trial.state.requests or not trial.turns[1:]:
         trial.turn()
     gone = [

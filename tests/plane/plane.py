@@ -63,7 +63,6 @@ def settings(rng: Random) -> dict[str, Any]:
         "max_num_batched_tokens": max(seqs, rng.choice((4, 16, 64, 512))),
         "scheduling_policy": rng.choice(POLICIES),
         "steps_in_flight": rng.choice((1, 2, 2, 3)),
-        "max_repeat": rng.choice((1, 1, 2, 4)),
         "max_waiting": rng.choice((6, 9, 9999)),
         "enable_prefix_caching": rng.random() < 0.8,
         "journal_redact": rng.random() < 0.1,

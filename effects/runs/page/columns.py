@@ -27,7 +27,7 @@ _MICROSECONDS: Final = 1e6  # in a second
 
 TABLES: Final = {
     "turn": ("free", "cached", "shareable", "running", "waiting", "tokens", "done"),
-    "step": ("turn", "number", "decode", "chunks", "prefill", "repeat", "drafts"),
+    "step": ("turn", "number", "decode", "chunks", "prefill", "drafts"),
     # What became of a sample's drafts, in the turn in which their step was done.
     "draft": ("turn", "who", "proposed", "accepted"),
     "sample": ("id", "sample", "n", "prompt", "most", "about"),
@@ -175,7 +175,6 @@ class Run:
             len(plan.gens) - chunks,
             chunks,
             prefill,
-            plan.repeat,
             drafts_of(plan),
         )
 

@@ -40,13 +40,6 @@ def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
     assert evolve(cost, decode=((1, 1.0), (2, 3.0))).seconds(decode) == pytest.approx(
         3.0315
     )
-    config = config_of(max_repeat=4)
-    _, four, *_ = plans(
-        [*Simulation(config, Simulated(), cost, [(0.0, asked("a", most=9))]).turns()]
-    )
-    assert four.repeat == 4
-    assert work(four) == Work(inputs=0, alone=4, chunks=0, read=26, pairs=0)
-    assert cost.seconds(four) == pytest.approx(4 * 1 + 0.04 + 26e-4)
     own = evolve(cost, launch=1.0, captured=11, eager=16.0, eager_token=0.2)
     assert own.seconds(mixed) == pytest.approx(16 + 2.4 + 0.003 + 12e-4 + 30e-5)
     assert own.seconds(decode) == cost.seconds(decode)

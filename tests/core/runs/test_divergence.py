@@ -33,7 +33,7 @@ def otherwise(config: EngineConfig, turn: Turn) -> bool:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@seeds(8, 200)
+@seeds(14, 200)
 def test_changed_schedulers_are_told_in_the_right_turn_and_under_request_ids(
     seeds: range, change: str
 ) -> None:

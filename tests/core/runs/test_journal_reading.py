@@ -218,7 +218,7 @@ LATER = 30  # a turn in mid-run: a journal that begins there begins with a snaps
 
 def later(change: Callable[[dict[str, Any]], None]) -> bytes:
     """A journal that begins in mid-run, whose head is changed by hand."""
-    config, turns = recorded(5)
+    config, turns = recorded(3)
     data = encode_journal(config, turns[LATER:], {"minfer": "0.2.0"})
     head, *rest = payloads(data, "run")
     told = json.loads(zlib.decompress(head[1:]))
@@ -300,7 +300,7 @@ def test_a_snapshot_of_the_same_records_replays_in_either_format(form: int) -> N
             del told["state_digest"]
 
     journal = opened(later(older))
-    assert list(journal.turns()) == recorded(5)[1][LATER:]
+    assert list(journal.turns()) == recorded(3)[1][LATER:]
     assert journal.by_decisions_alone == (form == 2)
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.kept import content, kept, read
+from minfer.runs.journal import JournalError
+from tests.core.kept import REFUSED, content, kept, read
 
 
 @pytest.mark.parametrize("path", kept(), ids=lambda path: path.stem)
@@ -21,6 +22,15 @@ def test_a_kept_journal_replays_without_a_divergence(path: Path) -> None:
         assert journal.checked == 1
 
 
+def test_a_kept_journal_with_what_was_removed_is_refused_with_its_last_reader() -> None:
+    with pytest.raises(JournalError) as caught:
+        read(REFUSED)
+    assert str(caught.value) == (
+        "format3-world-2.journal: journal of format 3 with max_repeat above 1: "
+        "minfer 0.1.0 (commit 4be0b7e) is the last that reads it"
+    )
+
+
 def test_kept_journals_have_everything_in_them() -> None:
     seen = content()
     for what in (
@@ -29,7 +39,6 @@ def test_kept_journals_have_everything_in_them() -> None:
         "preemptions",
         "failures",
         "window",
-        "repeat",
         "shares",
     ):
         assert seen[what] > 3, what

@@ -165,15 +165,6 @@ def test_what_came_before_the_failed_step_stays_as_it_was() -> None:
     assert parts[Where("failed")] == Spent(turns=2, seconds=2.0)
 
 
-def test_steps_of_many_tokens() -> None:
-    run = Run(config(max_repeat=4))
-    run.turn(Submit(request("a", 3, tokens=9)))
-    run.drain()
-    parts = run.life("a").parts
-    assert parts[Where("prefill")] == Spent(turns=1, seconds=1.0, steps=1, tokens=3)
-    assert parts[Where("decode")] == Spent(turns=2, seconds=2.0, steps=2, tokens=8)
-
-
 def test_drafts_are_counted_and_tokens_are_those_that_came() -> None:
     run = by_device()
     life = run.life("a")

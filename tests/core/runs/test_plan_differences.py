@@ -73,7 +73,6 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
             lambda plan: plan.update(grows=[[0, 1, [[5, 1]]]]),
             "step 1: new blocks: then 1 from entry 1 for 'a', now 5 from entry 1 for 'a'",
         ),
-        (lambda plan: plan.update(repeat=3), "step 1: forwards: then 1, now 3"),
         (
             lambda plan: plan.update(copies=[[1, 2, 3]]),
             "step 1: copies: then none, now block 1 to 2 (3 positions)",

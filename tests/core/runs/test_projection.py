@@ -110,9 +110,7 @@ def apart(state: Any) -> Iterator[EngineState]:
         name: with_first(getattr(plan, name), 99)
         for name in ("gens", "rows", "starts", "counts", "most")
     }
-    plans = [
-        with_first(state.inflight, one) for one in each(plan, step=999, repeat=9, **cells)
-    ]
+    plans = [with_first(state.inflight, one) for one in each(plan, step=999, **cells)]
     fences = [
         with_first(state.fences, one)
         for one in each(fence, until=99, held=(other,), private=(99,))

@@ -216,25 +216,22 @@ def test_arrivals_may_be_added_while_turns_are_read() -> None:
 
 
 def by_hand(plan: Plan) -> Work:
-    """Every forward of a plan, input by input."""
+    """A plan, input by input."""
     inputs = alone = chunks = read = pairs = depth = 0
     drafting = {draft.index: draft for draft in plan.drafts}
     filled = {fill.index for fill in plan.fills}
-    for i, (start, count, most) in enumerate(
-        zip(plan.starts, plan.counts, plan.most, strict=True)
-    ):
-        for forward in range(max(1, most) if plan.repeat > 1 else 1):
-            if i in filled:
-                inputs += count
-                chunks += 1
-                pairs += sum(position + 1 for position in range(start, start + count))
-                read += start + count
-            else:
-                verified = count if i in drafting else 1
-                alone += verified
-                read += start + forward + verified
-            if i in drafting and not drafting[i].tokens:
-                depth = max(depth, count - 1)
+    for i, (start, count) in enumerate(zip(plan.starts, plan.counts, strict=True)):
+        if i in filled:
+            inputs += count
+            chunks += 1
+            pairs += sum(position + 1 for position in range(start, start + count))
+            read += start + count
+        else:
+            verified = count if i in drafting else 1
+            alone += verified
+            read += start + verified
+        if i in drafting and not drafting[i].tokens:
+            depth = max(depth, count - 1)
     return Work(inputs, alone, chunks, read, pairs, depth)
 
 

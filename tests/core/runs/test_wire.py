@@ -97,7 +97,6 @@ PLANS = st.builds(
         tuple
     ),
     copies=st.lists(st.builds(Copy, NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple),
-    repeat=NUMBERS,
     drafts=st.lists(st.builds(Draft, NUMBERS, COLUMN), max_size=3).map(tuple),
     moves=st.lists(
         st.builds(Move, NUMBERS, NUMBERS, st.text(max_size=5), st.text(max_size=5)),
@@ -293,7 +292,6 @@ def test_an_oracle_in_another_process_gives_the_same_tokens() -> None:
         max_num_seqs=4,
         vocab_size=1000,
         max_num_batched_tokens=16,
-        max_repeat=3,
     )
     rng = Random(5)
     requests = [

@@ -176,7 +176,6 @@ def test_as_many_as_are_set(how: Speculation, most: int) -> None:
     plan = bench.plans[-1]
     assert bench.drafts(plan) == {"a": most}
     assert plan.counts == plan.most == (1 + most,)
-    assert plan.repeat == 1
     (draft,) = plan.drafts
     said = bench.right(ask("a", max_tokens=20))[1 : 1 + most]
     assert draft.tokens == (said if how.drafter == HOST else ())
@@ -300,18 +299,6 @@ def test_where_the_table_ends_there_is_no_room(how: Speculation) -> None:
     bench.drain()
     for wish in wishes:
         assert bench.out[wish.id, 0] == bench.right(wish)
-
-
-def test_several_forwards_wait_for_a_step_without_drafts() -> None:
-    config = evolve(ALONE, max_repeat=3)
-    bench = begun(HOSTED, ask("a", 3, 30), config=config)
-    bench.turn()
-    assert (bench.plans[-1].repeat, bench.plans[-1].counts) == (1, (5,))
-    bench.guess = nothing
-    bench.turn()
-    assert (bench.plans[-1].repeat, bench.plans[-1].most) == (3, (3,))
-    bench.drain()
-    assert bench.out["a", 0] == bench.right(ask("a", 3, 30))
 
 
 # --- the policy -----------------------------------------------------------------------

@@ -67,8 +67,7 @@ BITES = (
         fills,
         lambda t: sent(t, most=tuple(1 - m for m in plans(t)[-1].most)),
     ),
-    Bite("repeat", decoding, lambda t: planned(t, repeat=2)),
-    Bite("repeat", decoding, as_it_is, judged=evolve(CONFIG, max_repeat=3)),
+    Bite("decode", decoding, lambda t: sent(t, most=tuple(2 for _ in plans(t)[-1].most))),
     Bite("budget: .* allows 1", lambda t: t.number == 0, as_it_is, budgets=(1,)),
     Bite(
         "budget: .* a prompt waits",

@@ -12,6 +12,7 @@ from minfer.messages import (
     Submit,
     Voided,
 )
+from minfer.plan import Move
 from minfer.pmap import Map
 from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting, Learnt
 from minfer.speculate.settings import HOST, Speculation
@@ -48,7 +49,7 @@ BITES = (
     Bite(
         "in flight",
         decoding,
-        lambda t: stated(t, inflight=(evolve(plans(t)[-1], repeat=5),)),
+        lambda t: stated(t, inflight=(evolve(plans(t)[-1], moves=(Move(1, 2),)),)),
     ),
     Bite("time", decoding, lambda t: stated(t, time=99.0)),
     Bite("known", decoding, other_token),

@@ -6,6 +6,7 @@ import pytest
 
 from minfer.effects.cli.main import parser
 from minfer.effects.cli.options import sampling_params
+from minfer.effects.setup.settings import REMOVED
 from minfer.params import ADVISED
 from minfer.request import ParameterError
 
@@ -44,6 +45,19 @@ def test_a_bias_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["generate", "--logit-bias", "7"])
     assert "'7' is not like 13=-5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_an_option_that_was_removed_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    option = f"--{name.replace('_', '-')}"
+    with pytest.raises(SystemExit):
+        parser().parse_args(["generate", option, "2"])
+    assert f"argument {option}: was removed: {REMOVED[name]}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parser().parse_args(["generate", "--help"])
+    assert option not in capsys.readouterr().out
 
 
 def test_max_tokens_is_a_number_of_tokens_or_all_that_fit() -> None:

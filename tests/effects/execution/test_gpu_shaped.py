@@ -73,7 +73,6 @@ def expected() -> list[tuple[int, ...]]:
         {},
         {"enforce_eager": True},
         {"steps_in_flight": 1},
-        {"max_repeat": 4},
         {"num_gpu_blocks_override": 24},
         {"max_num_seqs": 3},
     ],

@@ -228,15 +228,6 @@ def change(rows: DeviceRows) -> None:
     rows.arena[torch.from_numpy(places).long()] = torch.from_numpy(values)
 
 
-def test_forwards_of_a_plan_that_repeats_lose_rows_that_end() -> None:
-    plan = Plan(1, (1, 2, 3), (3, 5, 0), (4, 6, 2), (1, 1, 1), (3, 1, 2), repeat=3)
-    found = [
-        (forward.draw.places, forward.kind.alone, forward.longest)
-        for forward in packer(pad=False).forwards(plan)
-    ]
-    assert found == [([0, 1, 2], 3, 7), ([0, 2], 2, 8), ([0], 1, 9)]
-
-
 def test_there_is_room_for_the_largest_step() -> None:
     """As many rows as there are, with as many tokens as there may be, all apart."""
     seqs, budget = 8, 64

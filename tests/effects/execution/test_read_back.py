@@ -31,19 +31,17 @@ from tests.effects.execution.tiny_engine import (
 pytestmark = pytest.mark.usefixtures("kind")
 
 
-@pytest.mark.parametrize(
-    ("depth", "max_repeat"), [(2, 4), *long([(1, 1), (3, 1), (3, 4)])]
-)
+@pytest.mark.parametrize("depth", [2, *long([1, 3])])
 @pytest.mark.parametrize(
     "settings",
     [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 3}, {"num_blocks": 9}],
     ids=str,
 )
 def test_some_ask_for_log_probabilities(
-    model: Model, reference: Tokens, settings: dict[str, int], max_repeat: int, depth: int
+    model: Model, reference: Tokens, settings: dict[str, int], depth: int
 ) -> None:
     run, wanted = (
-        Run.start(model, **settings, max_repeat=max_repeat, depth=depth),
+        Run.start(model, **settings, depth=depth),
         requests(0),
     )
     assert run.serve(asking(wanted), apart=depth % 2) == reference
@@ -57,7 +55,7 @@ def test_log_probabilities_of_several_samples(model: Model) -> None:
     request = Request(
         id="n", prompt=tuple(range(9)), max_tokens=12, n=4, sampling=how, seed=11
     )
-    run = Run.start(model, max_repeat=2)
+    run = Run.start(model)
     run.serve([request])
     check_scores(model, run, [request])
     assert max(one.rank for scores in run.scores.values() for one in scores) > 1
@@ -76,7 +74,7 @@ def test_log_probabilities_where_steps_fail(
         return model_forward(*arguments)
 
     monkeypatch.setattr(runner, "forward", failing)
-    run, wanted = Run.start(model, num_blocks=20, max_repeat=4), asking(requests(0))
+    run, wanted = Run.start(model, num_blocks=20), asking(requests(0))
     assert run.serve(wanted, apart=1) == reference
     check_scores(model, run, wanted)
     assert run.count(Voided)
@@ -179,11 +177,12 @@ def test_tokens_are_put_where_they_belong() -> None:
     assert results(plan, [slot], VOCAB, gone=[1]).yields == ((8,), (VOID,), (7,))
 
 
-def test_tokens_of_several_forwards_are_in_order() -> None:
-    plan = Plan(3, (1, 2), (0, 1), (4, 5), (1, 1), (3, 1), repeat=3)
-    slots = [slot_with([4, 5], Draw([0, 1], [None, None]))]
-    slots += [slot_with([token], Draw([0], [None])) for token in (6, 7)]
-    assert results(plan, slots, VOCAB).yields == ((4, 6, 7), (5,))
+def test_tokens_of_several_forwards_are_put_together() -> None:
+    plan = Plan(3, (1, 2), (0, 1), (4, 5), (1, 1), (1, 1))
+    slots = [
+        slot_with([token], Draw([at], [None], [0])) for at, token in ((1, 4), (0, 5))
+    ]
+    assert results(plan, slots, VOCAB).yields == ((5,), (4,))
 
 
 def test_slots_take_turns() -> None:

@@ -35,9 +35,7 @@ from tests.effects.execution.tiny_engine import (
 pytestmark = pytest.mark.usefixtures("kind")
 
 
-@pytest.mark.parametrize(
-    ("depth", "max_repeat"), [(1, 1), (2, 4), *long([(1, 4), (2, 1), (3, 1), (3, 4)])]
-)
+@pytest.mark.parametrize("depth", [1, 2, *long([3])])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -53,9 +51,9 @@ pytestmark = pytest.mark.usefixtures("kind")
     ids=str,
 )
 def test_tokens_are_those_of_transformers(
-    model: Model, reference: Tokens, settings: dict[str, int], max_repeat: int, depth: int
+    model: Model, reference: Tokens, settings: dict[str, int], depth: int
 ) -> None:
-    run = Run.start(model, **settings, max_repeat=max_repeat, depth=depth)
+    run = Run.start(model, **settings, depth=depth)
     assert run.serve(requests(0), apart=depth % 2) == reference
     assert not run.count(Voided)
     assert {end.reason for end in run.ends.values()} == {"stop", "length"}
@@ -104,7 +102,7 @@ def test_samples_of_one_request_differ_and_are_each_right(
 
 
 def test_a_cancelled_neighbour_changes_nothing(model: Model, reference: Tokens) -> None:
-    run = Run.start(model, max_repeat=4)
+    run = Run.start(model)
     for request in requests(0):
         run.driver.post(Submit(request))
     run.turn()
@@ -120,14 +118,12 @@ def test_a_cancelled_neighbour_changes_nothing(model: Model, reference: Tokens) 
     "error", [RuntimeError("not enough memory"), MemoryError()], ids=repr
 )
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("max_repeat", [1, 4])
 def test_a_failing_forward_fails_its_step_only(
     model: Model,
     reference: Tokens,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     late: bool,
-    max_repeat: int,
 ) -> None:
     calls = 0
 
@@ -141,7 +137,7 @@ def test_a_failing_forward_fails_its_step_only(
         return out
 
     monkeypatch.setattr(runner, "forward", failing)
-    run = Run.start(model, max_repeat=max_repeat, num_blocks=20)
+    run = Run.start(model, num_blocks=20)
     assert run.serve(requests(0), apart=1) == reference
     voided = [reason for reason in run.reasons if isinstance(reason, Voided)]
     assert voided
@@ -242,7 +238,6 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     "drafts": {"drafts": (Draft(0, (5,)),)},
     "moved": {"moves": (Move(3, 0, tier="host"),)},
     "block table": {"grows": (Grow(0, 1, (5,), group=1),)},
-    "forwards": {"apart": (0,), "repeat": 2},
 }
 
 

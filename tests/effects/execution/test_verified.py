@@ -350,7 +350,6 @@ ROW: dict[str, Any] = {
     "drafts": (Draft(0, (5,)),),
 }
 REFUSED: dict[str, dict[str, Any]] = {
-    "one forward": {"repeat": 2},
     "feed themselves": {"fills": (Fill(0, (3, 4)),)},
     "sampled apart have no drafts": {"apart": (0,)},
     "1 to 6 drafts, not 7": {"counts": (8,), "drafts": (Draft(0, (5,) * 7),)},

@@ -252,13 +252,9 @@ def printable(llm: LLM) -> tuple[str, SamplingParams]:
     raise AssertionError("no seed gives such a text")
 
 
-@pytest.mark.parametrize("max_repeat", [1, 4])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_stop_string_cuts_the_text_wherever_it_falls(
-    folder: str, depth: int, max_repeat: int
-) -> None:
-    settings = SETTINGS | {"steps_in_flight": depth, "max_repeat": max_repeat}
-    with LLM(folder, **settings) as llm:
+def test_a_stop_string_cuts_the_text_wherever_it_falls(folder: str, depth: int) -> None:
+    with LLM(folder, **SETTINGS | {"steps_in_flight": depth}) as llm:
         text, params = printable(llm)
         whole = ids(llm.generate("abc", params)[0])
         for start, size in ((0, 1), (4, 2), (20, 3), (len(text) - 1, 1)):
@@ -635,7 +631,6 @@ def test_more_requests_than_may_wait_are_told_so(
         ("seed", "x"),
         ("scheduling_policy", "lottery"),
         ("steps_in_flight", 0),
-        ("max_repeat", 0),
         ("executor", "gpu"),
         ("model", 5),
         ("max_model_len", 10**6),
@@ -644,6 +639,11 @@ def test_more_requests_than_may_wait_are_told_so(
 def test_settings_out_of_range_are_named(folder: str, name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         LLM(**({"model": folder} | SETTINGS | {name: value}))
+
+
+def test_a_setting_that_was_removed_is_refused_by_name(folder: str) -> None:
+    with pytest.raises(TypeError, match="max_repeat was removed: a step computes one"):
+        LLM(folder, max_repeat=4)  # type: ignore[arg-type]  # the point
 
 
 def test_an_unknown_setting_names_the_known_ones(folder: str) -> None:

@@ -87,9 +87,8 @@ def test_what_ends_is_as_was_asked_and_stops(llm: LLM) -> None:
         {"max_num_batched_tokens": 8, "max_num_seqs": 8},
         {"enable_prefix_caching": False},
         {"block_size": 16, "num_gpu_blocks_override": 6, "max_model_len": 96},
-        {"max_repeat": 4},
     ],
-    ids=["depth 1", "chunked", "uncached", "preempted", "repeated"],
+    ids=["depth 1", "chunked", "uncached", "preempted"],
 )
 def test_neither_depth_nor_chunks_nor_preemption_changes_a_token(
     settings: dict[str, Any], expected: list[list[tuple[int, ...]]]

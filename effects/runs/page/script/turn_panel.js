@@ -75,8 +75,7 @@ function planned(k, chunks) {
   const prefill = step.prefill[k];
   const parts = [];
   if (decode) {
-    const again = step.repeat[k] > 1 ? ` up to ${step.repeat[k]} times` : "";
-    parts.push(`${many(decode, "sequence writes", "sequences write")} a token${again}`);
+    parts.push(`${many(decode, "sequence writes", "sequences write")} a token`);
   }
   const drafts = step.drafts[k];
   if (drafts) {
