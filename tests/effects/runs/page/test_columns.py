@@ -78,7 +78,7 @@ def test_a_steady_decode_costs_no_entries() -> None:
 
 
 def test_a_recording_may_begin_in_the_middle() -> None:
-    config, turns = recorded(3, 200)
+    config, turns = recorded(10, 200)
     middle = next(
         n
         for n, turn in enumerate(turns)
