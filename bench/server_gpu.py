@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -96,15 +96,26 @@ def library(args: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 @contextmanager
 def server(
-    args: argparse.Namespace, model: Path, fronts: int
+    args: argparse.Namespace,
+    model: Path,
+    fronts: int,
+    tree: Path = ROOT,
+    more: Sequence[str] = (),
 ) -> Iterator[tuple[str, subprocess.Popen[str], float]]:
-    """A server that is ready, its process, and how long that took in seconds."""
+    """A server of a tree that is ready, its process, and how long that took in seconds;
+    `more` are options of `minfer serve`.
+    """
     command = [sys.executable, "-m", "minfer", "serve", "--port", "0"]
-    command += ["--model", str(model), "--device", args.device, *ENGINE]
+    command += ["--model", str(model), "--device", args.device, *ENGINE, *more]
     command += ["--api-processes", str(fronts)]
+    paths = f"{tree}:{os.environ.get('PYTHONPATH', '')}"
     begin = time.perf_counter()
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": paths},
     ) as process:
         assert process.stdout is not None
         try:
@@ -138,8 +149,9 @@ def is_engine(process: int) -> bool:
 
 def load(args: argparse.Namespace, url: str, clients: int, seed: int) -> dict[str, Any]:
     """What the clients see of one run."""
+    vocab_size = qwen(args.shape)["vocab_size"]
     prompts = RandomPrompts(
-        args.prompt, args.output, vocab_size=SHAPES[args.shape][5], seed=str(seed)
+        args.prompt, args.output, vocab_size=vocab_size, seed=str(seed)
     )
     wanted = Load(
         url=f"{url}/v1/completions",

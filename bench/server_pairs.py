@@ -1,0 +1,81 @@
+"""`minfer serve` of this tree and of another on one GPU, interleaved: how many times as
+fast is this one over HTTP?
+
+    python -m bench.server_pairs --before TREE --shape 0.5B --clients 64 256
+
+Both servers are up at once, with KV caches of the same size, and get the same loads in
+turn, from eight client processes of this tree (512 tokens in, 128 out, closed loop,
+streamed, no prefix cache). What counts is the ratio of each pair. The first loads meet
+graphs that are not captured yet: they do not count, but the first of a number of clients
+is reported as `first`.
+"""
+
+import argparse
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from bench.results import ROOT, run, show, spread
+from bench.server_clients import write_model
+from bench.server_gpu import OUTPUT, PROMPT, load, server
+from bench.shapes import SHAPES, TINY, qwen
+
+WARM: Final = 1  # loads of each server that do not count
+CACHE: Final = 10 << 30  # bytes of KV cache of each engine: 256 requests of a 7B
+
+
+def paired(args: argparse.Namespace, model: Path) -> dict[str, Any]:
+    """Both servers under all numbers of clients."""
+    found: dict[str, Any] = {}
+    more = ("--kv-cache-memory-bytes", str(args.cache))
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(server(args, model, args.fronts, tree, more))
+            for tree in (args.before.resolve(), ROOT)
+        ]
+        found["ready seconds"] = [ready for _, _, ready in both]
+        for clients in args.clients:
+            runs: list[list[float]] = []
+            for number in range(WARM + args.pairs):
+                rates = [0.0, 0.0]
+                for at in (0, 1) if number % 2 else (1, 0):
+                    told = load(args, both[at][0], clients, clients * 100 + number)
+                    rates[at] = told["output_throughput"]
+                runs.append(rates)
+            counted = runs[WARM:]
+            found[f"{clients} clients"] = {
+                "before": median(was for was, _ in counted),
+                "now": median(now for _, now in counted),
+                "times as fast": spread([now / was for was, now in counted]),
+                "first": runs[0],
+            }
+            show({"shape": args.shape, "clients": clients, **found[f"{clients} clients"]})
+    return found
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), qwen(args.shape))
+        return {"shape": args.shape, "fronts": args.fronts} | paired(args, Path(folder))
+
+
+if __name__ == "__main__":
+    number = {"type": int}
+    run(
+        "server_pairs",
+        measure,
+        {
+            "--before": {"type": Path, "required": True, "help": "another tree"},
+            "--shape": {"choices": (*SHAPES, *TINY), "default": "0.5B"},
+            "--device": "cuda",
+            "--clients": {**number, "nargs": "+", "default": [64, 256]},
+            "--fronts": {**number, "default": 4},
+            "--pairs": {**number, "default": 5},
+            "--each": {**number, "default": 0, "help": "requests of a client"},
+            "--cache": {**number, "default": CACHE},
+            "--prompt": PROMPT,
+            "--output": OUTPUT,
+        },
+    )
