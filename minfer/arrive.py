@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from minfer import consult
-from minfer.beam import MAX_BEAMS, Search
 from minfer.blocks import blocks_for
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
@@ -51,8 +50,6 @@ def objection(
         )
     if known >= most:
         return f"the request was resumed with all of its {most - prompt} output tokens"
-    if request.beams is not None and (why := _too_wide(config, request, needs)):
-        return why
     if needs > config.num_blocks:
         what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
         return f"{what}; the cache has {config.num_blocks}"
@@ -64,33 +61,8 @@ def objection(
     return ""
 
 
-def _too_wide(config: EngineConfig, request: Request, needs: int) -> str:
-    """Why the beams of a search, each of which `needs` so many blocks, cannot run
-    together, or nothing.
-    """
-    if request.n > min(MAX_BEAMS, config.max_num_seqs):
-        most = f"{MAX_BEAMS}, and as many as sequences run at once"
-        return f"a beam search may have up to {most} ({config.max_num_seqs}) beams"
-    if needs > (share := beam_share(config, request.n)):
-        what = f"prompt and output need {needs} KV blocks; the cache has"
-        return f"{what} {config.num_blocks}, of which each beam may take {share}"
-    return ""
-
-
-def beam_share(config: EngineConfig, beams: int) -> int:
-    """Blocks that each of so many beams may take, so that all of them can run at once,
-    whatever they share.
-    """
-    spare = max(1, config.watermark) if beams > 1 else 0  # as for whoever is not alone
-    return (config.num_blocks - spare) // max(1, beams)
-
-
 def _misfit(request: Request) -> str:
     """Where a request's end and what it asks for besides do not fit, or nothing."""
-    if request.beams is not None and not _is_search(request):
-        return (
-            "a beam search is in lockstep and reads the cache, without pooling and output"
-        )
     if request.max_tokens < 0:
         return "max_tokens must be at least 0"
     if request.tails is not None and request.max_tokens > 1:
@@ -103,11 +75,6 @@ def _misfit(request: Request) -> str:
             "max_tokens must be 0 and n 1, without output and lockstep"
         )
     return ""
-
-
-def _is_search(request: Request) -> bool:
-    bound = request.lockstep and request.reads_cache
-    return bound and not (request.pooling or request.output)
 
 
 def submitted(
@@ -133,7 +100,6 @@ class _Arrivals:
     def __init__(self, config: EngineConfig, state: EngineState) -> None:
         self.config, self.state = config, state
         self.live, self.new = state.requests.mutate(), list[Sequence]()
-        self.searches = state.searches
         self.arrivals, self.last = state.arrivals, consult.last_rank(state)
         self.rejected, self.reasons = list[Finished](), list[Reason]()
 
@@ -160,8 +126,6 @@ class _Arrivals:
             self.new.append(
                 Sequence(request, sample, own, self.state.time, history, keys)
             )
-        if request.beams is not None:
-            self.searches = self.searches.set(request.id, Search.of(request.n))
         self.live[request.id] = Live(place, request.n)
         self.arrivals += 1
 
@@ -188,7 +152,6 @@ class _Arrivals:
             waiting=self.state.waiting.insert_many(self.new),
             requests=self.live.finish(),
             arrivals=self.arrivals,
-            searches=self.searches,
         )
         emits = (Emit((), (), tuple(self.rejected)),) if self.rejected else ()
         return Transition(state, emits, tuple(self.reasons))

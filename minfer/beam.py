@@ -12,8 +12,8 @@ ranks (1 + stop ids) * k offers of all beams; nothing is lost if a beam offers n
 than k + stop ids: at most so many of them can be among the k best, or among the k best
 that do not end.
 
-All is on plain values. What the beams are in the engine, and how one becomes another, is
-in `minfer/branch.py`.
+All is on plain values. The engine knows no beams: each is a request of its own in every
+round.
 """
 
 from collections.abc import Callable, Container
@@ -26,7 +26,7 @@ from attrs import evolve, field, frozen
 from minfer.checks import ParameterError, check_number
 
 NEVER: Final = "never"
-# Beams and stop ids together: an executor gives as many likeliest tokens of a row.
+# Beams and stop ids together: a request may ask for as many likeliest tokens.
 MAX_CANDIDATES: Final = 20
 MAX_BEAMS: Final = 16  # of one search: four are left for stop ids
 MAX_LENGTH_PENALTY: Final = 10.0  # with it, any length's power is a finite number
@@ -71,9 +71,9 @@ class BeamRound:
 
 @frozen
 class Candidates:
-    """What one row offers: the likeliest tokens after its last input, best first."""
+    """What a beam offers: the likeliest tokens after its last one, best first."""
 
-    index: int  # in the plan's columns
+    index: int  # of the beam
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # theirs, natural
 
@@ -99,27 +99,12 @@ class Hypothesis:
 
 @frozen
 class Search:
-    """A search between two results of the executor."""
+    """A search in a round."""
 
     logprobs: tuple[float, ...]  # of each beam's output
     # What each beam offers in this round, once it is known.
     offers: tuple[Candidates | None, ...]
     done: tuple[Hypothesis, ...] = ()  # the best, best first; never more than beams
-
-    @classmethod
-    def of(cls, width: int) -> "Search":
-        """The beginning: the beams are one sequence, of which only the first counts."""
-        return cls((0.0, *(-inf,) * (width - 1)), (None,) * width)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every beam has said what it offers."""
-        return None not in self.offers
-
-    def with_offer(self, beam: int, offer: Candidates | None) -> "Search":
-        """The search, where `beam` offers this, or has not said yet."""
-        offers = (*self.offers[:beam], offer, *self.offers[beam + 1 :])
-        return evolve(self, offers=offers)
 
 
 @frozen
@@ -144,30 +129,6 @@ class Choice:
 def wanted(width: int, stop_ids: int) -> int:
     """How many candidates each beam is to offer."""
     return min(width + stop_ids, MAX_CANDIDATES)
-
-
-def flaw_of(candidates: Any, vocab_size: int) -> str:
-    """What is wrong with what rows offer, or nothing; it may be anything."""
-    if type(candidates) is not tuple:
-        return "candidates must be a tuple"
-    if not all(_is_offer(one, vocab_size) for one in candidates):
-        return "candidates must be token ids, and as many numbers below infinity"
-    return ""
-
-
-def _is_offer(value: Any, vocab_size: int) -> bool:
-    if type(value) is not Candidates or type(value.index) is not int:
-        return False
-    if value.index < 0:
-        return False
-    tokens, logprobs = value.tokens, value.logprobs
-    if type(tokens) is not tuple or type(logprobs) is not tuple:
-        return False
-    if not 1 <= len(tokens) == len(logprobs) <= MAX_CANDIDATES:
-        return False
-    if not all(type(one) is int and 0 <= one < vocab_size for one in tokens):
-        return False
-    return all(type(one) is float and one < inf for one in logprobs)
 
 
 def choose(search: Search, this: Round) -> Choice:
@@ -229,22 +190,3 @@ def _is_over(this: Round, best: Child, done: tuple[Hypothesis, ...], width: int)
     length = this.most if hopeful else this.length
     hoped: float = best.logprob / length**how.length_penalty
     return hoped <= done[-1].score
-
-
-def by_seat(children: tuple[Child, ...], *, alike: bool) -> tuple[Child, ...]:
-    """The children by the beam that each becomes: whose parent it is, if it can be.
-
-    `alike`: all beams are the same sequence so far, so each may be any child's parent.
-    There are as many children as beams.
-    """
-    if alike:
-        return tuple(evolve(one, parent=beam) for beam, one in enumerate(children))
-    places = dict[int, Child]()
-    later = list[Child]()
-    for one in children:
-        if places.setdefault(one.parent, one) is not one:
-            later.append(one)
-    rest = iter(later)
-    return tuple(
-        places[beam] if beam in places else next(rest) for beam in range(len(children))
-    )

@@ -6,16 +6,14 @@ block or finish a chunk of their prompt are looked at one by one. Sealing is spr
 engine.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from itertools import compress, count, islice, repeat
 from operator import add, ge, ne, sub
 
 from minfer import thresholds
-from minfer.beam import Hypothesis
-from minfer.branch import beams_in, flaw_in, found, searched
 from minfer.config import EngineConfig
-from minfer.ending import Leaver, end, leaver
-from minfer.messages import Executed, Failed, Finished, Reason, clip
+from minfer.ending import end, leaver
+from minfer.messages import Executed, Failed, Finished, clip
 from minfer.plan import Logprobs, Plan, Pooled, Yields, flaw_beside, tokens_of
 from minfer.publish import sealed
 from minfer.record import evolve
@@ -53,11 +51,9 @@ def over(
     sizes = tuple(map(len, event.yields))  # tokens per row
     flaw = _flaw(config, plan, sizes, tokens)
     flaw = flaw or flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
-    beams = beams_in(state, plan) if state.searches else {}
-    flaw = flaw or flaw_in(config, beams, event.candidates)
     if flaw:
         return void(config, state, plan.step, flaw)
-    return _good(config, state, event, tokens, sizes, beams)
+    return _good(config, state, event, tokens, sizes)
 
 
 def _good(
@@ -66,15 +62,9 @@ def _good(
     event: Executed,
     tokens: tuple[int, ...],
     sizes: tuple[int, ...],
-    beams: Mapping[int, int],
 ) -> Transition:
-    """Commit results that can be: `sizes` are of all `tokens`; `beams` as `beams_in`
-    says.
-    """
+    """Commit results that can be: `sizes` are of all `tokens`."""
     plan, yields = state.inflight[0], event.yields
-    if beams:  # a beam knows a token once it is chosen
-        yields = tuple(() if at in beams else some for at, some in enumerate(yields))
-        sizes = tuple(map(len, yields))
     advanced, new = _advanced(state.running, plan, yields, sizes)
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
     if plan.drafts and config.speculation is not None:
@@ -82,29 +72,20 @@ def _good(
     if state.faults:
         ran = {advanced.ids[i] for i in positions(advanced, set(plan.gens))}
         state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))
-    outputs: dict[int, Hypothesis] = {}
-    forked: tuple[Reason, ...] = ()
-    if beams:
-        heard = searched(config, state, beams, event.candidates)
-        state, outputs, forked = heard.state, heard.outputs, heard.reasons
-        new = tuple(
-            outputs[i].tokens if i in outputs else some for i, some in enumerate(new)
-        )
     known, due = state.running.known, state.running.ripe
     ripe = tuple(compress(range(len(advanced)), map(ge, known, due)))
     ends = _endings(state, tokens, new, ripe) | _silent_ends(advanced, plan)
-    ends = {i: end for i, end in ends.items() if i not in outputs}
     if ends:
         run, new = _cut(state.running, new, ends)
         state = evolve(state, running=run)
-    gone = ends.keys() | outputs.keys()
-    state = sealed(config, state, _fillings(config, state.running, plan, ripe, gone))
+    state = sealed(config, state, _fillings(config, state.running, plan, ripe, ends))
     finished: tuple[Finished, ...] = ()
-    if gone:
-        leavers = _leavers(state.running, ends, outputs)
+    if ends:
+        run = state.running
+        leavers = [leaver(run, i, reason) for i, (_, reason) in sorted(ends.items())]
         state, finished = end(config, state, leavers)
     state = open_fences(state, plan.step)
-    turn = emitted(
+    return emitted(
         state,
         finished,
         ids=advanced.ids,
@@ -112,19 +93,6 @@ def _good(
         logprobs=_kept_logprobs(plan, event.logprobs, advanced, new),
         pooled=_kept_pooled(plan, event.pooled, advanced),
     )
-    return evolve(turn, reasons=(*forked, *turn.reasons)) if forked else turn
-
-
-def _leavers(
-    run: Running, ends: dict[int, tuple[int, str]], outputs: dict[int, Hypothesis]
-) -> list[Leaver]:
-    """Who ends: those with `ends` of their own, and beams with the `outputs` of their
-    searches.
-    """
-    return [
-        found(run, i, outputs[i]) if i in outputs else leaver(run, i, ends[i][1])
-        for i in sorted(ends.keys() | outputs.keys())
-    ]
 
 
 def _advanced(
@@ -301,6 +269,5 @@ def _fillings(
     for i in positions(run, done):
         # Who computes all anew may have to begin again, in blocks that nobody reads.
         if i not in ends and not run.seqs[i].request.begins_anew:
-            # The last input of a beam does not count before its next one is known.
-            upto[i] = min(done[run.gens[i]], (run.known[i] - 1) // size)
+            upto[i] = done[run.gens[i]]
     return upto

@@ -24,7 +24,6 @@ class Leaver:
     reason: str
     error: str = ""
     at: int | None = None  # position among the running, if it runs
-    logprob: float | None = None  # as in `Finished`
 
 
 def leaver(run: Running, i: int, reason: str, error: str = "") -> Leaver:
@@ -55,27 +54,20 @@ def _counted_out(
 ) -> tuple[EngineState, tuple[Finished, ...]]:
     """Count samples as ended; a request goes with its last one."""
     requests, finished, gone = state.requests.mutate(), list[Finished](), set[SampleId]()
-    searches = state.searches
     for one in leavers:
         seq, request = one.seq, one.seq.request
         live, output = requests[request.id], one.known - len(request.prompt)
         if live.ended + 1 == live.samples:
             del requests[request.id]
-            if request.beams is not None:
-                searches = searches.delete(request.id)
         else:
             requests[request.id] = evolve(live, ended=live.ended + 1)
         ran = one.at is not None or seq.preempted > 0
         state = consult.ended(config, state, request, output, ran=ran)
-        finished.append(
-            Finished(*seq.id, one.reason, output, one.error, seq.cached, one.logprob)
-        )
+        finished.append(Finished(*seq.id, one.reason, output, one.error, seq.cached))
         gone.add(seq.id)
     faults = tuple(fault for fault in state.faults if fault[0] not in gone)
     if state.paused:
         state = evolve(state, paused=state.paused - gone)
     if state.drafting is not NOTHING_DRAFTED:
         state = evolve(state, drafting=reduce(Drafting.without, gone, state.drafting))
-    if searches is not state.searches:
-        state = evolve(state, searches=searches)
     return evolve(state, requests=requests.finish(), faults=faults), tuple(finished)

@@ -130,13 +130,9 @@ def _drafts(work: Work, gens: tuple[int, ...]) -> tuple[Draft, ...]:
 
 def _apart(run: Running, gens: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:
     """The places of rows that are sampled apart: those that yield and are bound to the
-    host, but for beams, whose tokens are chosen by what they offer.
+    host.
     """
-    bound = [
-        i
-        for i, seq in enumerate(run.seqs)
-        if seq.request.lockstep and seq.request.beams is None
-    ]
+    bound = [i for i, seq in enumerate(run.seqs) if seq.request.lockstep]
     if gens is run.gens:  # nobody sits it out
         return tuple([i for i in bound if most[i]])
     who = {run.gens[i] for i in bound}

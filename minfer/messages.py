@@ -12,7 +12,6 @@ from typing import Final, get_args
 
 from attrs import field, frozen
 
-from minfer.beam import Candidates
 from minfer.checks import (
     ParameterError,
     check_flag,
@@ -142,11 +141,10 @@ class Executed:
     """A step is done: per row of its plan, the tokens it yielded.
 
     `scores` are log-probabilities of these tokens by which the engine decides, for rows
-    that were opened with them; no scores at all if there is no such row. `candidates` are
-    what the beams of searches offer, which the engine chooses from. `logprobs`, and
+    that were opened with them; no scores at all if there is no such row. `logprobs`, and
     what is said of prompts (`pooled`: vectors, log-probabilities), are what clients asked
-    to read: they pass through, no decision depends on them, and journals do not keep
-    them.
+    to read: they pass through and no decision depends on them. Journals keep those of
+    rows that are beams of a search, and no others.
     """
 
     step: int
@@ -154,7 +152,6 @@ class Executed:
     scores: Scores = ()
     logprobs: Logprobs = field(default=(), eq=False, repr=False)
     pooled: Pooled = field(default=(), eq=False, repr=False)
-    candidates: tuple[Candidates, ...] = ()
 
 
 @frozen
@@ -181,7 +178,6 @@ class Finished(OfSample):
     error: str = ""
     # prompt tokens that the prefix cache gave at the sample's first admission
     cached: int = 0
-    logprob: float | None = None  # natural, of the whole output: if it was a beam
 
 
 @frozen
@@ -263,17 +259,6 @@ class Missed(OfSample):
 
 
 @frozen
-class Forked(OfSample):
-    """A beam takes its seat again: as another one's child, or, where that is `parent`
-    itself, in the same place on blocks that others had before.
-    """
-
-    parent: int  # the beam whose child it is
-    known: int  # tokens
-    hit: int  # leading ones whose KV is there
-
-
-@frozen
 class Ended(OfSample):
     """A sample left the engine."""
 
@@ -309,9 +294,7 @@ class Overruled:
     why: str
 
 
-Reason = (
-    Admitted | Held | Preempted | Missed | Forked | Ended | Voided | Ignored | Overruled
-)
+Reason = Admitted | Held | Preempted | Missed | Ended | Voided | Ignored | Overruled
 MAX_TEXT: Final = 200  # characters of an error that are kept: errors may quote user data
 
 

@@ -9,14 +9,12 @@ from math import inf
 
 from minfer import consult
 from minfer.admit import Newcomer, admit, displace, load
-from minfer.branch import waiting_beams
 from minfer.messages import Held, Reason, WakeAt
 from minfer.pausing import sits
 from minfer.policy import Load
-from minfer.preempt import preempt
 from minfer.record import evolve
 from minfer.sequence import Sequence
-from minfer.state import Hold, begun
+from minfer.state import Hold
 from minfer.work import Work
 
 
@@ -55,17 +53,16 @@ def move_up(work: Work) -> None:
 def _next(work: Work, shut: set[str]) -> Sequence | None:
     """Who is next: the first whose client is not held back; None: all are. Learns who is.
 
-    Who has been in, or belongs to a search that is, takes up what it has had already.
+    Who has been in takes up what it has had already.
     While nothing runs, nobody else's end can be waited for.
     """
     state = work.state
-    runs = (len(state.running) or work.newcomers) and not _stuck(work)
+    runs = len(state.running) or work.newcomers
     if not runs or not consult.may_hold_back(work.config):
         shut.clear()
         return state.waiting.first()
-    searches = begun(state, (name for one in work.newcomers for name in one.seat.ids))
-    while seq := work.state.waiting.first_but(shut, searches):
-        if seq.ran_before or seq.request.id in searches:
+    while seq := work.state.waiting.first_but(shut):
+        if seq.ran_before:
             return seq
         client = seq.request.client
         waits, work.state = consult.holds_back(
@@ -113,8 +110,7 @@ def _wait_is_wanted(work: Work) -> bool:
         return False
     now = _load(work)
     start, work.state = consult.admit_from(work.config, state, now)
-    runs = now.running and not _stuck(work)
-    if start <= state.time or not (runs or start < inf):
+    if start <= state.time or not (now.running or start < inf):
         return False
     if start < inf:
         work.wakes = (WakeAt(start),)
@@ -128,30 +124,7 @@ def _make_way(work: Work, seq: Sequence, held: Held) -> Reason | None:
     """
     if held.cause not in ("blocks", "rows") or work.state.fences:
         return None
-    if _stuck(work):
-        return _unstuck(work, seq)
     work.state, gave_way = displace(work.config, work.state, seq)
-    return gave_way
-
-
-def _stuck(work: Work) -> bool:
-    """Whether all who run wait for somebody in line: beams for others of their search."""
-    run, searches = work.state.running, work.state.searches
-    if not searches or work.newcomers or work.state.inflight:
-        return False
-    return 0 < len(run) == len(work.idle.intersection(waiting_beams(work.state)))
-
-
-def _unstuck(work: Work, seq: Sequence) -> Reason | None:
-    """The last who waits for somebody else in line gives way to `seq`, the first,
-    whatever the policy says. No search is in need of it that has all there is: its beams
-    fit.
-    """
-    run = work.state.running
-    others = [i for i, (name, _) in enumerate(run.ids) if name != seq.request.id]
-    if not others:
-        return None
-    work.state, gave_way = preempt(work.config, work.state, others[-1], seq.id)
     return gave_way
 
 

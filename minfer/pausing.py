@@ -29,7 +29,7 @@ from minfer.state import EngineState, Transition
 
 def told_of_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
     """Remember for which samples the host is not ready: of those that have not ended and
-    are bound to it, as beams are not.
+    are bound to it.
     """
     paused, reasons = set(state.paused), list[Reason]()
     names = {(pause.id, pause.sample) for pause in pauses}
@@ -41,7 +41,7 @@ def told_of_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
         seq = known.get(name)
         if seq is None and live is not None:
             seq = state.waiting.find(live.place_of(pause.sample))
-        if seq is None or not seq.request.lockstep or seq.request.beams is not None:
+        if seq is None or not seq.request.lockstep:
             who = f"sample {pause.sample} of {clip(repr(pause.id))}"
             reasons.append(Ignored("pause", f"{who} waits for no mask here"))
         elif pause.paused:

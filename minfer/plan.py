@@ -30,9 +30,6 @@ Contract of an executor:
 - A row that was opened with `prompt_logprobs` is told, with each plan that has inputs of
   its prompt, the log-probabilities of the tokens of the prompt that follow these inputs
   (`minfer.prompt_logprobs`): in the place of a vector, as it is never pooled.
-- A row that was opened with `candidates` is greedy, and yields as it would; beside its
-  token come so many likeliest ones with their log-probabilities (`Candidates`), for the
-  engine to choose from. Which token it is fed next is said in `fills`.
 - A row in `apart` is not sampled until the host says so (`SampleApart`), with a mask of
   the tokens that are allowed. The other rows do not wait for it, but the plan's results
   do. A plan that follows may have been made meanwhile in which the row feeds itself; it

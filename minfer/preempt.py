@@ -26,23 +26,13 @@ def preempt(
     seq = _anew(config, state.running, i)
     rank, arrival, sample = seq.place
     done = len(seq.history) - len(seq.request.prompt)
-    if seq.request.beams is None:
-        rank, state = consult.again(config, state, rank, seq.request, seq.arrived, done)
-    else:  # beams keep their rank, as searches that pass each other would both wait
-        state = withdrawn(state, seq.id)
+    rank, state = consult.again(config, state, rank, seq.request, seq.arrived, done)
     back = evolve(seq, preempted=seq.preempted + 1, place=(rank, arrival, sample))
     reason = Preempted(*seq.id, by, len(seq.history), committed(config, state, i))
     if rank != seq.place[0]:
         state = evolve(state, requests=_moved(state.requests, seq, rank))
     state = retire(config, state, (i,))
     return evolve(state, waiting=state.waiting.insert(back), held=None), reason
-
-
-def withdrawn(state: EngineState, beam: SampleId) -> EngineState:
-    """What a beam offers is forgotten: it has no seat to go on from."""
-    name, number = beam
-    search = state.searches[name].with_offer(number, None)
-    return evolve(state, searches=state.searches.set(name, search))
 
 
 def _moved(requests: Map[str, Live], seq: Sequence, rank: Rank) -> Map[str, Live]:

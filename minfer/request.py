@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from minfer.beam import BeamRound, BeamSearch
+from minfer.beam import BeamRound
 from minfer.checks import (
     LARGEST_TOKEN,
     MAX_PRIORITY,
@@ -60,9 +60,8 @@ class Request:
     # on the other side.
     keys: Keys = ()
     output: tuple[int, ...] = ()
-    # Its next token depends on the host. Under a grammar it is sampled apart, so that a
-    # mask may come late, and it is never more than one token ahead of what is known; a
-    # beam, which the host feeds, is never ahead.
+    # Its next token depends on the host: it is sampled apart, so that a mask may come
+    # late, and it is never more than one token ahead of what is known.
     lockstep: bool = False
     # How what the model makes of its prompt becomes one vector ("last", "mean"): for the
     # executor. The engine knows that it yields no token and ends with its prompt.
@@ -71,9 +70,6 @@ class Request:
     # positions, and log-probabilities are wanted of each: such a request computes them
     # all.
     reads_cache: bool = True
-    # Its samples are the beams of a search: they advance together, and what they come to
-    # is told at the end, the best first. It is bound to the host.
-    beams: BeamSearch | None = None
     # Of one that yields one token at most: the keys of the beginning of its last block,
     # up to its last token and with that (`keys.tail_keys`), trusted as `keys` are. Then
     # it begins with a copy of what is cached under the first, and what it computes is
@@ -120,8 +116,6 @@ class Request:
         for param in ("lockstep", "reads_cache"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
-        if not (self.beams is None or isinstance(self.beams, BeamSearch)):
-            raise ParameterError("beams", "must be a BeamSearch or None")
         if not isinstance(self.root, bytes):
             raise ParameterError("root", "must be bytes")
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:

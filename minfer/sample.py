@@ -54,7 +54,6 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.beam import wanted
 from minfer.params import RowValues, SamplingParams, row_values
 from minfer.request import Request
 from minfer.shape import Shaping, f32, shaped
@@ -94,7 +93,6 @@ class RowSampling(Shaping):
     scores: bool = False  # whether the engine decides by its tokens' log-probabilities
     # Log-probabilities of the prompt's tokens, and of so many likeliest; None: none.
     prompt_logprobs: int | None = None
-    candidates: int = 0  # likeliest tokens that it offers, for the engine to choose
 
     @classmethod
     def of(
@@ -125,9 +123,6 @@ def row_sampling(request: Request, sample: int) -> RowSampling:
     told = RowSampling.of(
         params, request.seed, number, request.stop_ids, request.bad_words
     )
-    if request.beams is not None:
-        offered = wanted(request.n, len(request.stop_ids))
-        told = evolve(told, candidates=offered)
     if params.chooses and params.logprobs is None:
         told = evolve(told, logprobs=0)  # by which the best samples are found
     # Of a request's prompt, once: its first sample computes it, before it has output.

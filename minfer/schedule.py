@@ -18,7 +18,6 @@ from operator import ge, lt, sub
 
 from minfer import consult, thresholds
 from minfer.admit import load, release_sources
-from minfer.branch import waiting_beams
 from minfer.config import EngineConfig
 from minfer.grow import grow
 from minfer.lay_out import laid_out
@@ -26,7 +25,6 @@ from minfer.messages import Execute
 from minfer.move_up import move_up
 from minfer.pausing import accused, resting
 from minfer.record import evolve
-from minfer.request import Request
 from minfer.sequence import joined
 from minfer.speculate.plan_drafts import plan_drafts, waits_for_results
 from minfer.state import EngineState, Transition, next_in_line
@@ -93,8 +91,8 @@ def _who_runs(work: Work, alone: int | None) -> None:
     """Find who sits this step out, and grow the tables of the others.
 
     Nothing is due for whoever has its last token planned; who may not run ahead waits for
-    a token in flight, for the host (minfer/pausing.py), or for the other beams of its
-    search; and beside one that has to run `alone`, nobody runs.
+    a token in flight, or for the host (minfer/pausing.py); and beside one that has to run
+    `alone`, nobody runs.
     """
     run = work.state.running
     due = tuple(compress(range(len(run)), map(ge, run.sched, run.mark)))
@@ -103,8 +101,6 @@ def _who_runs(work: Work, alone: int | None) -> None:
         work.idle.update(_in_lockstep(work))
     if work.state.paused:
         work.idle.update(resting(work.config, work.state))
-    if work.state.searches:
-        work.idle.update(waiting_beams(work.state))
     if alone is not None:
         work.idle.update(gen for gen in run.gens if gen != alone)
     work.state, work.grown, reasons = grow(work.config, work.state, due, work.idle)
@@ -118,21 +114,14 @@ def _in_lockstep(work: Work) -> list[int]:
         work.state = evolve(work.state, lockstep=False)
         return []
     ahead = tuple(map(sub, run.sched, run.known))
-    fewest = int(work.config.late_masks and not work.state.searches)
-    if max(ahead) < fewest:  # nobody is, so nobody need be looked at
+    most = int(work.config.late_masks)  # how many tokens ahead they may be
+    if max(ahead) < most:  # nobody is, so nobody need be looked at
         return []
     return [
         run.gens[i]
         for i, seq in enumerate(run.seqs)
-        if seq.request.lockstep and ahead[i] >= _most_ahead(work.config, seq.request)
+        if seq.request.lockstep and ahead[i] >= most
     ]
-
-
-def _most_ahead(config: EngineConfig, request: Request) -> int:
-    """How many tokens that are not known yet a request which is bound to the host may
-    be ahead of.
-    """
-    return int(config.late_masks and request.beams is None)
 
 
 def _who_gets_tokens(work: Work) -> None:

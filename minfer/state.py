@@ -1,12 +1,9 @@
 """The engine's state: one frozen value that says everything."""
 
-from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 from attrs import frozen
 
-from minfer.beam import Search
 from minfer.blocks import Blocks
 from minfer.checks import ConfigError
 from minfer.config import EngineConfig
@@ -87,7 +84,6 @@ class EngineState:
     filling: bool = False  # whether some that run may have inputs from the host to take
     lockstep: bool = False  # whether some that run may be unable to run ahead
     requests: Map[str, Live] = Map()
-    searches: Map[str, Search] = Map()  # by request
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
@@ -102,16 +98,8 @@ def next_in_line(state: EngineState) -> Sequence:
     """Who was next for the last plan: the first whose client was not held back, or if all
     were, the first of all. The line must not be empty.
     """
-    found = state.waiting.first_but(state.shut, begun(state)) if state.shut else None
+    found = state.waiting.first_but(state.shut) if state.shut else None
     return found or state.waiting.first()
-
-
-def begun(state: EngineState, newcomers: Iterable[SampleId] = ()) -> frozenset[str]:
-    """Searches that have a seat: the others of their beams must not be kept from them."""
-    if not state.searches:
-        return frozenset()
-    seated = chain(state.running.ids, newcomers)
-    return frozenset(name for name, _ in seated if name in state.searches)
 
 
 @frozen

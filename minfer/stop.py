@@ -53,8 +53,6 @@ def _asked(
         return
     samples, reason, error = tuple(range(live.samples)), "cancelled", ""
     if isinstance(stop, Finish):
-        if stop.id in state.searches:  # one beam is nobody's output yet
-            return
         samples, reason, error = (stop.sample,), stop.reason, clip(stop.error)
     running = []
     for sample in samples:

@@ -7,7 +7,7 @@ neighbour's fault.
 """
 
 from minfer.config import EngineConfig
-from minfer.ending import Leaver, end, leaver
+from minfer.ending import end, leaver
 from minfer.messages import Reason, Voided, clip
 from minfer.preempt import restart
 from minfer.record import evolve
@@ -46,14 +46,6 @@ def _give_up(
     lost = [i for i, name in enumerate(run.ids) if faults.get(name, 0) >= most]
     if not lost:
         return Transition(state, (), (reason,))
-    names = {run.ids[i][0] for i in lost if run.ids[i][0] in state.searches}
-    lost += [i for i, (name, _) in enumerate(run.ids) if name in names and i not in lost]
-    leavers = [leaver(run, i, "error", why) for i in sorted(lost)]
-    for name in names:  # a search ends as a whole
-        live = state.requests[name]
-        places = map(live.place_of, range(live.samples))
-        waiting = filter(None, map(state.waiting.find, places))
-        leavers += [Leaver(seq, len(seq.history), "error", why) for seq in waiting]
-    state, finished = end(config, state, leavers)
+    state, finished = end(config, state, [leaver(run, i, "error", why) for i in lost])
     turn = emitted(state, finished)
     return evolve(turn, reasons=(reason, *turn.reasons))

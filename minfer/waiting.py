@@ -22,13 +22,6 @@ from minfer.sequence import Place, Sequence
 _place: Final = attrgetter("place")
 
 
-def _may_be_held(seq: Sequence) -> bool:
-    """Whether it is held back whenever its client is: not who has been in, and not always
-    who others of its search wait for.
-    """
-    return not seq.ran_before and seq.request.beams is None
-
-
 @frozen
 class Line:
     """Sequences that wait, by place. No bucket is empty."""
@@ -47,17 +40,16 @@ class Line:
         """Who is next; the line must not be empty."""
         return self.buckets[0][0]
 
-    def first_but(self, shut: Collection[str], begun: Collection[str]) -> Sequence | None:
+    def first_but(self, shut: Collection[str]) -> Sequence | None:
         """The first that is not kept in line by its client being in `shut`, as who has
-        been in is not, nor who is of the searches that have `begun`.
+        been in is not.
         """
         if not shut:
             return self.first() if self.size else None
         if sum(self.counts.get(client, 0) for client in shut) == self.size:
             return None
         for seq in self:
-            passes = seq.ran_before or seq.request.id in begun
-            if passes or seq.request.client not in shut:
+            if seq.ran_before or seq.request.client not in shut:
                 return seq
         return None
 
@@ -120,7 +112,7 @@ class Line:
     def _counted(self, seqs: Iterable[Sequence], sign: int) -> Map[str, int]:
         """The counts with so many of each client more, or less."""
         counts = self.counts
-        clients = [seq.request.client for seq in seqs if _may_be_held(seq)]
+        clients = [seq.request.client for seq in seqs if not seq.ran_before]
         each = Counter(clients).items() if len(clients) > 1 else [(c, 1) for c in clients]
         for client, many in each:
             now = counts.get(client, 0) + sign * many

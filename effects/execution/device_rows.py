@@ -51,10 +51,9 @@ def asked(sampling: RowSampling, vocab: int) -> int:
     """1 + of how many likeliest tokens log-probabilities are wanted; 0: not even of the
     token drawn.
     """
-    most = max(sampling.logprobs or 0, sampling.candidates)
-    if sampling.logprobs is None and not most:
+    if sampling.logprobs is None:
         return int(sampling.scores)
-    return 1 + min(most, vocab)
+    return 1 + min(sampling.logprobs, vocab)
 
 
 def kept(sampling: RowSampling, vocab: int) -> dict[str, float]:

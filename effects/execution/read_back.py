@@ -14,7 +14,6 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from minfer.beam import Candidates
 from minfer.effects.execution.device_rows import Words
 from minfer.effects.execution.executor import not_finite
 from minfer.effects.execution.packing import Draw
@@ -126,7 +125,6 @@ class Beside:
     vocab: int
     logprobs: dict[int, list[TokenLogprobs]] = field(factory=dict)
     scores: dict[int, list[float]] = field(factory=dict)
-    candidates: list[Candidates] = field(factory=list)
 
     def read(self, slot: Slot, draw: Draw) -> None:
         """Add what a forward found."""
@@ -147,10 +145,6 @@ class Beside:
         if sampling.scores:
             own = float(words[1, :1].view(np.float32)[0])
             self.scores.setdefault(place, []).append(own)
-        if sampling.candidates:
-            ids, bits = words[:, 1 : 1 + min(sampling.candidates, self.vocab)]
-            likely = tuple(bits.view(np.float32).tolist())
-            self.candidates.append(Candidates(place, tuple(ids.tolist()), likely))
         if sampling.logprobs is not None:
             ids, bits = words[:, : 1 + min(sampling.logprobs, self.vocab)]
             rank, *likeliest = ids.tolist()
@@ -182,14 +176,7 @@ def results(
         if slot.scored and slot.draw is not None:
             beside.read(slot, slot.draw)
     scores, logprobs = beside.columns()
-    return Executed(
-        plan.step,
-        yields,
-        scores=scores,
-        logprobs=logprobs,
-        pooled=pooled,
-        candidates=tuple(beside.candidates),
-    )
+    return Executed(plan.step, yields, scores, logprobs, pooled)
 
 
 def _of_prompts(slots: Sequence[Slot], rows: int) -> Pooled:

@@ -72,7 +72,7 @@ def flaw_of_drafts(
         if not (draft.tokens or modelled):
             return "drafts are not said, and there is no draft model to say them"
         if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
-            return "rows that are pooled, or offer candidates, have no drafts"
+            return "rows that are pooled have no drafts"
     if len(plan.drafts) * most_of(plan) > room:
         each = f"{len(plan.drafts)} rows with up to {most_of(plan)} drafts"
         return f"there is room for {room} drafts, not for {each}"
@@ -83,7 +83,7 @@ def _owner_drafts(owner: Open | None) -> bool:
     """Whether there can be drafts for what a row was opened for, before the plan, as it
     feeds itself.
     """
-    return owner is None or not (owner.pooling or owner.sampling.candidates)
+    return owner is None or not owner.pooling
 
 
 @frozen(eq=False)

@@ -29,7 +29,6 @@ A file is one segment:
          scores  by row, if any row has some
          logprobs  of rows that are beams of a search: [place in the plan,
                  log-probability, rank, likeliest token ids, theirs]
-         candidates  that beams offer: [place in the plan, token ids, log-probabilities]
          facts   see `minfer.runs.decisions`
     S  digest of the state after so many turns, a multiple of 16,384 or all so far: u64,
        16 bytes

@@ -9,7 +9,6 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from minfer.beam import Candidates
 from minfer.keys import block_keys
 from minfer.messages import Event, Executed, Submit, Tick
 from minfer.plan import Logprobs, TokenLogprobs, Yields
@@ -226,11 +225,8 @@ def read_turn(payload: bytes, state: EngineState, head: Head) -> Written:
             begin = sum(sizes)
             scores = tuple(map(tuple, rest.get("scores", ())))
             yields = _split(ids[:begin], sizes)
-            candidates = tuple(_candidates(rest.get("candidates", ())))
             logprobs = _logprobs(rest.get("logprobs", ()), len(sizes))
-            events.append(
-                Executed(plan.step, yields, scores, logprobs, candidates=candidates)
-            )
+            events.append(Executed(plan.step, yields, scores, logprobs))
         for told in rest.get("events", ()):
             event, begin = _read_event(told, ids, begin, block_size)
             events.append(event)
@@ -256,11 +252,6 @@ def _logprobs(told: Any, rows: int) -> Logprobs:
     for at, logprob, rank, likeliest, logprobs in told:
         column[at] = (TokenLogprobs(logprob, rank, tuple(likeliest), tuple(logprobs)),)
     return tuple(column)
-
-
-def _candidates(told: Any) -> Iterator[Candidates]:
-    for index, tokens, logprobs in told:
-        yield Candidates(index, tuple(tokens), tuple(logprobs))
 
 
 def _unpacked(payload: bytes, width: int, count: int) -> tuple[int, ...]:

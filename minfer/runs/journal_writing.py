@@ -4,11 +4,10 @@ import zlib
 from array import array
 from collections.abc import Iterable, Mapping
 from itertools import compress
-from typing import Any, Final
+from typing import Any
 
 from attrs import evolve
 
-from minfer.beam import flaw_of
 from minfer.config import EngineConfig
 from minfer.messages import EVENTS, Event, Executed, Failed, Submit, Tick
 from minfer.plan import Plan, flaw_beside, tokens_of
@@ -28,8 +27,6 @@ from minfer.runs.journal import (
 )
 from minfer.runs.projection import state_digest
 from minfer.state import EngineState, Turn
-
-_IDS: Final = 2**32  # token ids that can be written
 
 
 def head_record(head: Head) -> bytes:
@@ -120,10 +117,6 @@ def _yielded(
             for at in beams
             for one in event.logprobs[at]
         ]
-    if event.candidates:
-        rest["candidates"] = [
-            [one.index, one.tokens, one.logprobs] for one in event.candidates
-        ]
     return ids
 
 
@@ -163,15 +156,12 @@ def as_written(event: Any) -> Event | None:
     sizes = tuple(map(len, event.yields))
     if _flaw(event, sizes):
         return Executed(step, ())
-    return Executed(
-        step, event.yields, event.scores, event.logprobs, candidates=event.candidates
-    )
+    return Executed(step, event.yields, event.scores, event.logprobs)
 
 
 def _flaw(event: Executed, sizes: tuple[int, ...]) -> str:
     """What is wrong with what comes beside tokens, or nothing."""
-    flaw = flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
-    return flaw or flaw_of(event.candidates, _IDS)
+    return flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
 
 
 def state_record(turns: int, state: EngineState) -> bytes:

@@ -16,7 +16,6 @@ from itertools import accumulate, islice
 
 from attrs import define, evolve
 
-from minfer.beam import Candidates
 from minfer.messages import Executed, Failed
 from minfer.plan import (
     DEVICE,
@@ -131,7 +130,6 @@ class Oracle:
             self._scores(plan, yields),
             self._logprobs(plan, yields),
             pooled=self._pooled(plan),
-            candidates=tuple(self._candidates(plan)),
         )
 
     def fail(self, error: str, *, halfway: bool) -> Failed:
@@ -286,13 +284,6 @@ class Oracle:
         rank = 1 + (likeliest.index(tokens[0]) if tokens[0] in likeliest else count)
         own = logprobs[min(rank, len(logprobs)) - 1]
         return (TokenLogprobs(own, rank, likeliest[:count], logprobs[:count]),)
-
-    def _candidates(self, plan: Plan) -> Iterator[Candidates]:
-        """What the rows offer that were opened with candidates."""
-        for at, index in enumerate(plan.rows):
-            count = self.rows[index].sampling.candidates
-            if count and plan.most[at]:
-                yield Candidates(at, *self._likeliest(self.rows[index], count))
 
     def _likeliest(self, row: Row, count: int) -> Offer:
         return offer_of(self._digest(row), self.vocab, count)

@@ -18,7 +18,6 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
-from minfer.beam import Search
 from minfer.blocks import Blocks
 from minfer.keys import Key
 from minfer.plan import Plan
@@ -38,12 +37,10 @@ def state_digest(state: EngineState) -> bytes:
 def projected(state: EngineState) -> dict[str, Any]:
     """The facts of a state, in JSON's own types."""
     held, prefix = state.held, state.blocks.prefix
-    searches = {name: _search(state.searches[name]) for name in state.searches}
     paused = [list(name) for name in sorted(state.paused)]
     drafting = _drafting(state.drafting)
     return {
         **({"paused": paused} if paused else {}),
-        **({"searches": searches} if searches else {}),
         **({"drafting": drafting} if drafting else {}),
         "time": state.time,
         "next step": state.next_step,
@@ -87,19 +84,6 @@ def _drafting(drafting: Drafting) -> dict[str, Any]:
 
 def _learnt(learnt: Learnt) -> list[Any]:
     return [learnt.step, repr(learnt.record.judged), repr(learnt.record.accepted)]
-
-
-def _search(search: Search) -> dict[str, Any]:
-    return {
-        "log-probabilities": list(map(repr, search.logprobs)),
-        "offers": [
-            None if one is None else list(map(repr, one.logprobs))
-            for one in search.offers
-        ],
-        "hypotheses": [
-            [len(one.tokens), repr(one.logprob), one.reason] for one in search.done
-        ],
-    }
 
 
 def _blocks(blocks: Blocks) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from typing import Final, cast
 
 import attrs
 
-from minfer.beam import Candidates
 from minfer.config import EngineConfig
 from minfer.keys import DIGEST, TAIL, Key, Keys, block_keys, extend_keys
 from minfer.messages import Event, Executed, Failed, Finish, Propose, Submit
@@ -141,18 +140,13 @@ def _results(
             tuple(_yielded(config, state, place.get(gen), some, secret))
             for gen, some in zip(plan.gens, event.yields, strict=True)
         ]
-        candidates = tuple(
-            redacted_offer(config, state, place.get(plan.gens[one.index]), one, secret)
-            for one in event.candidates
-            if 0 <= one.index < len(plan.gens)
-        )
     except TypeError:  # results that cannot be: the step failed
         return Executed(event.step, ())
     right = all(type(some) is tuple for some in event.yields)
     if not right:
         return Executed(event.step, ())
     logprobs = _logprobs(config, state, plan, event, secret)
-    return Executed(event.step, tuple(told), logprobs=logprobs, candidates=candidates)
+    return Executed(event.step, tuple(told), logprobs=logprobs)
 
 
 def _logprobs(
@@ -175,18 +169,6 @@ def _logprobs(
         tuple(told(at, one) for one in some) if at in beams else ()
         for at, some in enumerate(event.logprobs)
     )
-
-
-def redacted_offer(
-    config: EngineConfig,
-    state: EngineState,
-    i: int | None,
-    offer: Candidates,
-    secret: bytes,
-) -> Candidates:
-    """What a row offers, each token as it is written if it is the next."""
-    each = (_yielded(config, state, i, (one,), secret) for one in offer.tokens)
-    return attrs.evolve(offer, tokens=tuple(chain.from_iterable(each)))
 
 
 def _blank(config: EngineConfig, tokens: Sequence[int]) -> tuple[int, ...]:

@@ -18,7 +18,6 @@ from typing import Any, Final
 import attrs
 from attrs import define, field
 
-from minfer.beam import Hypothesis, Search
 from minfer.blocks import Blocks
 from minfer.config import EngineConfig
 from minfer.keys import Key, Keys, block_key, extend_keys, is_tail
@@ -33,7 +32,6 @@ from minfer.runs.redact import (
     masked,
     masked_block,
     redacted_client,
-    redacted_offer,
     redacted_request,
     redacted_root,
     redacted_tail,
@@ -73,7 +71,6 @@ def redacted_state(
         shut=_named(state.shut, secret),
         inflight=tuple(map(_without_tokens, state.inflight)),
         fences=fences,
-        searches=made.searches(state),
         drafting=_without_proposed_tokens(state.drafting),
     )
 
@@ -211,36 +208,6 @@ class _Redaction:
             tails=tuple(tails),
             fresh=tuple(fresh),
         )
-
-    def searches(self, state: EngineState) -> Map[str, Search]:
-        """What beams offer, and the outputs that were found."""
-        if not state.searches:
-            return state.searches
-        asked = {seq.request.id: seq.request for seq in state.waiting}
-        asked |= {seq.request.id: seq.request for seq in state.running.seqs}
-        places = {one: i for i, one in enumerate(state.running.ids)}
-        found = {}
-        for name, search in state.searches.items():
-            offers = tuple(
-                None
-                if offer is None
-                else redacted_offer(
-                    self.config, state, places[name, beam], offer, self.secret
-                )
-                for beam, offer in enumerate(search.offers)
-            )
-            done = tuple(self._hypothesis(asked[name], one) for one in search.done)
-            found[name] = attrs.evolve(search, offers=offers, done=done)
-        return Map(found)
-
-    def _hypothesis(self, asked: Request, one: Hypothesis) -> Hypothesis:
-        """An output of a search."""
-        size, known = self.config.block_size, (*asked.prompt, *one.tokens)
-        keys = extend_keys(asked.keys, asked.root, known, size)
-        told = masked(self.secret, keys, 0, len(known), size)[len(asked.prompt) :]
-        if one.reason == "stop":
-            told[-1] = STOP
-        return attrs.evolve(one, tokens=tuple(told))
 
     def _chain(self, chain: Chain, told: list[int]) -> Chain:
         """What a running sequence has published; `told` are the tokens of its keys."""

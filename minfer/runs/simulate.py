@@ -17,13 +17,12 @@ Turns can be folded as they come, so a simulation keeps no more than what it is 
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import compress, count, islice
+from itertools import compress, count
 from operator import add, gt
 from typing import Final
 
 from attrs import Factory, define, field, frozen
 
-from minfer.beam import Candidates
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.messages import Cancel, Event, Execute, Executed, Failed, Submit, Tick, WakeAt
@@ -33,7 +32,6 @@ from minfer.runs.cost import CostModel
 from minfer.runs.guesses import Guesses, proposals
 from minfer.runs.oracle import Oracle
 from minfer.runs.turns import Step, blamed
-from minfer.sample import RowSampling, row_sampling
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Turn, initial
 
@@ -90,7 +88,6 @@ class Simulated(Oracle):
         # By step and generation: how much earlier a row starts than its plan says.
         self.late: dict[int, dict[int, int]] = {}
         self.odd: dict[int, _Odd] = {}  # by row
-        self.offers: dict[int, RowSampling] = {}  # of rows that are beams
         self.most: tuple[int, ...] = ()  # of the last plan, and what that yields
         self.plain: Yields = ()
         if state is not None:
@@ -98,8 +95,6 @@ class Simulated(Oracle):
             for row, seq, last in zip(run.rows, run.seqs, run.last, strict=True):
                 request = seq.request
                 self._seat(row, seq.id, len(request.prompt), last, request.stop_ids)
-                if request.beams is not None:
-                    self.offers[row] = row_sampling(request, seq.sample)
             self.plans.extend(state.inflight)
             self.late = _lateness(state)
 
@@ -130,14 +125,6 @@ class Simulated(Oracle):
         if end < math.inf or other:
             self.odd[row] = _Odd(end, min(stop_ids), other)
 
-    def _candidates(self, plan: Plan) -> Iterator[Candidates]:
-        """Beams offer tokens that do not end them, so they run to their limit."""
-        for at, row in enumerate(plan.rows) if self.offers else ():
-            if (how := self.offers.get(row)) is not None and plan.most[at]:
-                free = (token for token in count() if token not in how.stop_ids)
-                tokens = tuple(islice(free, how.candidates))
-                yield Candidates(at, tokens, tuple(-1.0 - token for token in tokens))
-
     def _logprobs(self, plan: Plan, yields: Yields) -> Logprobs:  # noqa: ARG002  # none
         return ()
 
@@ -150,9 +137,6 @@ class Simulated(Oracle):
             stop_ids = opened.sampling.stop_ids
             row = plan.rows[opened.index]
             self._seat(row, opened.name, opened.prompt, opened.last, stop_ids)
-            self.offers.pop(row, None)
-            if opened.sampling.candidates:
-                self.offers[row] = opened.sampling
         late = self.late.pop(plan.step, None)
         most, at = plan.most, tuple[int, ...]()
         if late or plan.drafts:

@@ -13,7 +13,7 @@ none of that.
               drafts, grows, opens and copies: one record after the other
 
     results   u8 kind (0: executed, 1: failed), then as above: step, sizes by row, token
-              ids; JSON: scores, candidates, log-probabilities, pooled vectors, an error
+              ids; JSON: scores, log-probabilities, pooled vectors, an error
 
 What crosses is trusted as far as the other process is: both are of one engine. Bytes that
 are no plan raise WireError.
@@ -29,7 +29,6 @@ from typing import Any, Final
 
 import attrs
 
-from minfer.beam import Candidates
 from minfer.messages import Executed, Failed
 from minfer.plan import (
     Copy,
@@ -268,10 +267,6 @@ def results_to(done: Executed | Failed) -> bytes:
         ]
     if done.pooled:
         told["pooled"] = [b2a_base64(one, newline=False).decode() for one in done.pooled]
-    if done.candidates:
-        told["candidates"] = [
-            [one.index, one.tokens, one.logprobs] for one in done.candidates
-        ]
     return _KIND.pack(_EXECUTED) + _packed(words, told)
 
 
@@ -287,11 +282,7 @@ def results_from(data: bytes) -> Executed | Failed:
         scores = tuple(map(tuple, more.get("scores", ())))
         logprobs = _logprobs_from(more.get("logprobs", ()))
         pooled = tuple(map(a2b_base64, more.get("pooled", ())))
-        candidates = tuple(
-            Candidates(index, tuple(tokens), tuple(some))
-            for index, tokens, some in more.get("candidates", ())
-        )
-        return Executed(step, yields, scores, logprobs, pooled, candidates)
+        return Executed(step, yields, scores, logprobs, pooled)
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise WireError(f"these are no results: {error!r}") from error
 

@@ -38,6 +38,11 @@ class Removed:
     instead: Callable[[Any], dict[str, Any]] = lambda _: {}
 
 
+def _only(value: Any, otherwise: str) -> Removed:
+    """A field that is read with this value, in JSON, alone."""
+    return Removed(lambda found: bool(found == value), otherwise)
+
+
 def _freed_run(thresholds: Any) -> dict[str, Any]:
     """The one of eight thresholds on which decisions depend."""
     return {key: thresholds[key] for key in ("freed_run",) if key in thresholds}
@@ -50,11 +55,15 @@ FIELDS: Final[dict[str, dict[str, str]]] = {}
 # Per record and field, both by their names in journals.
 REMOVED: Final[dict[str, dict[str, Removed]]] = {
     "EngineConfig": {
-        "max_repeat": Removed(lambda value: value == 1, "max_repeat above 1"),
+        "max_repeat": _only(1, "max_repeat above 1"),
         "thresholds": Removed(instead=_freed_run),
     },
+    "EngineState": {"searches": _only({"map": []}, "beam search")},
+    "Executed": {"candidates": _only([], "beam search")},
     "Line": {"full": Removed()},
-    "Plan": {"repeat": Removed(lambda value: value == 1, "max_repeat above 1")},
+    "Plan": {"repeat": _only(1, "max_repeat above 1")},
+    "Request": {"beams": _only(None, "beam search")},
+    "RowSampling": {"candidates": _only(0, "beam search")},
 }
 
 

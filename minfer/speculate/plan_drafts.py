@@ -48,12 +48,11 @@ class Drafter:
 
 
 def may_draft(request: Request, drafter: str) -> bool:
-    """Whether drafts can be made for a request: not for beams, which know a token once it
-    is chosen, nor for what yields none; nor by a draft model for what is bound to the
-    host, which has to know them.
+    """Whether drafts can be made for a request: not for what yields no token; nor by a
+    draft model for what is bound to the host, which has to know them.
     """
     bound = request.lockstep and drafter != HOST
-    return not (bound or request.beams is not None or request.ends_with_prompt)
+    return not (bound or request.ends_with_prompt)
 
 
 def waits_for_results(config: EngineConfig, state: EngineState) -> bool:

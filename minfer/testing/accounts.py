@@ -7,7 +7,7 @@ commands, reasons), never from its state; so that the state can be compared with
 from attrs import define, field, frozen
 
 from minfer.config import EngineConfig
-from minfer.messages import Finished, Forked, Voided
+from minfer.messages import Finished, Voided
 from minfer.plan import Plan
 from minfer.request import Request
 from minfer.sequence import SampleId
@@ -43,7 +43,6 @@ class Account:
     arrived: float  # seconds
     stage: Stage = Stage.NEW
     cached: int = 0  # prompt tokens that the cache gave at its first admission
-    offered: bool = False  # a beam: it has offered candidates, and others have not
     paused: bool = False  # the host has said that it is not ready for it
     proposed: Proposed | None = None  # what may follow, since the last plan was made
     faults: int = 0  # failed steps since its last good one
@@ -79,9 +78,6 @@ class Told:
     finished: list[Finished] = field(factory=list)  # but for errors
     ignored: list[str] = field(factory=list)  # kinds of events
     voided: list[Voided] = field(factory=list)  # but for errors
-    # beams that are said to take their seats again in the same place
-    anew: set[SampleId] = field(factory=set)
-    forked: list[Forked] = field(factory=list)
     progress: bool = False  # somebody who runs has the results of a good step
 
 

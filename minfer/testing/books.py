@@ -13,7 +13,6 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from minfer.beam import Search
 from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.plan import Plan
@@ -51,7 +50,6 @@ class Books:
     time: float = 0.0  # seconds
     accounts: dict[SampleId, Account] = field(factory=dict)
     lives: dict[str, int] = field(factory=dict)  # request -> samples that have not ended
-    searches: dict[str, Search] = field(factory=dict)  # by request, those with beams
     seats: dict[int, Seat] = field(factory=dict)  # by generation
     flights: deque[Flight] = field(factory=deque)  # in order
     leaving: list[Leaving] = field(factory=list)
@@ -89,10 +87,6 @@ class Books:
                 opened=run.sched[i] > run.starts[i],
             )
             books.seats[gen] = one.seat
-        for name in state.searches:
-            books.searches[name] = search = state.searches[name]
-            for beam, offer in enumerate(search.offers):
-                books.accounts[name, beam].offered = offer is not None
         for plan in state.inflight:
             books.flights.append(books.flight(plan))
         books.leaving = [
@@ -121,13 +115,11 @@ class Books:
         self.lives[one.request.id] -= 1
         if not self.lives[one.request.id]:
             del self.lives[one.request.id]
-            self.searches.pop(one.request.id, None)
 
     def leave(self, one: Account, steps: Sequence[int] = ()) -> None:
         """Give a seat back; `steps` are others, one of which may be the fence's."""
         if one.seat is None:
             return
-        self.withdraw(one)
         self.seats.pop(one.seat.gen, None)
         self.left.append(one.seat)
         one.seat = None
@@ -136,12 +128,6 @@ class Books:
             self.leaving.append(Leaving(one, frozenset((last, *steps))))
         elif one.stage is Stage.FENCED:
             self.move(one, Cause.RELEASED)
-
-    def withdraw(self, one: Account) -> None:
-        """What a beam has offered does not count once it has no seat."""
-        one.offered = False
-        if (search := self.searches.get(one.request.id)) is not None:
-            self.searches[one.request.id] = search.with_offer(one.sample, None)
 
     def open_fences(self, step: int | None) -> None:
         """The plans up to `step` are over, or all."""

@@ -108,11 +108,10 @@ def _lines(plan: Plan) -> int:
 
 
 def _may(how: Speculation, one: Account) -> bool:
-    """A draft model has none for who is bound to the host; nobody has any for beams."""
+    """A draft model has none for who is bound to the host."""
     request = one.request
     bound = request.lockstep and how.drafter != HOST
-    other = request.beams is not None or request.pooling
-    return not (bound or other) and request.max_tokens > 0
+    return not (bound or request.pooling) and request.max_tokens > 0
 
 
 def _of_host(how: Speculation, one: Account) -> int:

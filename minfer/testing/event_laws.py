@@ -9,7 +9,6 @@ from collections import Counter
 
 from attrs import evolve
 
-from minfer.beam import MAX_BEAMS, Search, flaw_of
 from minfer.config import EngineConfig
 from minfer.messages import (
     Cancel,
@@ -20,7 +19,6 @@ from minfer.messages import (
     Failed,
     Finish,
     Finished,
-    Forked,
     Ignored,
     Pause,
     Propose,
@@ -34,7 +32,6 @@ from minfer.speculate.drafting import Proposed
 from minfer.speculate.settings import HOST
 from minfer.state import Transition
 from minfer.testing.accounts import Account, Told, account
-from minfer.testing.beam_laws import decide, hear, is_beam
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.lifetime import Cause, Stage
@@ -50,15 +47,9 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
         most = prompt + 1
         alone = request.n == 1 and not (request.output or request.lockstep)
         whole = 1 <= prompt <= config.max_model_len and not request.max_tokens and alone
-    if request.beams is not None:
-        whole = whole and request.lockstep and request.reads_cache
-        whole = whole and not (request.pooling or request.output)
-        whole = whole and request.n <= min(MAX_BEAMS, config.max_num_seqs)
     whole = whole and (request.tails is None or request.max_tokens <= 1)
     samples = 1 <= request.n <= MAX_SAMPLES and not (request.n > 1 and request.output)
     blocks = -(-(most - 1) // size)
-    if request.beams is not None and request.n > 1:  # they must fit together
-        blocks = request.n * blocks + max(1, config.watermark)
     fits = blocks <= config.num_blocks
     room = prompt + len(request.output) < most
     tokens = (*request.prompt, *request.output)
@@ -100,8 +91,6 @@ def _submit(books: Books, request: Request, told: Told) -> None:
             told.finished.append(Finished(request.id, sample, "rejected", 0))
         return
     books.lives[request.id] = request.n
-    if request.beams is not None:
-        books.searches[request.id] = Search.of(request.n)
     for sample in range(request.n):
         one = account(books.config, request, sample, books.time)
         books.move(one, Cause.SUBMITTED)
@@ -119,7 +108,7 @@ def _cancel(books: Books, name: str, told: Told) -> None:
 
 def _finish(books: Books, event: Finish, told: Told) -> None:
     one = books.accounts.get((event.id, event.sample))
-    if one is None or one.request.beams is not None:  # a beam is nobody's output yet
+    if one is None:
         told.ignored.append("finish")
         return
     kept = max(0, min(event.length, one.output))
@@ -129,7 +118,7 @@ def _finish(books: Books, event: Finish, told: Told) -> None:
 
 def _pause(books: Books, event: Pause, told: Told) -> None:
     one = books.accounts.get((event.id, event.sample))
-    if one is None or is_beam(one) or not one.request.lockstep:
+    if one is None or not one.request.lockstep:
         told.ignored.append("pause")  # it waits for no mask
         return
     one.paused = event.paused
@@ -158,23 +147,10 @@ def _step(books: Books, event: Executed | Failed, told: Told) -> None:
     steps = [flight.plan.step for flight in books.flights]
     if type(event.step) is not int or event.step not in steps:
         told.ignored.append(type(event).__name__.lower())
-    elif isinstance(event, Executed) and _good(books, event):
+    elif isinstance(event, Executed) and good(books.config, books.flights[0].plan, event):
         _commit(books, event, told)
     else:
         _void(books, event.step, told)
-
-
-def _good(books: Books, event: Executed) -> bool:
-    """Whether results are what the first step in flight can come to."""
-    flight, vocab = books.flights[0], books.config.vocab_size
-    if not good(books.config, flight.plan, event) or flaw_of(event.candidates, vocab):
-        return False
-    offers = {one.index for one in event.candidates}
-    return all(
-        at in offers
-        for at, seat in enumerate(flight.seats)
-        if is_beam(seat.account) and seat.account.seat is seat and flight.plan.most[at]
-    )
 
 
 def _commit(books: Books, event: Executed, told: Told) -> None:
@@ -183,7 +159,6 @@ def _commit(books: Books, event: Executed, told: Told) -> None:
     plan = flight.plan
     ends = list[tuple[Account, str]]()
     fills = {fill.index for fill in plan.fills}
-    offers = {one.index: one for one in event.candidates}
     for at, (seat, tokens) in enumerate(zip(flight.seats, event.yields, strict=True)):
         one = seat.account
         if one.seat is not seat:
@@ -193,12 +168,6 @@ def _commit(books: Books, event: Executed, told: Told) -> None:
         books.move(one, Cause.ADVANCED)
         if event.pooled and event.pooled[at]:
             told.pooled[one.id] = told.pooled.get(one.id, b"") + event.pooled[at]
-        if is_beam(one):
-            if plan.most[at]:
-                hear(books, one, offers[at])
-            else:
-                seat.kv = plan.starts[at] + plan.counts[at]
-            continue
         seat.sched -= plan.most[at] - len(tokens)
         kept, why = _cut(one, tokens)
         one.known += kept
@@ -210,7 +179,6 @@ def _commit(books: Books, event: Executed, told: Told) -> None:
             why = "length"
         if why:
             ends.append((one, why))
-    decide(books, told)
     for one, why in ends:
         told.finished.append(_ended(one, why, one.output))
         books.close(one, Cause.COMPLETED)
@@ -240,11 +208,9 @@ def _void(books: Books, step: int, told: Told) -> None:
     books.flights.clear()
     books.open_fences(None)
     lost = [one for one in hurt.values() if one.faults >= books.config.max_failures]
-    names = {one.request.id for one in lost if is_beam(one)}  # it ends as a whole
-    for one in [*books.accounts.values()]:
-        if one in lost or one.request.id in names:
-            told.finished.append(_ended(one, "error", one.output))
-            books.close(one, Cause.BLAMED)
+    for one in lost:
+        told.finished.append(_ended(one, "error", one.output))
+        books.close(one, Cause.BLAMED)
 
 
 # --- what was said ----------------------------------------------------------------------
@@ -302,9 +268,6 @@ def _reasons(told: Told, turn: Transition, finished: list[Finished]) -> None:
     require(Counter(ended) == Counter(right), "reason", f"{ended}, not {right}")
     voided = [evolve(r, error="") for r in turn.reasons if isinstance(r, Voided)]
     require(voided == told.voided, "reason", f"voided {voided}, not {told.voided}")
-    forked = [r for r in turn.reasons if isinstance(r, Forked)]
-    same = Counter(forked) == Counter(told.forked)
-    require(same, "reason", f"forked {forked}, not {told.forked}")
     ignored = Counter(r.event for r in turn.reasons if isinstance(r, Ignored))
     due = Counter(told.ignored)
     require(ignored == due, "reason", f"ignored {ignored}, not {told.ignored}")

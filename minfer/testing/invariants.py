@@ -258,26 +258,6 @@ def _plans(config: EngineConfig, state: EngineState) -> None:
         require(len(set(plan.rows)) == len(plan.rows), "plan", "a row is planned twice")
 
 
-def _searches(state: EngineState) -> None:
-    """There is a search for each request with beams; who has offered runs, and no search
-    has heard all.
-    """
-    seqs = [*state.waiting, *state.running.seqs]
-    owners = {seq.request.id for seq in seqs if seq.request.beams is not None}
-    require(owners == set(state.searches), "beams", "a search without beams, or none")
-    runs = set(state.running.ids)
-    for name in owners:
-        search = state.searches[name]
-        require(not search.complete, "beams", f"{name} has heard all, and does not go on")
-        for beam, offer in enumerate(search.offers):
-            seated = offer is None or (name, beam) in runs
-            require(seated, "beams", f"beam {beam} of {name} offers, but does not run")
-    known = {(seq.request.id, len(seq.history)) for seq in state.waiting}
-    known |= {(one[0], state.running.known[i]) for i, one in enumerate(state.running.ids)}
-    lengths = Counter(name for name, _ in known if name in owners)
-    require(set(lengths.values()) <= {1}, "beams", "beams of different lengths")
-
-
 def _requests(state: EngineState) -> None:
     """Every sample waits, runs or has ended: exactly one of these."""
     here = [seq.id for seq in state.waiting] + list(state.running.ids)
@@ -287,7 +267,6 @@ def _requests(state: EngineState) -> None:
         "conservation",
         "line miscounted",
     )
-    _searches(state)
     counts = Counter(name for name, _ in here)
     due = {name: live.samples - live.ended for name, live in state.requests.items()}
     require(counts == due, "conservation", "a sample is lost")
@@ -312,9 +291,7 @@ def _requests(state: EngineState) -> None:
         )
     names = set(here)
     bound = {
-        seq.id
-        for seq in (*state.waiting, *state.running.seqs)
-        if seq.request.lockstep and seq.request.beams is None
+        seq.id for seq in (*state.waiting, *state.running.seqs) if seq.request.lockstep
     }
     require(state.paused <= bound, "paused", "who is not here, or is not bound")
     for name, count in state.faults:

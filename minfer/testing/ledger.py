@@ -22,7 +22,7 @@ from typing import Any, Final
 from attrs import Factory, define, field
 
 from minfer.config import EngineConfig
-from minfer.messages import Cancel, Event, Failed, Finish, Forked, Pause, Submit
+from minfer.messages import Cancel, Event, Failed, Finish, Pause, Submit
 from minfer.policy import Load, Policy
 from minfer.request import Request
 from minfer.state import EngineState, Transition
@@ -116,8 +116,6 @@ class Ledger:
         """
         check(self.config, turn.state)
         before, told = self.state, Told()
-        forks = (reason for reason in turn.reasons if isinstance(reason, Forked))
-        told.anew = {(one.id, one.sample) for one in forks if one.sample == one.parent}
         self.books.left.clear()
         for event in events:
             fold(self.books, event, told)

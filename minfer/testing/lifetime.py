@@ -17,9 +17,6 @@ Whoever stops running while nothing is in flight passes through `fenced` at once
 blocks of a preempted sample may be behind a fence too: that does not keep it from being
 let in again.
 
-A search ends as a whole: when the steps of one beam failed too often, those in line end
-with it.
-
 The specification walks every sample of every run through this table
 (`minfer.testing.ledger`), and
 `diagram` draws the picture in the documentation from it.
@@ -62,7 +59,6 @@ MOVES: Final[dict[tuple[Stage, Cause], Stage]] = {
     (Stage.WAITING, Cause.ADMITTED): Stage.RUNNING,
     (Stage.WAITING, Cause.CANCELLED): Stage.ENDED,
     (Stage.WAITING, Cause.FINISHED): Stage.ENDED,
-    (Stage.WAITING, Cause.BLAMED): Stage.ENDED,
     (Stage.RUNNING, Cause.ADVANCED): Stage.RUNNING,
     (Stage.RUNNING, Cause.RESTARTED): Stage.RUNNING,
     (Stage.RUNNING, Cause.DISPLACED): Stage.PREEMPTED,
@@ -73,7 +69,6 @@ MOVES: Final[dict[tuple[Stage, Cause], Stage]] = {
     (Stage.PREEMPTED, Cause.ADMITTED): Stage.RUNNING,
     (Stage.PREEMPTED, Cause.CANCELLED): Stage.ENDED,
     (Stage.PREEMPTED, Cause.FINISHED): Stage.ENDED,
-    (Stage.PREEMPTED, Cause.BLAMED): Stage.ENDED,
     (Stage.FENCED, Cause.RELEASED): Stage.ENDED,
 }
 

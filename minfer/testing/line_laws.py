@@ -128,23 +128,20 @@ def _may_pass(
     config: EngineConfig, planning: Planning, one: Sequence, by: Sequence
 ) -> bool:
     """Whether `one` had to let `by` pass: its client was held back, and that of `by` not,
-    or `by` had been in before, itself or with others of its search.
+    or `by` had been in before.
     """
-    again = by.ran_before or by.request.beams is not None
     if planning.held_back is None:  # it may have been, if that happens at all
         held = holds(config)
     else:
         held = one.request.client in planning.held_back
     other = by.request.client != one.request.client
-    return held and not one.ran_before and (other or again)
+    return held and not one.ran_before and (other or by.ran_before)
 
 
 def _next(after: EngineState) -> Sequence | None:
     """Who is next in line: the first whose client is not held back; None: all are."""
-    running = {name for name, _ in after.running.ids}
     for seq in after.waiting:
-        begun = seq.request.beams is not None and seq.request.id in running
-        if seq.ran_before or begun or seq.request.client not in after.shut:
+        if seq.ran_before or seq.request.client not in after.shut:
             return seq
     return None
 

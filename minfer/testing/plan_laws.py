@@ -209,10 +209,9 @@ def _apart(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     for at, seat in bound.items():
         start = plan.starts[at]
         known = len(seat.account.known)
-        most = known + most_ahead(config, seat.account)
+        most = known + most_ahead(config)
         require(start < most, "ahead", f"a row starts at {start}, knows {known} tokens")
-    late = {at for at in bound if bound[at].account.request.beams is None}
-    due = tuple(at for at in sorted(late) if plan.most[at])
+    due = tuple(at for at in sorted(bound) if plan.most[at])
     require(plan.apart == due, "apart", f"{plan.apart} are sampled apart, not {due}")
 
 

@@ -53,8 +53,7 @@ def measure(
         if seat is None:
             found.append((seq.id, (tokens, known, 2 + behind)))
         else:
-            # A beam that has offered has KV of all it knows, of which one does not count.
-            left = known - seat.kv - one.offered
+            left = known - seat.kv
             found.append((seq.id, (tokens, left, int(seat.sched == seat.kv))))
             behind += 1
     return dict(reversed(found))

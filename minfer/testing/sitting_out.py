@@ -22,11 +22,11 @@ def few_failures(config: EngineConfig) -> int:
     return max(1, min(2, config.max_failures - 1))
 
 
-def most_ahead(config: EngineConfig, one: Account) -> int:
+def most_ahead(config: EngineConfig) -> int:
     """How many tokens that are not known a sample which is bound to the host may be
     ahead of.
     """
-    return int(config.late_masks and one.request.beams is None)
+    return int(config.late_masks)
 
 
 def rests(config: EngineConfig, one: Account, seat: Seat) -> bool:
@@ -38,15 +38,12 @@ def rests(config: EngineConfig, one: Account, seat: Seat) -> bool:
 
 def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
     """Why a running sample has no input due: "end", "blocks", "host" (it awaits a token
-    in flight, or its mask), "beams" (it awaits others of its search); nothing if
-    it could run.
+    in flight, or its mask); nothing if it could run.
     """
     seat = one.seat
-    if one.offered:
-        return "beams"
     if seat is None or seat.sched >= one.last:
         return "end"
-    if one.request.lockstep and seat.sched >= len(one.known) + most_ahead(config, one):
+    if one.request.lockstep and seat.sched >= len(one.known) + most_ahead(config):
         return "host"
     if one.paused and rests(config, one, seat):
         return "host"

@@ -22,8 +22,6 @@ def check_state(books: Books, after: EngineState) -> None:
     require(here == len(books.accounts), "lifetime", "a sample too many")
     for i in range(len(after.running)):
         _running(books, after, i)
-    searches = {name: after.searches[name] for name in after.searches}
-    require(searches == books.searches, "beams", f"{searches}, not {books.searches}")
     faults = {name: one.faults for name, one in books.accounts.items() if one.faults}
     require(dict(after.faults) == faults, "faults", f"{after.faults}, not {faults}")
     paused = {name for name, one in books.accounts.items() if one.paused}

@@ -15,9 +15,6 @@ EQUIVALENT: Final[dict[str, str]] = {
         "schedule.py | _who_moves_up | condition | if work.state.running.gens is not "
         "before -> if True"
     ): "A shortcut: if nobody was displaced there is nobody to forget.",
-    "schedule.py | _who_runs | condition | if work.state.searches -> if True": (
-        "A shortcut: without searches no beam is found that waits."
-    ),
     "schedule.py | _who_moves_up | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),

@@ -71,7 +71,6 @@ EXECUTING = (
     "pooled: last",
     "pooled: mean",
     "scored",
-    "beams",
 )
 PATHS = (*LARGE, *RARE, *BIG, *EXECUTING)
 

@@ -20,7 +20,7 @@ from minfer.runs.oracle import Oracle
 from minfer.state import EngineState, Turn, initial
 from tests.core import world as worlds
 from tests.core.tuned import sizes_now
-from tests.core.world import VOCAB, Sparing, World, run_world, tiny_config
+from tests.core.world import VOCAB, Sparing, run_world, tiny_config
 
 
 def recorded(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
@@ -36,22 +36,6 @@ def _ran(
     with _watched() as log:
         world = run_world(seed, turns)
     return world.config, (*log,)
-
-
-def searched(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
-    """As `recorded`, a world of beam searches, without a sliding window."""
-    rng = Random(seed)
-    config = evolve(tiny_config(rng), window=0)
-    with _watched() as log:
-        world = World(config, rng, searching=0.7)
-        for _ in range(turns):
-            if rng.random() < 0.2:
-                world.burst(2)
-            if rng.random() < 0.05:
-                world.fail()
-            world.turn()
-        world.drain()
-    return config, log
 
 
 @contextmanager

@@ -18,9 +18,7 @@ from minfer.beam import (
     Hypothesis,
     Round,
     Search,
-    by_seat,
     choose,
-    flaw_of,
     wanted,
 )
 from minfer.checks import ParameterError
@@ -114,43 +112,6 @@ def test_no_more_hypotheses_are_kept_than_there_are_beams() -> None:
     assert [one.tokens for one in choice.done] == [(0,), (1,)]
 
 
-def test_children_sit_where_their_parents_do() -> None:
-    def seats(*parents: int, alike: bool = False) -> list[tuple[int, int]]:
-        made = tuple(Child(parent, at, 0.0) for at, parent in enumerate(parents))
-        return [(one.parent, one.token) for one in by_seat(made, alike=alike)]
-
-    assert seats(0, 1, 2) == [(0, 0), (1, 1), (2, 2)]
-    assert seats(2, 0, 1) == [(0, 1), (1, 2), (2, 0)]
-    assert seats(1, 1, 1) == [(1, 1), (1, 0), (1, 2)]
-    assert seats(2, 2, 0) == [(0, 2), (2, 1), (2, 0)]
-    assert seats(0, 0, 0, alike=True) == [(0, 0), (1, 1), (2, 2)]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        None,
-        [Candidates(0, (1,), (-1.0,))],
-        (None,),
-        (Candidates(0, (), ()),),
-        (Candidates(0, (1,), ()),),
-        (Candidates(0, (40,), (-1.0,)),),
-        (Candidates(0, (1, 40), (-1.0, -1.0)),),
-        (Candidates(0, (True,), (-1.0,)),),
-        (Candidates(0, (1,), (float("nan"),)),),
-        (Candidates(0, (1,), (inf,)),),
-        (Candidates(0, (1,), (-1,)),),
-        (Candidates("0", (1,), (-1.0,)),),  # type: ignore[arg-type]
-        (Candidates(0, [1], [-1.0]),),  # type: ignore[arg-type]
-        (Candidates(0, (1,) * 21, (-1.0,) * 21),),
-        (Candidates(-1000, (1,), (-1.0,)),),
-    ],
-)
-def test_candidates_that_cannot_be(wrong: Any) -> None:
-    assert flaw_of(wrong, 40)
-    assert not flaw_of((Candidates(0, (1, 39), (-1.0, -inf)),), 40)
-
-
 @pytest.mark.parametrize(
     ("how", "param"),
     [
@@ -175,25 +136,24 @@ def searched(
     model: Model, width: int, stops: frozenset[int], how: BeamSearch, most: int
 ) -> list[Hypothesis]:
     """A search of `model`, with as many candidates as an engine gets."""
-    search = Search.of(width)
+    sums: tuple[float, ...] = (0.0, *(-inf,) * (width - 1))
+    done: tuple[Hypothesis, ...] = ()
     outs: list[Output] = [()] * width
     length = 0
     while True:
         length += 1
+        offered = list[Candidates]()
         for beam, out in enumerate(outs):
             values = model(out)
             best = sorted(range(len(values)), key=lambda t: -values[t])
             ids = tuple(best[: wanted(width, len(stops))])
-            offer = Candidates(beam, ids, tuple(values[t] for t in ids))
-            search = search.with_offer(beam, offer)
+            offered.append(Candidates(beam, ids, tuple(values[t] for t in ids)))
         this = Round(how, stops, length, most, outs.__getitem__)
-        choice = choose(search, this)
+        choice = choose(Search(sums, tuple(offered), done), this)
         if not choice.children:
             return list(choice.done)
-        each = by_seat(choice.children, alike=length == 1)
-        outs = [(*outs[one.parent], one.token) for one in each]
-        sums = tuple(one.logprob for one in each)
-        search = Search(sums, (None,) * width, choice.done)
+        outs = [(*outs[one.parent], one.token) for one in choice.children]
+        sums, done = tuple(one.logprob for one in choice.children), choice.done
 
 
 def exhaustive(

@@ -22,10 +22,9 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         rng=st.randoms(use_true_random=False),
         pooled=st.booleans(),
-        searching=st.booleans(),
         drafting=st.booleans(),
     )
-    def begin(self, rng: Random, pooled: bool, searching: bool, drafting: bool) -> None:
+    def begin(self, rng: Random, pooled: bool, drafting: bool) -> None:
         self.thresholds = ExitStack()
         self.thresholds.enter_context(tuned(**tiny(rng)))
         config = tiny_config(rng)
@@ -33,7 +32,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.world = World(config, rng)
         self.world.proposing = 0.0  # there is a rule for it
         self.world.pooled = 0.3 if pooled else 0.0
-        self.world.searching = 0.4 if searching else 0.0
 
     @rule(count=st.integers(1, 6))
     def burst(self, count: int) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.beam import BeamSearch
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.messages import (
@@ -23,7 +22,7 @@ from minfer.messages import (
 from minfer.pausing import told_of_pauses
 from minfer.plan import Plan
 from minfer.preempt import preempt
-from minfer.request import Request, SamplingParams
+from minfer.request import Request
 from minfer.runs.codec import dump, load
 from minfer.runs.cost import CostModel
 from minfer.runs.fork import Change, fork
@@ -125,12 +124,10 @@ def test_events_count_in_their_order_and_may_be_said_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sample"), [("nobody", 0), ("free", 0), ("a", 1), ("a", -1), ("beams", 0)]
+    ("name", "sample"), [("nobody", 0), ("free", 0), ("a", 1), ("a", -1)]
 )
 def test_who_waits_for_no_mask_is_not_paused(name: str, sample: int) -> None:
-    greedy = SamplingParams(temperature=0)
-    search = bound("beams", n=2, beams=BeamSearch(), sampling=greedy)
-    bench = begun(bound("a"), ask("free"), search, turns=1)
+    bench = begun(bound("a"), ask("free"), turns=1)
     turn = bench.give(Pause(name, sample), Pause(name, sample, False))
     assert not bench.state.paused
     told = [one for one in turn.reasons if isinstance(one, Ignored)]

@@ -4,8 +4,7 @@ from attrs import evolve
 
 from minfer.messages import Emit, Ended, Finished, Ignored, Submit
 from minfer.policies import Window
-from minfer.state import Live, Transition, begun, emitted, ignored, initial, next_in_line
-from tests.core.test_branch import search
+from minfer.state import Live, Transition, emitted, ignored, initial, next_in_line
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -21,13 +20,6 @@ def test_at_first_all_rows_and_blocks_are_free_and_the_lowest_row_goes_first() -
 
 def test_the_pool_has_the_run_of_the_configuration() -> None:
     assert initial(evolve(CONFIG, freed_run=3)).blocks.pool.run == 3
-
-
-def test_only_searches_count_as_begun() -> None:
-    bench = Bench()
-    bench.give(Submit(ask("plain")), Submit(search("a", 2)))
-    assert {name for name, _ in bench.state.running.ids} == {"a", "plain"}
-    assert begun(bench.state) == {"a"}
 
 
 def test_who_is_next_is_the_first_whose_client_is_not_held_back() -> None:

@@ -4,8 +4,6 @@ import hypothesis.strategies as st
 from attrs import evolve
 from hypothesis import given
 
-from minfer.beam import BeamSearch
-from minfer.pmap import Map
 from minfer.request import Request
 from minfer.sequence import Sequence
 from minfer.waiting import Line
@@ -141,7 +139,7 @@ def test_the_first_who_is_not_held_back_with_its_client(
     back: set[int],
     full: int,
 ) -> None:
-    """Against a list; who has been in passes, and so does who is of a search that has."""
+    """Against a list; who has been in passes."""
     model = {}
     for number, client in entries:
         one = entry(number)
@@ -154,22 +152,15 @@ def test_the_first_who_is_not_held_back_with_its_client(
         for number in some[::2]:
             line = line.remove(model[number].place)
         line = line.remove_many(model[number].place for number in some[1::2])
-    begun = {str(number) for number in back if number % 2}
     may = [
         seq
         for seq in sorted(left, key=lambda seq: seq.place)
         if seq.preempted or seq.request.client not in shut
     ]
-    assert line.first_but(shut, begun) == next(iter(may), None)
+    assert line.first_but(shut) == next(iter(may), None)
     assert sum(line.counts.values()) == sum(not seq.preempted for seq in left)
     assert all(line.counts.values())
 
 
-def test_who_is_of_a_search_that_has_begun_passes_and_is_not_counted() -> None:
-    searched = evolve(entry(3).request, client="a", beams=BeamSearch(), lockstep=True)
-    one = evolve(entry(3), request=searched)
-    line = Line().insert(one)
-    assert line.first_but({"a"}, {"3"}) is one
-    assert line.first_but({"a"}, set()) is None
-    assert line.counts == Map()
-    assert Line().first_but(set(), set()) is Line().first_but({"a"}, set()) is None
+def test_of_no_line_nobody_is_first() -> None:
+    assert Line().first_but(set()) is Line().first_but({"a"}) is None

@@ -14,17 +14,6 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from minfer.beam import (
-    NEVER,
-    BeamSearch,
-    Candidates,
-    Hypothesis,
-    Round,
-    Search,
-    by_seat,
-    choose,
-    wanted,
-)
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.keys import block_keys, root_key
@@ -48,7 +37,7 @@ from minfer.policy import FirstCome, Load, Policy
 from minfer.policy_seats import FairSeats
 from minfer.prompt_logprobs import parts_of
 from minfer.request import Request, SamplingParams
-from minfer.runs.oracle import START, offer_of, vector_of
+from minfer.runs.oracle import START, vector_of
 from minfer.sequence import SampleId
 from minfer.speculate.length import Costs
 from minfer.speculate.settings import DRAFTERS, HOST, Speculation
@@ -136,34 +125,6 @@ class Seen:
             if (position + 1) % block_size == 0:
                 blocks.append(here)
         return cls(every, hash((seen, here, len(prompt))))
-
-
-def beam_reference(
-    request: Request, block_size: int, vocab: int, limit: int, window: int = 0
-) -> list[Hypothesis]:
-    """What the beams of a request must come to, computed alone and without blocks."""
-    prompt, width = request.prompt, request.n
-    most = min(len(prompt) + request.max_tokens, limit) - len(prompt)
-    outs: list[tuple[int, ...]] = [()] * width
-    search = Search.of(width)
-    for length in range(1, most + 1):
-        for beam, out in enumerate(outs):
-            digest = Seen.of((*prompt, *out), block_size, window).last
-            count = wanted(width, len(request.stop_ids))
-            search = search.with_offer(
-                beam, Candidates(beam, *offer_of(digest, vocab, count))
-            )
-        how = request.beams or BeamSearch()
-        this = Round(how, request.stop_ids, length, most, outs.__getitem__)
-        choice = choose(search, this)
-        if not choice.children:
-            return list(choice.done)
-        # Of equals the first beam's is taken, so it matters which seat each has.
-        children = by_seat(choice.children, alike=length == 1)
-        outs = [(*outs[one.parent], one.token) for one in children]
-        sums = tuple(one.logprob for one in children)
-        search = Search(sums, (None,) * width, choice.done)
-    return []
 
 
 def pooled_reference(request: Request, block_size: int, window: int = 0) -> bytes:
@@ -286,7 +247,6 @@ class World:
     pausing: float = 0.0  # how often the host is late with a mask, or has it, in a turn
     proposing: float = 0.7  # how often the host drafts for a sample, if it does at all
     pooled: float = 0.0  # share of requests that end with their prompts
-    searching: float = 0.0  # share of requests whose samples are beams
     state: EngineState = field(init=False)
     oracle: Busy = field(init=False)
     ledger: Ledger = field(init=False)
@@ -316,7 +276,6 @@ class World:
     audit: bool = True
     poisonous: float = 0.0  # share of requests whose every step fails
     poison: set[str] = field(factory=set)
-    last_found: tuple[Request, list[Hypothesis]] | None = None  # of which search
     faults: int = 0  # steps that failed or were garbled for no fault of a request
 
     def __attrs_post_init__(self) -> None:
@@ -370,24 +329,7 @@ class World:
             output=output,
             lockstep=self.bound > 0 and Random(name).random() < self.bound,
         )
-        return self._searching(self._pooled(request))
-
-    def _searching(self, request: Request) -> Request:
-        """Some requests are beam searches; a few of them cannot be."""
-        rng = Random(f"beams {request.id}")
-        if not self.searching or rng.random() >= self.searching:
-            return request
-        if request.ends_with_prompt or request.pooling:
-            return request
-        how = BeamSearch(
-            length_penalty=rng.choice((0.0, 0.5, 1.0, 2.0, -1.0)),
-            early_stopping=rng.choice((True, False, NEVER)),
-        )
-        wish = evolve(request, beams=how, sampling=SamplingParams(temperature=0))
-        if rng.random() < 0.05:
-            return wish  # it may run ahead, or go on
-        width = rng.choice((1, 2, 2, 3, 4))
-        return evolve(wish, n=width, output=(), lockstep=True, reads_cache=True)
+        return self._pooled(request)
 
     def _pooled(self, request: Request) -> Request:
         """Some requests end with their prompts; a few of them cannot be."""
@@ -724,10 +666,6 @@ class World:
         if request.pooling:
             self._end_pooled(done, request, out, vector)
             return
-        if request.beams is not None:
-            assert not vector
-            self._end_beam(done, request, out)
-            return
         self._check_scored(done, request, vector)
         if done.reason == "error" and not self.faults:
             assert done.id in self.poison, f"{name} is blamed for its neighbours"
@@ -768,26 +706,6 @@ class World:
         assert vector == due, f"{done}: {vector!r} is not {due!r}"
         self.paths[f"pooled: {request.pooling}"] += bool(vector)
 
-    def _end_beam(self, done: Finished, request: Request, out: list[int]) -> None:
-        """A search ends with what it has found, and says nothing before."""
-        if done.reason not in ("stop", "length"):
-            assert not out
-            return
-        due = self.found(request)[done.sample]
-        assert tuple(out) == due.tokens, f"{done}: {out} is not {due}"
-        said = (done.reason, done.length, done.logprob)
-        assert said == (due.reason, len(due.tokens), due.logprob), f"{done}, not {due}"
-        self.paths["beams"] += 1
-        self.past.append((*request.prompt, *out))
-
-    def found(self, request: Request) -> list[Hypothesis]:
-        """What a search must come to."""
-        own = self.config
-        sizes = own.block_size, own.vocab_size, own.max_model_len, own.window
-        if self.last_found is None or self.last_found[0] is not request:
-            self.last_found = request, beam_reference(request, *sizes)
-        return self.last_found[1]
-
     def _whole(self, name: SampleId) -> tuple[int, ...]:
         request = self.requests[name[0]]
         return (*request.prompt, *request.output, *self.reference(request, name[1]))
@@ -823,7 +741,6 @@ def run_world(seed: int, turns: int) -> World:
     if world.bound:
         world.pausing = Random(f"pausing {seed}").choice((0.0, 0.2, 0.6))
     world.pooled = 0.4 if apart.random() < 0.25 else 0.0
-    world.searching = apart.choice((0.3, 0.8)) if apart.random() < 0.25 else 0.0
     world.big, world.hungry, world.poisonous = (
         big,
         rng.random() < 0.6,

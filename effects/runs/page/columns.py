@@ -47,7 +47,6 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Missed": ("block", "blocks"),
     "Held": ("cause", "needs", "available"),
     "Preempted": ("by", "known", "computed"),
-    "Forked": ("parent", "known", "hit"),
     "Finished": ("reason", "length", "error"),
     "Voided": ("step", "error", "rows"),
     "Ignored": ("event", "detail"),

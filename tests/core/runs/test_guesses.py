@@ -63,7 +63,7 @@ def proposed(run: Run) -> list[Propose]:
 
 
 def running(config: EngineConfig) -> Run:
-    """ "a" decodes, "b" is read in two parts; "c" chooses among beams; "d" has ended."""
+    """ "a" decodes, "b" is read in two parts; "d" has ended."""
     run = Run(evolve(config, max_num_batched_tokens=8))
     run.turn(Submit(request("a", 2, 9)), Submit(request("d", 2, 1)))
     run.turn(Submit(request("b", 12)))

@@ -16,7 +16,7 @@ from minfer.runs.redact_state import can_be_redacted, redacted_state
 from minfer.runs.replay import Journal, open_segments
 from minfer.state import EngineState
 from tests.circles import seeds
-from tests.core.recorded import recorded, searched
+from tests.core.recorded import recorded
 from tests.core.runs.test_redact import SECRET, blind
 from tests.core.world import VOCAB
 
@@ -54,25 +54,6 @@ def test_it_is_the_state_of_a_replay(seeds: range) -> None:
                 assert seq.request.stop_ids <= state.stops
             compared += len(state.running) > 0
     assert compared > 20 * len(seeds)
-
-
-@seeds(12, 60)
-def test_searches_in_it_are_those_of_a_replay(seeds: range) -> None:
-    """Their outputs so far, and what beams offer that wait for others."""
-    done = offers = 0
-    for seed in seeds:
-        config, turns = searched(seed)
-        journal = Journal(open_segments({"run": blind(config, turns)}))
-        for mine, theirs in zip(turns, journal.turns(), strict=True):
-            state = redacted_state(config, mine.transition.state, SECRET)
-            other = theirs.transition.state
-            assert comparable(state) == comparable(other), (seed, mine.number)
-            assert {token for token in tokens_of(state) if token < VOCAB} <= {0, 1}
-            assert load(dump(state)) == state
-            done += sum(len(one.done) for one in state.searches.values())
-            each = [one.offers for one in state.searches.values()]
-            offers += sum(one is not None for some in each for one in some)
-    assert min(done, offers) > len(seeds)
 
 
 @seeds(3, 60)
@@ -123,9 +104,6 @@ def tokens_of(state: EngineState) -> set[int]:
         *(part for one in run.chains for part in one.chunks),
     ]
     found += [fill.tokens for plan in state.inflight for fill in plan.fills]
-    for search in state.searches.values():
-        found += [one.tokens for one in search.done]
-        found += [one.tokens for one in search.offers if one is not None]
     assert not any(plan.opens for plan in state.inflight)
     return {token for some in found for token in some}
 

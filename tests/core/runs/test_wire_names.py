@@ -1,6 +1,7 @@
 """Names in journals: none changes unnoticed, and renamed records keep theirs."""
 
 import json
+import re
 import zlib
 from typing import Any
 
@@ -16,7 +17,13 @@ from minfer.runs.journal import MAGIC, START, Head, JournalError
 from minfer.runs.journal_reading import payloads
 from minfer.runs.journal_writing import encode_journal, head_record
 from minfer.runs.projection import state_digest
-from minfer.runs.wire_names import LAST_READER, Removed, RemovedError, name_of
+from minfer.runs.wire_names import (
+    LAST_READER,
+    REMOVED,
+    RemovedError,
+    name_of,
+    without_removed,
+)
 from minfer.state import Hold, Transition
 from tests.core.recorded import recorded
 from tests.core.runs.made import opened, record
@@ -98,51 +105,67 @@ def test_a_policy_of_a_program_keeps_its_own_name(deferred: Any) -> None:
 
 # --- what is not supported any more -----------------------------------------------------
 
+GONE: dict[tuple[str, str], tuple[Any, Any, str]] = {  # what is read, what is not, why
+    ("EngineConfig", "max_repeat"): (1, 2, "max_repeat above 1"),
+    ("Plan", "repeat"): (1, 5, "max_repeat above 1"),
+    ("EngineState", "searches"): ({"map": []}, {"map": [["a", {}]]}, "beam search"),
+    ("Request", "beams"): (None, {"is": "BeamSearch"}, "beam search"),
+    ("Executed", "candidates"): ([], [{"is": "Candidates"}], "beam search"),
+    ("RowSampling", "candidates"): (0, 4, "beam search"),
+}
 
-@pytest.fixture
-def gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records that had a field each that is removed."""
-    rounds = Removed(lambda value: value == 1, "several rounds")
-    for name in ("EngineConfig", "EngineState", "Request"):
-        monkeypatch.setitem(wire_names.REMOVED, name, {"rounds": rounds})
+
+@pytest.mark.parametrize(("record_", "field"), GONE)
+def test_a_removed_field_is_read_with_one_value(record_: str, field: str) -> None:
+    neutral, other, why = GONE[record_, field]
+    assert without_removed(record_, {field: neutral, "id": "a"}) == {"id": "a"}
+    with pytest.raises(RemovedError, match=f"^{why}: .* is the last that reads it$"):
+        without_removed(record_, {field: other, "id": "a"})
 
 
-@pytest.mark.usefixtures("gone")
-def test_a_removed_field_is_read_with_what_is_accepted() -> None:
+def test_of_thresholds_one_is_still_read() -> None:
     told = dump(EngineConfig(num_blocks=3))
-    assert load({**told, "rounds": 1}) == EngineConfig(num_blocks=3)
-    with pytest.raises(RemovedError, match="several rounds"):
-        load({**told, "rounds": {"is": "RecordThatIsGone"}})
+    assert load({**told, "thresholds": {"is": "Thresholds"}}) == load(told)
+    old = {"is": "Thresholds", "freed_run": 2, "stop_ids": 3}
+    assert load({**told, "thresholds": old}) == EngineConfig(num_blocks=3, freed_run=2)
+    assert without_removed("Line", {"full": 3, "size": 2}) == {"size": 2}
+    every = {(name, field) for name, gone in REMOVED.items() for field in gone}
+    assert every - GONE.keys() == {("EngineConfig", "thresholds"), ("Line", "full")}
     with pytest.raises(CodecError, match="unexpected keyword"):
         load({**told, "more": 1})
 
 
-def with_rounds(part: str, rounds: int) -> bytes:
-    """A journal of format 3 in which records of a `part` have a field more."""
-    config, turns = recorded(8, 20)
-    head, *rest = payloads(encode_journal(config, turns[5:]), "run")
+def of_format_3(config: str, state: str, request: str) -> bytes:
+    """A journal with more fields in its configuration, snapshot and requests."""
+    settings, turns = recorded(8, 20)
+    head, *rest = payloads(encode_journal(settings, turns[5:]), "run")
     told = json.loads(zlib.decompress(head[1:]))
     told["format"] = 3
-    if part != "request":
-        told[part]["rounds"] = rounds
-    else:
-        more = b'"is":"Submit","request":{"rounds":%d,' % rounds
-        rest = [one.replace(b'"is":"Submit","request":{', more) for one in rest]
+    told["config"] |= json.loads(config)
+    told["state"] |= json.loads(state)
+    old = b'"is":"Submit","request":{'
+    rest = [one.replace(old, old + request.encode()) for one in rest]
     changed = b"H" + zlib.compress(json.dumps(told).encode())
     return MAGIC + b"".join(map(record, (changed, *rest)))
 
 
-@pytest.mark.usefixtures("gone")
-@pytest.mark.parametrize("part", ["config", "state", "request"])
+READ = ('{"max_repeat": 1}', '{"searches": {"map": []}}', '"beams":null,')
+WRONG = ('{"max_repeat": 2}', '{"searches": {"map": [["a", 1]]}}', '"beams":{"is":"B"},')
+
+
+def test_a_journal_of_format_3_with_neither_beams_nor_repeats_replays() -> None:
+    assert [*opened(of_format_3(*READ)).turns()] == recorded(8, 20)[1][5:]
+
+
+@pytest.mark.parametrize("part", range(3), ids=["config", "state", "request"])
 def test_a_journal_with_what_is_removed_is_refused_with_its_last_reader(
-    part: str,
+    part: int,
 ) -> None:
-    assert [*opened(with_rounds(part, 1)).turns()] == recorded(8, 20)[1][5:]
+    parts = [*READ]
+    parts[part] = WRONG[part]
     with pytest.raises(JournalError) as caught:
-        [*opened(with_rounds(part, 2)).turns()]
-    where = "run: turn " if part == "request" else "run: journal"
-    assert str(caught.value).startswith(where)
-    assert str(caught.value).endswith(
-        f"journal of format 3 with several rounds: {LAST_READER} is the last that reads "
-        f"it"
-    )
+        [*opened(of_format_3(*parts)).turns()]
+    what = "beam search" if part else "max_repeat above 1"
+    turn = r"turn \d+: " if part == 2 else ""
+    why = rf"run: {turn}journal of format 3 with {what}: {re.escape(LAST_READER)} is "
+    assert re.fullmatch(why + "the last that reads it", str(caught.value))

@@ -3,9 +3,7 @@
 import pytest
 from attrs import evolve
 
-from minfer.beam import BeamSearch
 from minfer.messages import Propose, Submit
-from minfer.request import SamplingParams
 from minfer.speculate.plan_drafts import (
     waits_for_results,
 )
@@ -76,9 +74,10 @@ def told(bench: Drafted) -> list[Propose]:
 
 
 def test_proposals_that_nobody_may_have_hold_up_nothing() -> None:
-    greedy = SamplingParams(temperature=0)
-    wish = ask("a", 6, 30, lockstep=True, beams=BeamSearch(), sampling=greedy)
-    bench = begun(HOSTED, wish, ask("bb", 6, 30), guess=nothing, turns=2)
+    """Of more drafts than a budget that rows fill has room for."""
+    wish = ask("a", 6, 30)
+    config = evolve(ROOMY, max_num_seqs=2, max_num_batched_tokens=2)
+    bench = begun(HOSTED, wish, ask("bb", 6, 30), guess=nothing, config=config, turns=8)
     bench.guess = lambda w, at: right(w, at) if w[:6] == wish.prompt else ()
     for _ in range(4):
         bench.turn()

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from minfer.beam import BeamSearch
 from minfer.messages import Overruled, Pause, Propose, Submit
 from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
@@ -32,7 +31,6 @@ from tests.core.speculate.drafted import (
 from tests.core.test_engine import CONFIG, Bench, ask
 
 GREEDY = SamplingParams(temperature=0)
-SEARCH = ask("beams", n=2, beams=BeamSearch(), sampling=GREEDY, lockstep=True)
 POOLED = ask("pool", 30, 0, pooling="last")
 SILENT = ask("pool", 30, 0)
 
@@ -56,8 +54,6 @@ def who_drafted(bench: Drafted) -> set[str]:
     [
         (ask("a"), {HOST, DEVICE}),
         (ask("a", lockstep=True), {HOST}),
-        (SEARCH, set()),
-        (evolve(SEARCH, lockstep=False), set()),
         (POOLED, set()),
         (SILENT, set()),
     ],
@@ -67,11 +63,9 @@ def test_for_whom_drafts_can_be_made(request_: Request, may: set[str]) -> None:
 
 
 @BOTH
-def test_only_the_host_drafts_for_who_is_bound_to_it_and_nobody_for_beams(
-    how: Speculation,
-) -> None:
+def test_only_the_host_drafts_for_who_is_bound_to_it(how: Speculation) -> None:
     bound = ask("bound", 8, lockstep=True)
-    bench = begun(how, ask("free", 7), bound, SEARCH, POOLED)
+    bench = begun(how, ask("free", 7), bound, POOLED)
     bench.drain()
     assert who_drafted(bench) == {"free"} | ({"bound"} if how is HOSTED else set())
     for wish in (ask("free", 7), bound):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from attrs import define, evolve, field
 
-from minfer.beam import BeamSearch
 from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.effects.execution.draft_model import DraftOf
@@ -367,15 +366,6 @@ def test_plans_that_cannot_be(model: Model, what: str) -> None:
     assert isinstance(failed, Failed)
     assert failed.error.startswith("step 1: ")
     assert what in failed.error
-
-
-def test_rows_that_offer_candidates_have_no_drafts(model: Model) -> None:
-    wanted = evolve(WANTED[0], n=2, lockstep=True, beams=BeamSearch())
-    hand = Hand.start(model, [wanted])
-    hand.launch(Plan(**ROW))
-    failed = hand.executor.collect()
-    assert isinstance(failed, Failed)
-    assert "offer candidates" in failed.error
 
 
 def test_drafts_where_none_are_expected(model: Model) -> None:

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.beam import BeamSearch
 from minfer.config import EngineConfig
 from minfer.effects.live.drafts import MOST_SKIPPED, READ_IN_A_TURN, HostDrafts
 from minfer.effects.live.driver import Driver
 from minfer.messages import Cancel, Emit, Execute, Executed, Failed, Propose, Submit
-from minfer.request import Request, SamplingParams
+from minfer.request import Request
 from minfer.runs.drafts import judged, tally_of
 from minfer.runs.oracle import Oracle
 from minfer.sequence import SampleId
@@ -163,10 +162,8 @@ def test_in_steps_of_many_rows_nobody_is_asked() -> None:
 
 def test_who_cannot_have_drafts_is_not_read() -> None:
     asking = Always()
-    greedy = SamplingParams(temperature=0)
-    beam = request("a", 5, 20, lockstep=True, beams=BeamSearch(), sampling=greedy)
     bound = request("c", lockstep=True)
-    run(CONFIG, asking, beam, request("b", 5, 0, pooling="last"), bound)
+    run(CONFIG, asking, request("b", 5, 0, pooling="last"), bound)
     assert not asking.told
 
 

@@ -104,10 +104,6 @@ function decidedSentence(about) {
       return item([name, ` waits: ${blocked(i)}`], "held");
     case "Preempted":
       return preempted(about);
-    case "Forked": {
-      const words = ` goes on as a child of beam ${count(a)}, ${many(b, "token")} long`;
-      return item([name, `${words}: ${count(c)} of them are computed`]);
-    }
     case "Finished": {
       const how = ENDS[text(a)] ?? `ends (${text(a)})`;
       const look = PALETTE[s < 0 ? END : ended(s)];

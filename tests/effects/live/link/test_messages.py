@@ -63,7 +63,6 @@ REQUEST = other(
     lockstep=True,
     pooling="mean",
     reads_cache=False,
-    beams=BeamSearch(length_penalty=0.5, early_stopping="never"),
     tails=(b"", b"k3"),
     place=((1.5, -2.0), 7, 3),
     search=other(
@@ -85,7 +84,6 @@ FINISHED = other(
     length=5,
     error="é",
     cached=64,
-    logprob=-2.5,
 )
 TOTALS = other(
     Totals({}, {}),
