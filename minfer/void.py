@@ -46,6 +46,7 @@ def _give_up(
     lost = [i for i, name in enumerate(run.ids) if faults.get(name, 0) >= most]
     if not lost:
         return Transition(state, (), (reason,))
-    state, finished = end(config, state, [leaver(run, i, "error", why) for i in lost])
+    leavers = [leaver(run, i, "error", why) for i in lost]
+    state, finished = end(config, state, leavers)
     turn = emitted(state, finished)
     return evolve(turn, reasons=(reason, *turn.reasons))

@@ -94,15 +94,15 @@ class Searches:
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """End requests, as `EngineClient.cancel`; of searches, all that runs of them."""
         with self._lock:
-            wanted = set(ids)
-            mine = [self._live[name] for name in wanted & self._live.keys()]
-            names = wanted - self._live.keys()
+            wanted = dict.fromkeys(ids)  # in their order, as a journal has them
+            mine = [self._live[name] for name in wanted if name in self._live]
+            names = dict.fromkeys(name for name in wanted if name not in self._live)
             for search in mine:
                 search.cancelled = True
-                names |= search.names
+                names |= dict.fromkeys(sorted(search.names))
             served = self._client.cancel(names)
             found = {one.asked.id for one in mine if one.names & served}
-            return served & wanted | found
+            return frozenset(served & wanted.keys() | found)
 
     def heard(self, message: Message) -> list[Message]:
         """What a front is to hear of what the engine said."""

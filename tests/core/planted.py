@@ -105,7 +105,7 @@ BUGS: Final = (
         "v#41400: prompt blocks are findable once planned, not once computed",
         "commit.py",
         "_fillings",
-        "upto[i] = min(done[run.gens[i]], (run.known[i] - 1) // size)",
+        "upto[i] = done[run.gens[i]]",
         "upto[i] = min(run.sched[i], run.base[i]) // size",
     ),
     Bug(
