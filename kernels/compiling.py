@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from triton import AsyncCompileMode, FutureKernel, knobs
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 one_at_a_time: Final = threading.Lock()  # what changes how Triton launches
@@ -73,15 +74,25 @@ def _compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Comp
     ):
         launch()
     errors = [_said(error) for one in pool.futures if (error := one.exception())]
-    for one in made.values():
-        # What could not be compiled is None then.
-        kernel = one.kernel if isinstance(one, FutureKernel) else one
-        try:
-            _ = None if kernel is None else kernel.run  # which loads it
-        except Exception as error:  # whatever it is, its first launch says it again
-            errors.append(_said(error))
+    active = driver.active
+    mine_too = active.set_current_device, (active.get_current_device(),)
+    with ThreadPoolExecutor(os.cpu_count(), "load", *mine_too) as loading:
+        errors += filter(None, loading.map(_load, made.values()))
     seconds = time.monotonic() - began
     return Compiled(len(made), len(fresh), seconds, tuple(dict.fromkeys(errors)))
+
+
+def _load(made: Any) -> str:
+    """Load a kernel; returns why it could not be. For each signature Triton has the C
+    compiler make what launches it, where that is not on disk.
+    """
+    # What could not be compiled is None then.
+    kernel = made.kernel if isinstance(made, FutureKernel) else made
+    try:
+        _ = None if kernel is None else kernel.run
+    except Exception as error:  # whatever it is, its first launch says it again
+        return _said(error)
+    return ""
 
 
 def _said(error: BaseException) -> str:

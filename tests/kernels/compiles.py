@@ -46,6 +46,9 @@ class Hopper:
     def get_current_device(self) -> int:
         return 0
 
+    def set_current_device(self, device: int) -> None:
+        pass
+
     def get_current_stream(self, device: int) -> int:
         return device
 

@@ -77,6 +77,9 @@ class Elsewhere:
     def get_current_device(self) -> int:
         return -int(self.target.arch)  # a number that no device has
 
+    def set_current_device(self, device: int) -> None:
+        pass
+
     def get_current_stream(self, device: int) -> int:
         del device
         return 0
