@@ -117,9 +117,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     ("retire.py | left_by | comparison | upto <= chain.sealed -> upto < chain.sealed"): (
         "A shortcut: where all is published, there is nothing to name or to publish."
     ),
-    "move_up.py | _stuck | offset | 0 -> -1": (
-        "Where nobody runs, nobody can give way and no policy is asked, stuck or not."
-    ),
     "log.py | Log.__getitem__ | comparison | start >= cut -> start > cut": (
         "At start == cut the other branch joins no old entry to the same recent ones."
     ),
