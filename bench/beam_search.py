@@ -88,7 +88,7 @@ def worker(tree: Path, device: str, folder: str) -> Iterator[subprocess.Popen[st
 
 def paired(before: Path, device: str, folder: str) -> dict[str, Any]:
     """All widths, with both trees in turn."""
-    from bench.gpu_pairs import told
+    from bench.gpu_pairs import REST, told
     from bench.results import show, spread
 
     found: dict[str, Any] = {}
@@ -97,6 +97,8 @@ def paired(before: Path, device: str, folder: str) -> dict[str, Any]:
         both = [stack.enter_context(worker(tree, device, folder)) for tree in trees]
         for process in both:
             told(process)
+        if device != "cpu":
+            time.sleep(REST)
         for width in WIDTHS:
             runs = [_pair(both, width, number) for number in range(WARM + PAIRS)][WARM:]
             case: dict[str, Any] = {}

@@ -7,11 +7,13 @@ Both servers are up at once, with KV caches of the same size, and get the same l
 turn, from eight client processes of this tree (512 tokens in, 128 out, closed loop,
 streamed, no prefix cache). What counts is the ratio of each pair. The first loads meet
 graphs that are not captured yet: they do not count, but the first of a number of clients
-is reported as `first`.
+is reported as `first`. Before them the servers rest: idle engines capture graphs, which
+would slow the other one down.
 """
 
 import argparse
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -36,6 +38,7 @@ def paired(args: argparse.Namespace, model: Path) -> dict[str, Any]:
             for tree in (args.before.resolve(), ROOT)
         ]
         found["ready seconds"] = [ready for _, _, ready in both]
+        time.sleep(args.rest)
         for clients in args.clients:
             runs: list[list[float]] = []
             for number in range(WARM + args.pairs):
@@ -73,6 +76,7 @@ if __name__ == "__main__":
             "--clients": {**number, "nargs": "+", "default": [64, 256]},
             "--fronts": {**number, "default": 4},
             "--pairs": {**number, "default": 5},
+            "--rest": {**number, "default": 50, "help": "seconds before the first load"},
             "--each": {**number, "default": 0, "help": "requests of a client"},
             "--cache": {**number, "default": CACHE},
             "--prompt": PROMPT,
