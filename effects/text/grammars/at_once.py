@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from minfer.effects.text.grammars.lines import WORD, Lines
 from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, Move
 from minfer.effects.text.grammars.walking import LlguidanceMatcher, check
-from minfer.effects.text.grammars.watching import Watch
+from minfer.effects.text.grammars.watching import THREADS, Watch
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -30,7 +30,7 @@ class AtOnce:
         """Starts as many threads as there are processors, but for a few."""
         from llguidance import LLExecutor
 
-        self._executor = LLExecutor()
+        self._executor = LLExecutor(num_threads=THREADS)
         self._watch = Watch()
         self.words = -(-vocab_size // WORD)  # of a line
 
@@ -107,9 +107,9 @@ def _inner(moves: Sequence[Move]) -> "list[LLMatcher]":
 
 def _take(inner: "LLMatcher", move: Move) -> bool:
     """Have a matcher take its one token; whether that is allowed."""
-    begun = time.monotonic()
+    begun = time.thread_time()
     fine = inner.consume_token(move.tokens[0])
-    move.late = time.monotonic() - begun > MASK_WAIT
+    move.late = time.thread_time() - begun > MASK_WAIT
     return fine
 
 

@@ -22,7 +22,8 @@ from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import MASK_WAIT
 
 UNWRITTEN: Final = 0x5A5AA5A5  # the first word of a line whose mask is not there yet
-PROCESSORS: Final = cpu_count() or 1
+# Threads that make masks: a processor in five is left to others, as the library does.
+THREADS: Final = max(1, min(32, (cpu_count() or 1) * 4 // 5))
 QUIET: Final = 200  # looks without a call, after which the thread ends
 
 
@@ -37,7 +38,7 @@ class Call:
 
     def look(self) -> None:
         """See which lines were written since the last time."""
-        begun = self.looked and len(self.left) <= PROCESSORS
+        begun = self.looked and len(self.left) <= THREADS
         self.looked = True
         self.left = [line for line in self.left if self.lines[line, 0] == UNWRITTEN]
         if begun:

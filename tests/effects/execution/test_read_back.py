@@ -137,11 +137,11 @@ def test_logits_that_are_not_finite_name_who_drew_though_another_has_the_row(
 
 def test_scores_by_which_the_engine_decides_are_those_of_the_tokens(model: Model) -> None:
     executor = Run.start(model).driver.executor
-    request = Request(id="beam", prompt=(5,), max_tokens=3, sampling=GREEDY)
+    request = Request(id="scored", prompt=(5,), max_tokens=3, sampling=GREEDY)
     other = evolve(request, id="other", prompt=(9,))
-    beam = opened(request, (0,))
-    beam = evolve(beam, sampling=evolve(beam.sampling, scores=True))
-    opens = (beam, evolve(opened(other, (1,)), index=1))
+    scored = opened(request, (0,))
+    scored = evolve(scored, sampling=evolve(scored.sampling, scores=True))
+    opens = (scored, evolve(opened(other, (1,)), index=1))
     fills = (Fill(0, request.prompt), Fill(1, other.prompt))
     executor.launch(Plan(0, (0, 1), (0, 1), (0, 0), (1, 1), (1, 1), fills, opens))
     executor.launch(Plan(1, (0, 1), (0, 1), (1, 1), (1, 1), (1, 1)))

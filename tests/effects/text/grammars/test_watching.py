@@ -35,7 +35,7 @@ def late(count: int, steps: list[list[int]]) -> set[int]:
 def test_masks_are_late_that_take_longer_than_the_bound(
     monkeypatch: pytest.MonkeyPatch, steps: list[list[int]], found: set[int]
 ) -> None:
-    monkeypatch.setattr(watching, "PROCESSORS", 4)
+    monkeypatch.setattr(watching, "THREADS", 4)
     assert late(4, steps) == found
 
 
@@ -51,7 +51,7 @@ def test_masks_are_late_that_take_longer_than_the_bound(
 def test_masks_that_wait_for_a_processor_are_not_late(
     monkeypatch: pytest.MonkeyPatch, steps: list[list[int]], found: set[int]
 ) -> None:
-    monkeypatch.setattr(watching, "PROCESSORS", 2)
+    monkeypatch.setattr(watching, "THREADS", 2)
     assert late(6, steps) == found
 
 
