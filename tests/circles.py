@@ -1,7 +1,7 @@
 """Circles of tests, from the smallest out.
 
     pytest tests/core    for every save: the core, without torch, in seconds
-    pytest               for every commit: all rooms, in minutes
+    pytest               for every commit: all rooms, in three minutes
     pytest --rest        in .ci/run, when `pytest` has passed: what is marked `long`
     pytest --all         all of these, and what is marked `claimed`: so many prompts,
                          draws or steps as a claim speaks of, for over half an hour
@@ -9,11 +9,10 @@
 `-n auto` spreads each over the processors, except where there is a GPU, whose memory they
 would fight for.
 
-What is long or claimed is volume, and asks nothing that is asked there alone: each such
-test has a smaller sibling that is neither, the same test with fewer seeds, or with one
-case of a kind instead of the whole matrix. So each circle asks all of the questions of
-its rooms, and a wider one asks them more often. tests/conftest.py has the options, and
-what the marks do.
+A test is long that takes more than 0.4 seconds of a processor, or that is volume: more
+seeds, or the whole matrix instead of one case of a kind. What is claimed is volume alone.
+So a plain run asks most questions in few minutes, and `.ci/run` asks all of them.
+tests/conftest.py has the options, and what the marks do.
 """
 
 from collections.abc import Iterable

@@ -29,6 +29,9 @@ hypothesis.settings.register_profile(
     "all", hypothesis.settings.get_profile("suite"), max_examples=150
 )
 hypothesis.settings.register_profile(
+    "rest", hypothesis.settings.get_profile("suite"), max_examples=75
+)
+hypothesis.settings.register_profile(
     "fresh", hypothesis.settings.get_profile("all"), derandomize=False
 )
 hypothesis.settings.load_profile("suite")
@@ -40,8 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--all") or config.getoption("--rest"):
-        hypothesis.settings.load_profile("all")
+    for circle in ("rest", "all"):
+        if config.getoption(f"--{circle}"):
+            hypothesis.settings.load_profile(circle)
 
 
 def pytest_collection_modifyitems(

@@ -8,6 +8,7 @@ from bench.clients import put
 from tests.effects.runs.load.stub import WHOLE, load_on, stream, stub
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("processes", "used"), [(2, 2), (9, 3)])
 def test_processes_share_the_requests_and_the_concurrency(
     processes: int, used: int

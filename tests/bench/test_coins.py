@@ -72,6 +72,7 @@ def coined(folder: Path) -> Iterator[tuple[LLM, coins.Coined]]:
         yield llm, made[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
 def test_drafts_stand_as_often_as_is_set(
     coined: tuple[LLM, coins.Coined], acceptance: float

@@ -15,6 +15,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 TOKENS = 16
 
 
+@pytest.mark.long
 def test_prompts_are_of_files_that_were_held_out() -> None:
     tokenizer = Tokenizer(bundled_folder())
     texts = held_out_texts()
@@ -26,6 +27,7 @@ def test_prompts_are_of_files_that_were_held_out() -> None:
         assert any(tokenizer.decode(prompt[2:-2]) in text for text in texts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_acceptance_is_what_distributions_allow(temperature: float) -> None:
     prompts = windows(3)
@@ -46,6 +48,7 @@ def test_acceptance_is_what_distributions_allow(temperature: float) -> None:
         assert beside["accepted"] == low == high
 
 
+@pytest.mark.long
 def test_coins_accept_what_distributions_allow() -> None:
     config = config_of("draft_model", 4, STANDARD)
     drafted = ran(windows(6), 1.0, 2 * TOKENS, config)
@@ -54,6 +57,7 @@ def test_coins_accept_what_distributions_allow() -> None:
     assert beside["accepted"] == pytest.approx(beside["1 - TV"], abs=0.15)
 
 
+@pytest.mark.long
 def test_both_rules_are_counted_alike() -> None:
     args = argparse.Namespace(tokens=10, drafts=3)
     found = by_rejection(Pair().models, windows(1), args)

@@ -78,6 +78,7 @@ def test_no_round_begins_that_would_not_end_in_time(
     assert len(rates[PLAIN]) == len(rates["drafts"]) == number
 
 
+@pytest.mark.long
 def test_another_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation_speed, "Room", Asked)
     monkeypatch.setattr(speculation_speed, "write", _written)
@@ -97,6 +98,7 @@ def _written(name: str, data: object, seed: None, folder: Path) -> None:
     (folder / f"{name}.json").write_text(json.dumps({"results": data}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["set", "circle"])
 def test_shapes_are_those_of_the_pair(tmp_path: Path, name: str) -> None:
     part = parts(tmp_path, "7B", "cuda")[name]()

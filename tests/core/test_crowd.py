@@ -15,6 +15,7 @@ def control() -> Felt:
     return felt(FairSeats(), ATTACKS["nothing"], ENOUGH)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["4,096 prompts", "disconnects", "500 readers"])
 def test_neighbours_of_a_client_that_fills_the_batch_notice_little(
     name: str, control: Felt

@@ -77,6 +77,7 @@ def some_requests(seed: int) -> list[Request]:
     ]
 
 
+@pytest.mark.long
 @examples(15)
 @given(
     seed=st.integers(0, 2**32),

@@ -172,6 +172,7 @@ def workloads(draw: st.DrawFn, most: int = 14) -> list[Arrival]:
 quick = examples(8)
 
 
+@pytest.mark.long
 @quick
 @given(workloads())
 def test_first_come_is_first_served(work: list[Arrival]) -> None:
@@ -185,6 +186,7 @@ def test_strict_priority_never_lets_the_less_urgent_first(work: list[Arrival]) -
         assert other.request.priority < mine.request.priority
 
 
+@pytest.mark.long
 @quick
 @given(workloads(), st.sampled_from((0.5, 3.0)), st.sampled_from((0, 1, 8)))
 def test_ageing_bounds_who_may_overtake(
@@ -207,6 +209,7 @@ def test_deadlines_are_served_in_order(work: list[Arrival], slack: float) -> Non
         assert other.time < due(mine)  # so nobody starves
 
 
+@pytest.mark.long
 @quick
 @given(workloads(), st.sampled_from((0.0, 0.5, 10.0)))
 def test_shortest_lets_work_be_outwaited(work: list[Arrival], pace: float) -> None:
@@ -297,6 +300,7 @@ def test_fair_holds_against_nobody_what_its_class_has_waited_for_others() -> Non
     assert order == ["u"] * 3 + ["a", "b"] * 4
 
 
+@pytest.mark.long
 @quick
 @given(
     st.lists(
@@ -360,6 +364,7 @@ def test_fair_lets_nobody_save_up(many: int, before: int, after: int) -> None:
 LOAD = Load(time=0.0, waiting=1, running=0, available=9, arrived=0.0, budget=8)
 
 
+@pytest.mark.long
 @quick
 @given(workloads(), st.sampled_from((0.0, 0.7, 2.5)), st.integers(1, 5))
 def test_the_window_holds_nobody_longer_than_it_says(
@@ -456,6 +461,7 @@ class Worse(FirstCome):
         return (1e9,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [Never, Worse])
 @quick
 @given(work=workloads())

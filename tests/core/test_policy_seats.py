@@ -231,6 +231,7 @@ def test_as_fair_queue_decides_while_there_is_one_client() -> None:
     assert told[0] == told[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", range(JOIN_EVERY))
 def test_newcomers_do_not_stand_while_all_who_run_are_paused(steps: int) -> None:
     """No step passes then, so none is the fourth."""

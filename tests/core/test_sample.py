@@ -190,6 +190,7 @@ def test_logits_that_are_not_finite_are_refused(
         draw(bad, SamplingParams(temperature=temperature), 0, 0, 0)
 
 
+@pytest.mark.long
 @given(
     st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=20),
     st.integers(-(2**63), 2**63 - 1),
@@ -269,6 +270,7 @@ def test_every_byte_of_the_noise_is_uniform(vary: str, shift: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_one_changed_bit_of_token_or_key_changes_half_of_the_noise() -> None:
     rng, rounds = random.Random(0), 2_000
     for bit in range(96):

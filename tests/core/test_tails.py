@@ -178,6 +178,7 @@ def copied(log: list[Turn]) -> int:
     return sum(one.copied for one in every if isinstance(one, Admitted))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(16))
 def test_trees_of_prompts_keep_every_law_and_lose_no_token(seed: int) -> None:
     rng = Random(seed)
@@ -196,6 +197,7 @@ def test_trees_of_prompts_keep_every_law_and_lose_no_token(seed: int) -> None:
     assert copied(played(config, rng, 100))
 
 
+@pytest.mark.long
 def test_without_token_ids_the_same_is_decided() -> None:
     """From the beginning; and a snapshot of any state is that of the replay."""
     config = evolve(CONFIG, block_size=4, depth=2, num_blocks=14)

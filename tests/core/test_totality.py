@@ -214,6 +214,7 @@ def busy() -> tuple[EngineConfig, EngineState]:
     return bench.config, bench.state
 
 
+@pytest.mark.long
 @given(st.lists(events, max_size=6))
 def test_whatever_comes_the_engine_answers_and_its_journal_replays(
     told: list[Any],

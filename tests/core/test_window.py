@@ -121,6 +121,7 @@ def test_forks_share_the_window_and_not_what_is_behind_it() -> None:
     assert len(w.ended) == 3
 
 
+@pytest.mark.long
 @seeds(40, 400)
 def test_swarms_with_windows(seeds: range) -> None:
     """Enough worlds with a window, preemptions among them."""

@@ -39,6 +39,7 @@ def seconds(*arguments: str) -> float:
     return min(times)
 
 
+@pytest.mark.long
 def test_importing_the_package_loads_nothing_heavy() -> None:
     assert loaded_by("import minfer") == set()
     assert (
@@ -47,6 +48,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["generate", "--help"], ["plan", "--help"]]
 )
@@ -61,6 +63,7 @@ except SystemExit:
     assert loaded_by(code) == set()
 
 
+@pytest.mark.long
 def test_a_memory_plan_loads_nothing_heavy(tmp_path: Path) -> None:
     folder = str(write_checkpoint(tmp_path))
     code = (
@@ -69,6 +72,7 @@ def test_a_memory_plan_loads_nothing_heavy(tmp_path: Path) -> None:
     assert loaded_by(code) == set()
 
 
+@pytest.mark.long
 def test_generating_loads_no_transformers(tmp_path: Path) -> None:
     folder = str(write_checkpoint(tmp_path))
     code = f"""
@@ -81,10 +85,12 @@ with LLM({folder!r}, num_gpu_blocks_override=64) as llm:
     assert not {"transformers", "jinja2"} & loaded  # torch itself loads tqdm
 
 
+@pytest.mark.long
 def test_importing_takes_little_more_than_an_interpreter() -> None:
     bare = seconds("-c", "pass")
     assert seconds("-c", "import minfer") - bare < 0.15 * SLACK
 
 
+@pytest.mark.long
 def test_help_is_quick() -> None:
     assert seconds("-m", "minfer", "--help") < 0.4 * SLACK

@@ -73,6 +73,7 @@ def server() -> Iterator[Serving]:
         yield made
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")  # theirs are not ours
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_example(

@@ -177,6 +177,7 @@ def decode_expected(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("group", "dim", "block_size", "dtype", "splits"),
     [
@@ -229,6 +230,7 @@ def test_decode_of_no_context_gives_zeros_and_reads_no_id() -> None:
         assert not out[::2].any()
 
 
+@pytest.mark.long
 def test_decode_again_and_among_others_gives_the_same_bits() -> None:
     case = make([70, 30], 1, dtype=torch.float16)
     q = queries(2, 2, case)
@@ -285,6 +287,7 @@ def test_whichever_range_comes_last_merges_the_same_bits(
     assert torch.equal(out, prefill(case, q, chunks, [0, 30, 30], **options))
 
 
+@pytest.mark.long
 def test_more_ranges_than_are_merged_at_once_and_counts_that_end_at_zero() -> None:
     case = make([999 if CUDA else 300, 50], 1, 64, 16, torch.float16)
     q = queries(2, 16, case)  # 16 rows of 64 in 4 warps: 8 ranges at once
@@ -417,6 +420,7 @@ def test_prefill_at_every_shape(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(
     ("group", "dim", "dtype", "window"),
@@ -607,6 +611,7 @@ ROUNDS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kv_heads", "batch", "stages"), ROUNDS)
 def test_the_last_round_of_programs_is_as_full_as_can_be(
     kv_heads: int, batch: int, stages: int, monkeypatch: pytest.MonkeyPatch

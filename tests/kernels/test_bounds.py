@@ -41,6 +41,7 @@ class Seen:
         return launch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how",
     [
@@ -72,6 +73,7 @@ def test_few_tokens_are_left(
 HOW = [{"top_p": 0.6}, {"top_p": 0.9, "min_p": 1e-3}, {"top_k": 900, "top_p": 0.9}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", HOW, ids=str)
 def test_the_edge_is_where_it_was_guessed(
     how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -106,6 +108,7 @@ def test_a_guess_that_is_wrong_harms_nobody(
     check_edges(line, [SamplingParams(**how)], DEVICE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("waits", [24, 0.01])
 @pytest.mark.parametrize("how", [{"top_p": 0.9}, {"min_p": 0.5}], ids=str)
 def test_nobody_wins_who_was_not_listed(

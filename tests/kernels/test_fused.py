@@ -185,6 +185,7 @@ def test_rope_and_cache(
     assert (values[others] == 7).all()
 
 
+@pytest.mark.long
 def test_rope_takes_narrow_indices(device: str) -> None:
     wide, narrow = (Rope(device, torch.float32, 2, 1, 64) for _ in range(2))
     narrow.positions, narrow.slots = narrow.positions.int(), narrow.slots.int()

@@ -57,6 +57,7 @@ def test_gate_times_up(tokens: int, hidden: int, inter: int, dtype: torch.dtype)
     assert (found - expected).norm() <= near * expected.norm()
 
 
+@pytest.mark.long
 def test_it_serves_where_it_is_allowed_to_and_pays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

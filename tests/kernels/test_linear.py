@@ -114,6 +114,7 @@ def checked(case: Case, name: Product, tune: Tune | None, bias: bool = True) -> 
     getattr(case, name)(tune, bias)
 
 
+@pytest.mark.long
 @types
 @pytest.mark.parametrize(("tune", "tokens", "ins", "outs"), CASES, ids=str)
 def test_every_function(
@@ -144,6 +145,7 @@ def test_splits(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int
     case.linear_add(tune)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33])
 def test_constants_of_the_table(name: Product, tokens: int) -> None:
@@ -164,6 +166,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLE)
 def test_few_tokens_take_the_kernel(name: Product, launched: list[Tensor]) -> None:
     for dtype in TYPES:
@@ -171,6 +174,7 @@ def test_few_tokens_take_the_kernel(name: Product, launched: list[Tensor]) -> No
     assert len(launched) == len(TYPES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize(
     ("tokens", "ins", "outs"), [(1, 100, 32), (2, 64, 34), (70, 16, 16), (0, 32, 32)]
@@ -204,6 +208,7 @@ def test_the_reference(name: Product, monkeypatch: pytest.MonkeyPatch) -> None:
         checked(Case(2, 64, 32), name, tune, bias)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_large_float16_activations(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """x times the norm's weight is beyond float16."""

@@ -73,6 +73,7 @@ def test_against_float64(device: str, vocab: int, dtype: torch.dtype) -> None:
         check(logits, [rng.randrange(vocab) for _ in counts], counts, device)
 
 
+@pytest.mark.long
 def test_of_those_that_tie_the_lower_id_is_the_likelier(device: str) -> None:
     logits = torch.tensor([[0.0, 1.0, -0.0, 1.0, 0.0, -1.0] * 15] * 4)
     counts = [1 + MOST, 1 + 10, 1, 1 + 16]

@@ -266,6 +266,7 @@ def test_tokens_have_the_distribution_of_the_target(
     assert chi_of(device, count, NEARER) < critical(3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shared", "drawn_from"),
     [("coins draft", NEARER), ("picks draft", FAR), ("picks coins", FAR)],

@@ -130,6 +130,7 @@ def test_numbers_are_those_of_the_core() -> None:
     assert sample_reference.GREEDY_BELOW == meaning.GREEDY_BELOW
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocab", [1, 2, 63, 64, 300])
 def test_draws_from_all_tokens(device: str, rng: random.Random, vocab: int) -> None:
     for logits in some_logits(rng, 4, vocab):

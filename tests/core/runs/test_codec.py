@@ -30,6 +30,7 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(plain | st.lists(st.integers(), min_size=16, max_size=40).map(tuple))
 def test_values_come_back_from_strict_json(value: object) -> None:
     text = json.dumps(dump(value), allow_nan=False)
@@ -46,6 +47,7 @@ def test_long_tuples_are_packed_whatever_is_in_them(one: int, other: int) -> Non
     assert back[0] is True
 
 
+@pytest.mark.long
 @seeds(5, 20)
 def test_states_come_back(seeds: range) -> None:
     for seed in seeds:

@@ -32,6 +32,7 @@ def otherwise(config: EngineConfig, turn: Turn) -> bool:
     return mine != recorded_
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
 @seeds(14, 200)
 def test_changed_schedulers_are_told_in_the_right_turn_and_under_request_ids(
@@ -91,6 +92,7 @@ def test_every_fact_has_a_legend(seeds: range) -> None:
                     assert where.legend
 
 
+@pytest.mark.long
 def test_facts_that_no_engine_has_written_are_told_without_words() -> None:
     """A journal that was tampered with: field, then and now, whatever they are."""
     rng, (state, then) = Random(0), a_run()

@@ -109,6 +109,7 @@ def _waits(turns: list[Turn], life: Life) -> None:
         assert seconds(life, "line", preempted=nth) == pytest.approx(wait, abs=1e-9)
 
 
+@pytest.mark.long
 @FEW
 @given(SEEDS)
 @example(3981)  # a request is cancelled and its id let in again in one turn
@@ -124,6 +125,7 @@ def test_all_parts_add_up_in_hostile_worlds(seed: int) -> None:
         assert explain(config, turns[: last + 1], name) == one  # nothing after it matters
 
 
+@pytest.mark.long
 @FEW
 @given(SEEDS, st.floats(0, 1))
 def test_a_run_may_begin_in_the_midst_of_things(seed: int, share: float) -> None:
@@ -156,6 +158,7 @@ def test_a_run_may_begin_in_the_midst_of_things(seed: int, share: float) -> None
             )
 
 
+@pytest.mark.long
 @FEW
 @given(SEEDS)
 def test_a_run_that_ends_too_soon_is_told_as_far_as_it_goes(seed: int) -> None:
@@ -175,6 +178,7 @@ def test_a_run_that_ends_too_soon_is_told_as_far_as_it_goes(seed: int) -> None:
 COST = CostModel(name="a test's", decode=((1, 0.01),), mixed=0.02, token=0.001)
 
 
+@pytest.mark.long
 @FEW
 @given(SEEDS, st.integers(4, 40))
 def test_all_parts_add_up_in_simulations(seed: int, pool: int) -> None:
@@ -254,6 +258,7 @@ def test_an_id_that_is_refused_and_taken_on_in_one_turn_is_that_of_the_one_taken
     assert life.end.reason == "length"
 
 
+@pytest.mark.long
 def test_a_turn_costs_microseconds() -> None:
     run = Run(config(num_blocks=4096, max_num_seqs=256, max_num_batched_tokens=512))
     run.turn(*(Submit(request(str(i), [i, i + 1], tokens=60)) for i in range(256)))

@@ -102,6 +102,7 @@ def test_an_unchanged_fork_is_the_run_itself(seed: int) -> None:
         assert not made.handed
 
 
+@pytest.mark.long
 def test_a_request_that_does_not_arrive() -> None:
     journal, turns = recorded(1)
     made = list(fork(journal, 0, Change(without=("3",)), COST).turns)
@@ -113,6 +114,7 @@ def test_a_request_that_does_not_arrive() -> None:
         fork(journal, 0, Change(without=("nobody",)), COST)
 
 
+@pytest.mark.long
 @seeds(3, 8)
 def test_a_preemption_that_does_not_happen(seeds: range) -> None:
     spared = 0
@@ -136,6 +138,7 @@ def test_a_preemption_that_does_not_happen(seeds: range) -> None:
     assert spared >= len(seeds) / 2
 
 
+@pytest.mark.long
 def test_a_preemption_in_a_turn_in_which_somebody_else_ends() -> None:
     """Whoever ended is not there any more when somebody has to give way."""
     spared = 0
@@ -180,6 +183,7 @@ def test_a_preemption_that_is_not_there() -> None:
         fork(journal, 0, Change(spare="0"), COST)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -236,6 +240,7 @@ def test_who_is_handed_over_keeps_time_order_and_output(seed: int, every: int) -
         )
 
 
+@pytest.mark.long
 def test_blocks_of_another_size_have_other_keys() -> None:
     come = [
         (
@@ -279,6 +284,7 @@ def test_who_is_spared_gives_way_last(
     assert gone == names
 
 
+@pytest.mark.long
 def test_without_token_ids_blocks_grow_by_multiples_only() -> None:
     turns = recorded(2)[1]
     journal = Journal(open_segments({"run": blind(CONFIG, turns)}))

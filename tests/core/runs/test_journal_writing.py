@@ -20,6 +20,7 @@ from tests.core.recorded import recorded
 from tests.core.runs.made import opened, run
 
 
+@pytest.mark.long
 @seeds(3, 40)
 def test_replay_gives_every_turn_back(seeds: range) -> None:
     """Faults, cancels, preemptions, garbled and late results: all of them are events."""

@@ -31,6 +31,7 @@ def test_a_kept_journal_with_what_was_removed_is_refused_with_its_last_reader() 
     )
 
 
+@pytest.mark.long
 def test_kept_journals_have_everything_in_them() -> None:
     seen = content()
     for what in (

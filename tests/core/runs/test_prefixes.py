@@ -85,6 +85,7 @@ def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
+@pytest.mark.long
 @FEW
 @given(SEEDS)
 def test_what_was_shared_and_what_was_cached(seed: int) -> None:
@@ -165,6 +166,7 @@ def test_who_comes_at_once_with_the_same_prompt_finds_nothing_computed() -> None
     assert (prefix.hit, prefix.shared, prefix.computed, prefix.cached) == (0, 12, 0, 0)
 
 
+@pytest.mark.long
 @FEW
 @given(SEEDS)
 def test_without_token_ids_prefixes_are_known_by_blocks(seed: int) -> None:

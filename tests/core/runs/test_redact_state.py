@@ -3,6 +3,7 @@
 from typing import Any
 
 import attrs
+import pytest
 
 from minfer.engine import step
 from minfer.messages import Submit
@@ -36,6 +37,7 @@ def bare(plan: Plan) -> Plan:
     return attrs.evolve(plan, fills=places, drafts=(), opens=())
 
 
+@pytest.mark.long
 @seeds(6, 120)
 def test_it_is_the_state_of_a_replay(seeds: range) -> None:
     """After every turn: with hits, outputs in blocks, preemptions and failed steps."""
@@ -56,6 +58,7 @@ def test_it_is_the_state_of_a_replay(seeds: range) -> None:
     assert compared > 20 * len(seeds)
 
 
+@pytest.mark.long
 @seeds(3, 60)
 def test_from_it_on_decisions_replay(seeds: range) -> None:
     for seed in seeds:
@@ -76,6 +79,7 @@ def test_from_it_on_decisions_replay(seeds: range) -> None:
             )
 
 
+@pytest.mark.long
 def test_nothing_of_the_text_is_in_it() -> None:
     """No token, content key, seed or name, in all that is written of it."""
     config, turns = recorded(23)

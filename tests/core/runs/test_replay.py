@@ -17,6 +17,7 @@ from tests.core.recorded import recorded
 from tests.core.runs.made import opened, run
 
 
+@pytest.mark.long
 def test_the_first_divergent_turn_and_field_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

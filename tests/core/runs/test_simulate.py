@@ -169,6 +169,7 @@ class Never(FirstCome):
         return load.time + 0.5
 
 
+@pytest.mark.long
 def test_a_policy_that_lets_nobody_in_ends_the_simulation() -> None:
     config = evolve(config_of(), policy=Never())
     turns = [

@@ -121,6 +121,7 @@ def test_a_mask_that_allows_nothing_is_an_error() -> None:
         same_noise(target, ())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("near", [1.0, 0.5, 0.0])
 def test_with_the_same_noise_near_models_draw_alike(near: float) -> None:
     """At least (1 - TV) / (1 + TV) of the draws agree (Daliri et al. 2024), and never

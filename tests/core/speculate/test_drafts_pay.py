@@ -76,6 +76,7 @@ def test_several_drafts_may_pay_where_one_does_not() -> None:
     assert bench.drafts(bench.plans[-1]) == {"a": 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drafter", [HOST, DEVICE])
 def test_who_is_always_wrong_is_given_up_and_tried_again(drafter: str) -> None:
     learning = Learning(assumed=0.5, weight=2.0, rested=0.95, kept=1.0)

@@ -102,6 +102,7 @@ def test_a_run_is_remembered_as_by_a_plain_fold(how: Speculation, guess: Guess) 
         assert same(QUICK, turn.transition.state.drafting, plainly)
 
 
+@pytest.mark.long
 @seeds(12, 200)
 def test_worlds_are_remembered_as_by_a_plain_fold(seeds: range) -> None:
     """Of a step's rows, the drafts of those count that are still there."""

@@ -266,6 +266,7 @@ def test_never_slower_than_without_and_nearly_as_quick_as_can_be(
     assert learnt >= 0.93 * max(every)
 
 
+@pytest.mark.long
 def test_bad_luck_at_the_beginning_is_not_taken_for_long() -> None:
     """Rows by themselves, one after the other, whose drafts pay: those whose first ones
     are rejected have some all the same. Of each 20, the worst but one.
@@ -290,12 +291,14 @@ def share_with_drafts(rng: Random, how: Learning, share: float, steps: int) -> f
     return tried / steps
 
 
+@pytest.mark.long
 def test_rows_that_differ_have_lengths_of_their_own() -> None:
     shares = [0.95] * 8 + [0.1] * 8
     learnt = served(shares, LARGE, 300).rate
     assert learnt > 1.04 * max(served(shares, LARGE, 300, n).rate for n in range(9))
 
 
+@pytest.mark.long
 def test_a_row_that_becomes_likely_is_found_out() -> None:
     rng, how, some = Random(3), Learning(), LARGE
     record, whole, tried = Record(), Record(), []

@@ -60,6 +60,7 @@ def setting_of(how: str, *, grammar: bool = False) -> Setting:
 # --- exactly ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "found"])
 @pytest.mark.parametrize("grammar", [False, True], ids=["", "masks"])
 @pytest.mark.parametrize("how", WAYS)
@@ -68,6 +69,7 @@ def test_the_distribution_is_the_targets(how: str, grammar: bool, certain: bool)
     assert largest_error(rejection, setting, 2, certain=certain) < EXACT
 
 
+@pytest.mark.long
 def test_three_drafts_as_well() -> None:
     setting = setting_of("penalties")
     assert largest_error(rejection, setting, 3, certain=False) < EXACT
@@ -176,6 +178,7 @@ FLAT = Setting(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shared", "setting"),
     [

@@ -87,6 +87,7 @@ def served(seed: int, how: Speculation | None, wrong: int, depth: int) -> Specul
     return world
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", SHARES.values(), ids=[*SHARES])
 @pytest.mark.parametrize("drafter", [HOST, DEVICE])
 @seeds(6, 120)

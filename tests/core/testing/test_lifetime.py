@@ -31,6 +31,7 @@ def test_every_stage_can_be_reached_and_left_but_the_last() -> None:
     assert {cause for _, cause in MOVES} == set(Cause)
 
 
+@pytest.mark.long
 def test_worlds_make_every_move() -> None:
     made: Counter[tuple[Stage, Cause]] = Counter()
     for seed in range(60):

@@ -175,6 +175,7 @@ def test_the_bundled_model_has_the_template_it_was_trained_with() -> None:
         assert llm.setup.stop_ids >= set(end)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_program_that_reads_from_a_pipe(folder: str) -> None:
     options = [
         "--num-gpu-blocks-override",

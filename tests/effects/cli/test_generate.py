@@ -161,6 +161,7 @@ def test_a_failed_request_is_an_error(
     )
 
 
+@pytest.mark.long
 def test_the_bundled_model_writes_within_seconds() -> None:
     started = time.monotonic()
     said = subprocess.run(

@@ -95,6 +95,7 @@ def terminal(*arguments: str) -> Iterator[Terminal]:
         os.close(made.master)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_answer_and_not_the_program(folder: str) -> None:
     options = [
         "--num-gpu-blocks-override",
@@ -125,6 +126,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(folder: str) -> None:
         assert person.ends() == 130
 
 
+@pytest.mark.long
 def test_a_cut_answer_stays_in_the_conversation_and_ctrl_d_ends_it(folder: str) -> None:
     options = [
         "--num-gpu-blocks-override",

@@ -232,6 +232,7 @@ def endless(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_it_quietly_with_130(tmp_path: Path) -> None:
     with subprocess.Popen(
         endless(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -244,6 +245,7 @@ def test_ctrl_c_ends_it_quietly_with_130(tmp_path: Path) -> None:
     assert err == b""
 
 
+@pytest.mark.long
 def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
     with subprocess.Popen(
         endless(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -257,6 +259,7 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
     assert process.returncode == 141
 
 
+@pytest.mark.long
 def test_version_and_help_are_complete() -> None:
     said = subprocess.run(
         [*MINFER, "--version"], capture_output=True, text=True, check=True
@@ -291,6 +294,7 @@ def helped(*command: str) -> str:
     return said.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
 def test_every_command_says_what_it_does_without_anything_heavy(entry: Entry) -> None:
     command: Any = import_module(entry.module)

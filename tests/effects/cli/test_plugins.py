@@ -23,6 +23,7 @@ GENERATE = ["generate", "x", "--dry-run", "--max-tokens", "2"]
 POLICY = ["--scheduling-policy", "ShortestPrompt"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -46,6 +47,7 @@ def test_their_module_is_named_before_the_command_or_after(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_a_module_that_is_not_there_is_told() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "minfer", "plan", "--policies", "no.such.module"],

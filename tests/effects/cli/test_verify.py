@@ -54,6 +54,7 @@ def rewrite(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+@pytest.mark.long
 def test_the_bundled_model_is_supported(capsys: pytest.CaptureFixture[str]) -> None:
     found = checked(capsys, None, 0, "auto")
     assert found.pop("verdict") == "supported"
@@ -72,6 +73,7 @@ def test_the_bundled_model_is_supported(capsys: pytest.CaptureFixture[str]) -> N
     assert "8 tokens, 0 ties, 32 prompt tokens cached" in found["greedy text"]["figures"]
 
 
+@pytest.mark.long
 def test_a_tokenizer_class_that_reads_texts_otherwise_is_noted(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_tokenizer_class_that_reads_texts_otherwise_is_noted(
     assert "1 texts differ" in figures
 
 
+@pytest.mark.long
 def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--prompts", "1", "--tokens", "1", "--dtype", "float32"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -152,6 +155,7 @@ def others_tokens(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("check", "damage"),
     [
@@ -246,6 +250,7 @@ def test_random_weights_are_no_language_model_but_no_fault_either(
     assert found["chat template"]["state"] == "skipped"
 
 
+@pytest.mark.long
 def test_an_architecture_is_verified_with_random_weights(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +266,7 @@ def test_an_architecture_is_verified_with_random_weights(
     assert not (copy / "model.safetensors").exists()
 
 
+@pytest.mark.long
 def test_a_model_that_transformers_runs_is_verified_too(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,6 +290,7 @@ def test_a_model_that_transformers_runs_is_verified_too(
 # --- minfer itself damaged --------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_wrong_logits_and_tokens_are_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +313,7 @@ def test_wrong_logits_and_tokens_are_found(
     assert "tokens are not the likeliest" in found["greedy text"]["figures"]
 
 
+@pytest.mark.long
 def test_wrong_text_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

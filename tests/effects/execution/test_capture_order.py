@@ -283,6 +283,7 @@ def captured_in_time() -> set[Kind]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("at", "count", "length", "most", "leave"),
     [

@@ -49,6 +49,7 @@ def random_logits(rng: random.Random, rows: int, vocab: int) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocab", [1, 2, 7, 50, 400])
 def test_tokens_are_those_of_the_reference(vocab: int) -> None:
     rng = random.Random(vocab)
@@ -108,6 +109,7 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
         assert some.tolist() == together[order].tolist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 @pytest.mark.parametrize("top_k", [0, 5])
 def test_draws_have_the_distribution_of_the_softmax(top_k: int, top_p: float) -> None:

@@ -47,6 +47,7 @@ class Batch:
             seen.append(token)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocab", [9, 60, 300])
 def test_tokens_are_those_of_the_reference(vocab: int) -> None:
     """Some 2,000 draws; rows come and go, some of them in the middle of their output."""

@@ -105,6 +105,7 @@ def test_another_model_changes_nothing(
     assert tally.accepted < tally.proposed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("right", [False, True])
 def test_rows_with_drafts_are_shaped_as_others(model: Model, right: bool) -> None:
     wanted = shaped()
@@ -115,6 +116,7 @@ def test_rows_with_drafts_are_shaped_as_others(model: Model, right: bool) -> Non
     assert not right or tally.accepted > tally.proposed / 2 > 50
 
 
+@pytest.mark.long
 def test_log_probabilities_are_those_of_the_target(
     model: Model, reference: Tokens
 ) -> None:
@@ -226,6 +228,7 @@ def modelled() -> Any:
     return evolve(CONFIG, speculation=speculation("device", 6))
 
 
+@pytest.mark.long
 def test_a_draft_model_that_is_not_finite_is_wrong_and_no_more(
     model: Model, reference: Tokens
 ) -> None:

@@ -112,6 +112,7 @@ def test_whoever_never_runs_ahead_draws_what_it_would(
         assert run.count(Preempted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [1, 2])
 def test_log_probabilities_are_those_of_the_model(
     model: Model, reference: Tokens, every: int, at_once: bool
@@ -139,6 +140,7 @@ def forced(plan: Plan) -> tuple[Mask, ...]:
     return tuple(Mask(i, only(7 * position % VOCAB)) for i, position in each)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
@@ -166,6 +168,7 @@ def test_a_mask_that_allows_one_token_forces_it(
     check_scores(model, run, wanted)  # the model's own, whatever was allowed
 
 
+@pytest.mark.long
 def test_what_a_mask_leaves_is_drawn_as_ever(model: Model, at_once: bool) -> None:
     even = only(*range(0, VOCAB, 2))
     run = start(model, at_once)

@@ -63,6 +63,7 @@ def check(theirs: Any, prompt: tuple[int, ...], one: CompletionOutput, k: int) -
     assert one.cumulative_logprob == pytest.approx(total)
 
 
+@pytest.mark.long
 def test_they_are_those_of_transformers(llm: LLM, theirs: Any) -> None:
     for how in (GREEDY, SAMPLED):
         for output in llm.generate(PROMPTS, how):
@@ -80,6 +81,7 @@ def test_greedy_takes_the_likeliest(llm: LLM) -> None:
             assert sorted(found.rank for found in by_id.values()) == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_neighbours_that_ask_and_that_do_not(llm: LLM) -> None:
     for how in (GREEDY, SAMPLED):
         quiet = evolve(how, logprobs=None)
@@ -99,6 +101,7 @@ def test_neighbours_that_ask_and_that_do_not(llm: LLM) -> None:
                     assert sizes <= {params.logprobs, params.logprobs + 1}
 
 
+@pytest.mark.long
 def test_what_is_streamed_joins_to_the_whole(llm: LLM) -> None:
     for how in (GREEDY, SAMPLED):
         (whole,) = llm.generate(PROMPTS[0], how)
@@ -164,6 +167,7 @@ def test_executors_without_a_model_refuse(executor: str) -> None:
         assert llm.generate(PROMPTS[0], evolve(GREEDY, logprobs=None))[0].finished
 
 
+@pytest.mark.long
 def test_the_journal_knows_nothing_of_them(tmp_path: Path) -> None:
     with LLM(journal=str(tmp_path), **SETTINGS) as llm:
         made = llm.generate(PROMPTS, SAMPLED)

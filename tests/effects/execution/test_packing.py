@@ -18,6 +18,7 @@ from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import Model, Run
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("kind")
 def test_a_steady_decode_names_its_rows_once(
     model: Model, monkeypatch: pytest.MonkeyPatch

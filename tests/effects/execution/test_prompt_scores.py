@@ -90,6 +90,7 @@ def test_padding_is_not_scored(llama: Beside, monkeypatch: pytest.MonkeyPatch) -
     assert found == due
 
 
+@pytest.mark.long
 def test_the_bundled_model_is_as_transformers_has_it() -> None:
     from transformers import AutoModelForCausalLM
 

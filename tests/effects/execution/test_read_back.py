@@ -61,6 +61,7 @@ def test_log_probabilities_of_several_samples(model: Model) -> None:
     assert max(one.rank for scores in run.scores.values() for one in scores) > 1
 
 
+@pytest.mark.long
 def test_log_probabilities_where_steps_fail(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_log_probabilities_where_steps_fail(
     assert run.count(Voided)
 
 
+@pytest.mark.long
 def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

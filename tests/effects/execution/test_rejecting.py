@@ -196,6 +196,7 @@ WORLDS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("settings", "depth"), WORLDS, ids=str)
 @pytest.mark.parametrize("asked", ["plain", "shaped"])
 def test_an_engine_whose_host_drafts_yields_what_the_rule_says(
@@ -213,6 +214,7 @@ def test_an_engine_whose_host_drafts_yields_what_the_rule_says(
         assert run.count(Preempted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("settings", "depth"), WORLDS, ids=str)
 def test_an_engine_with_a_draft_model_yields_what_the_rule_says(
     model: Model, settings: dict[str, int], depth: int
@@ -253,6 +255,7 @@ def greedy() -> list[Request]:
     return [evolve(one, sampling=ways[i % 2]) for i, one in enumerate(wanted)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("right", [0.0, 0.8])
 def test_greedy_rows_yield_what_they_do_without(model: Model, right: float) -> None:
     alone = {(one.id, 0): model.expected(one) for one in greedy()}
@@ -263,6 +266,7 @@ def test_greedy_rows_yield_what_they_do_without(model: Model, right: float) -> N
     assert drafts.serve(greedy(), apart=1) == alone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how", [GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_p=0.8)]
 )
@@ -280,6 +284,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(
     assert (found == alone) == (how is GREEDY), "drafts have noise of their own"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lacking", [40, -27])
 def test_a_draft_model_of_another_vocabulary(model: Model, lacking: int) -> None:
     draft = other(model, vocab_size=VOCAB - lacking)
@@ -289,6 +294,7 @@ def test_a_draft_model_of_another_vocabulary(model: Model, lacking: int) -> None
     assert max(token for tokens in found.values() for token in tokens) < VOCAB
 
 
+@pytest.mark.long
 def test_log_probabilities_are_those_of_the_model(
     model: Model, reference: Tokens
 ) -> None:
@@ -299,6 +305,7 @@ def test_log_probabilities_are_those_of_the_model(
     assert tally.accepted > 20
 
 
+@pytest.mark.long
 def test_a_draft_model_that_is_not_finite_is_wrong_and_no_more(model: Model) -> None:
     bad = other(model)
     weights: Any = bad.weights

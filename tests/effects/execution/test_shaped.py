@@ -44,6 +44,7 @@ def alone(model: Model) -> Tokens:
     return {(one.id, 0): model.expected(one) for one in asking()}
 
 
+@pytest.mark.long
 def test_what_is_asked_for_matters(alone: Tokens, model: Model) -> None:
     plain = {(one.id, 0): model.expected(one) for one in requests(0, 14)}
     assert sum(alone[name] != plain[name] for name in alone) >= 10
@@ -64,11 +65,13 @@ def test_tokens_are_those_of_a_request_alone(
         assert run.count(Preempted)
 
 
+@pytest.mark.long
 def test_whoever_never_runs_ahead_gets_the_same(model: Model, alone: Tokens) -> None:
     bound = [evolve(one, lockstep=i % 2 == 0) for i, one in enumerate(asking())]
     assert Run.start(model, num_blocks=20).serve(bound, apart=1) == alone
 
 
+@pytest.mark.long
 def test_a_request_that_is_resumed_goes_on_as_it_was(model: Model, alone: Tokens) -> None:
     for one in asking():
         tokens = alone[one.id, 0]

@@ -176,6 +176,7 @@ def refusing(
     return served
 
 
+@pytest.mark.long
 def test_steps_with_rows_that_are_sampled_apart_are_captured_too(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:

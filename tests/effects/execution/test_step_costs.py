@@ -27,6 +27,7 @@ CONFIG = EngineConfig(
 HOW = Speculation(drafter=HOST, drafts=3, adaptive=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", [HOST, DEVICE])
 def test_costs_are_of_all_sizes_that_an_engine_has(
@@ -79,6 +80,7 @@ def test_what_is_measured_is_what_is_said(
     assert by_host.fixed == pytest.approx(costs.fixed + turn)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drafts", [1, 3, 16])
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_no_step_is_tried_that_there_is_no_room_for(

@@ -61,6 +61,7 @@ def test_tokens_are_those_of_transformers(
         assert run.count(Preempted)
 
 
+@pytest.mark.long
 def test_greedy_tokens_are_those_of_generate(model: Model) -> None:
     wanted = [evolve(r, sampling=GREEDY, stop_ids=frozenset()) for r in requests(1, 6)]
     tokens = Run.start(model).serve(wanted)
@@ -76,6 +77,7 @@ def test_greedy_tokens_are_those_of_generate(model: Model) -> None:
         assert tokens[request.id, 0] == theirs[0, prompt.shape[1] :].tolist()
 
 
+@pytest.mark.long
 def test_prefix_hits_give_the_same_tokens(model: Model, reference: Tokens) -> None:
     run = Run.start(model)
     run.serve(requests(0))
@@ -89,6 +91,7 @@ def test_prefix_hits_give_the_same_tokens(model: Model, reference: Tokens) -> No
     assert sum(hits) > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [1, 8, 13, 16])
 def test_samples_of_one_request_differ_and_are_each_right(
     model: Model, length: int
@@ -114,6 +117,7 @@ def test_a_cancelled_neighbour_changes_nothing(model: Model, reference: Tokens) 
     assert tokens == {name: t for name, t in reference.items() if name != ("r3", 0)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "error", [RuntimeError("not enough memory"), MemoryError()], ids=repr
 )
@@ -144,6 +148,7 @@ def test_a_failing_forward_fails_its_step_only(
     assert {v.error for v in voided} == {repr(error)}
 
 
+@pytest.mark.long
 def test_what_earlier_owners_left_in_blocks_does_not_matter(
     model: Model, reference: Tokens
 ) -> None:
@@ -165,6 +170,7 @@ def test_what_earlier_owners_left_in_blocks_does_not_matter(
         }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [0, 30])
 def test_a_request_whose_logits_are_not_finite_ends_alone(
     model: Model, reference: Tokens, at: int

@@ -82,6 +82,7 @@ def test_whatever_is_guessed_tokens_are_the_same(
         assert run.count(Preempted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("right", [0.7, 1.0])
 def test_rows_with_drafts_are_shaped_as_others(model: Model, right: float) -> None:
     wanted = shaped()

@@ -75,6 +75,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
     monkeypatch.setattr(module, "launch_dummy_steps", lambda _: None)
 
 
+@pytest.mark.long
 def test_it_changes_nothing_but_what_is_ready(
     run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_it_changes_nothing_but_what_is_ready(
     assert again["r1", 0][len(reference["r1", 0]) :] == reference["r1", 0]
 
 
+@pytest.mark.long
 def test_with_no_time_the_rest_comes_piece_by_piece_what_was_missed_first(
     run: Run, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_capture_that_fails_is_the_last(
     assert not captured
 
 
+@pytest.mark.long
 def test_a_capture_that_was_spoiled_comes_again(
     run: Run, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +203,7 @@ def test_a_capture_that_was_spoiled_comes_again(
     assert sorted(map(repr, captured)) == sorted(map(repr, {*tried}))
 
 
+@pytest.mark.long
 def test_a_rest_has_what_came_after_all_was_captured(
     run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_outputs_come_while_the_request_runs(slow: AsyncLLM) -> None:
     run(slow, program())
 
 
+@pytest.mark.long
 def test_stop_strings_cut_the_stream(slow: AsyncLLM) -> None:
     async def program() -> None:
         whole = text(await collect(slow.generate("abc", params(60))))
@@ -187,6 +188,7 @@ def test_a_slow_reader_gets_the_rest_in_one_piece(folder: str) -> None:
     run(llm := AsyncLLM(folder, **SETTINGS), program())
 
 
+@pytest.mark.long
 def test_a_loop_that_stands_still_is_rung_for_once(slow: AsyncLLM) -> None:
     """News of all requests wait in the requests themselves, whatever their number."""
     turns = Watched(slow)
@@ -352,6 +354,7 @@ async def by_a_timeout(llm: AsyncLLM) -> None:
         await asyncio.wait_for(collect(llm.generate([5], ENDLESS, request_id="x")), 0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "leave", [by_break, by_aclose, by_cancelling_the_task, by_a_timeout]
 )
@@ -510,12 +513,14 @@ async def storm(llm: AsyncLLM, tasks: int, seed: int, patience: float) -> None:
     settled(llm)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_storm_of_leaving_clients_leaves_nothing_behind(folder: str, seed: int) -> None:
     settings = SETTINGS | {"num_gpu_blocks_override": 160, "max_num_seqs": 16}
     run(llm := AsyncLLM(folder, **settings), storm(llm, 300, seed, 0.5))
 
 
+@pytest.mark.long
 def test_a_storm_on_a_model() -> None:
     llm = AsyncLLM(
         dtype="float32", num_gpu_blocks_override=64, block_size=32, max_num_seqs=16

@@ -163,6 +163,7 @@ def test_a_search_gives_the_best_in_order_prompt_and_all(llm: LLM) -> None:
     assert not llm.worker.driver.state.requests, "nothing is left of it"
 
 
+@pytest.mark.long
 def test_searches_run_beside_samples_in_a_cache_that_is_short(folder: str) -> None:
     """Hits and preemptions change nothing, and neighbours get what they get alone."""
     few = {**SETTINGS, "block_size": 4, "max_num_batched_tokens": 24}
@@ -204,6 +205,7 @@ class _Noted:
         """Nothing is to be done."""
 
 
+@pytest.mark.long
 def test_a_journal_of_searches_replays(folder: str, tmp_path: Path) -> None:
     for redact in (False, True):
         path = tmp_path / f"{redact}.journal"
@@ -244,6 +246,7 @@ def test_parameters_that_make_no_sense(wrong: dict[str, Any], param: str) -> Non
     assert caught.value.param == param
 
 
+@pytest.mark.long
 def test_what_cannot_be_searched_is_said_before_anything_runs(folder: str) -> None:
     with LLM(folder, **{**SETTINGS, "max_num_seqs": 3}, num_gpu_blocks_override=9) as llm:
         with pytest.raises(RequestError, match="max_num_seqs is 3"):

@@ -98,6 +98,7 @@ def test_log_probabilities_are_part_of_the_news() -> None:
     assert [one.logprob for one in told] == [one.logprob for one in found]
 
 
+@pytest.mark.long
 def test_nobody_reaches_over_the_line() -> None:
     """Rooms above use the client and the front of a model, not the engine's insides."""
     allowed = {

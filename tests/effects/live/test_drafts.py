@@ -197,6 +197,7 @@ def test_who_gives_way_is_read_on_where_it_was() -> None:
     assert run(tight, Lookup(least=2), *wanted).out == run(plain, None, *wanted).out
 
 
+@pytest.mark.long
 @seeds(20, 300)
 def test_who_is_let_in_may_give_way_within_the_turn(seeds: range) -> None:
     """`turn` asserts that nothing is proposed for who has."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from attrs import define
 
 from minfer.effects.live.engine_process import BROKEN, STOP
@@ -95,6 +96,7 @@ def until(front: Plain, true: Callable[[wire.ToFront], bool]) -> None:
         pass
 
 
+@pytest.mark.long
 def test_it_listens_before_it_has_loaded_and_says_so(tmp_path: Path) -> None:
     with engine(tmp_path, slow=0.3) as made, plain(made.path, HELLO) as front:
         until(front, lambda one: one == wire.Progress("loading the model"))
@@ -107,6 +109,7 @@ def test_it_listens_before_it_has_loaded_and_says_so(tmp_path: Path) -> None:
         assert made.ended() == (0, "")
 
 
+@pytest.mark.long
 def test_what_is_sent_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
     with engine(tmp_path) as made:
         assert made.line() == "ready"
@@ -118,6 +121,7 @@ def test_what_is_sent_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
         assert made.ended() == (0, "")
 
 
+@pytest.mark.long
 def test_nobody_waits_for_a_model_that_nobody_wants(tmp_path: Path) -> None:
     with engine(tmp_path, slow=60) as made:
         started = time.monotonic()
@@ -126,6 +130,7 @@ def test_nobody_waits_for_a_model_that_nobody_wants(tmp_path: Path) -> None:
         assert time.monotonic() - started < 5
 
 
+@pytest.mark.long
 def test_an_engine_that_breaks_ends_and_says_why(tmp_path: Path) -> None:
     with engine(tmp_path, broken=True) as made:
         assert made.line() == "ready"
@@ -137,6 +142,7 @@ def test_an_engine_that_breaks_ends_and_says_why(tmp_path: Path) -> None:
     assert err.count("Traceback") == 1
 
 
+@pytest.mark.long
 def test_engines_after_it_go_on_in_the_same_folder_of_journals(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     kept: dict[Path, bytes] = {}
@@ -156,6 +162,7 @@ def test_engines_after_it_go_on_in_the_same_folder_of_journals(tmp_path: Path) -
         assert sum(1 for _ in read_journal(path).turns()) > 1
 
 
+@pytest.mark.long
 def test_engines_after_it_have_as_many_blocks(tmp_path: Path) -> None:
     for blocks in (64, 32):  # there is less memory by then
         with engine(tmp_path, blocks=blocks) as made:

@@ -24,6 +24,7 @@ assert not trim.look()
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is Linux's")
 def test_holes_in_the_heap_are_given_back() -> None:
     env = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "PYTHONPATH": ":".join(sys.path)}

@@ -90,6 +90,7 @@ def test_a_torn_record_is_told_of(tmp_path: Path) -> None:
     assert "the last record is cut off" in journal.torn[0]
 
 
+@pytest.mark.long
 def test_segments_must_be_whole_and_of_one_run(tmp_path: Path) -> None:
     folders = []
     for name, count in (("one", 200), ("other", 150)):

@@ -67,6 +67,7 @@ def live(
     return driver, log
 
 
+@pytest.mark.long
 def test_a_live_engine_replays(tmp_path: Path) -> None:
     driver, log = live(tmp_path / "new", 300)
     driver.close()
@@ -118,6 +119,7 @@ def test_a_redacted_journal_replays_and_holds_no_prompt(tmp_path: Path) -> None:
     assert not any(0 < token < 100 for prompt in prompts for token in prompt)
 
 
+@pytest.mark.long
 def test_a_redacted_journal_rotates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_redacted_journal_names_the_model_not_where_it_is(
     )
 
 
+@pytest.mark.long
 def test_segments_rotate_and_old_ones_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +205,7 @@ def test_segments_rotate_and_old_ones_go(
         list(read_journal(tmp_path).turns())
 
 
+@pytest.mark.long
 def test_a_small_size_is_kept(tmp_path: Path) -> None:
     """Long before the turn in which a digest of the state is due."""
     sizes, size = [], 16 * 4096
@@ -218,6 +222,7 @@ def test_a_small_size_is_kept(tmp_path: Path) -> None:
     assert list(journal.turns()) == log[journal.segments[0].head.turn :]
 
 
+@pytest.mark.long
 def test_kept_segments_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +251,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_a_killed_process_loses_at_most_the_turn_it_was_writing(tmp_path: Path) -> None:
     """Turns are told of only once they are written; what was told before the kill must be
     there.

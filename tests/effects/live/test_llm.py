@@ -94,6 +94,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert list(llm.stream([])) == []
 
 
+@pytest.mark.long
 def test_outputs_come_in_the_order_of_prompts_each_with_its_parameters(llm: LLM) -> None:
     prompts = [[i + 1] * (1 + 5 * (i % 4)) for i in range(20)]
     params = [
@@ -252,6 +253,7 @@ def printable(llm: LLM) -> tuple[str, SamplingParams]:
     raise AssertionError("no seed gives such a text")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_stop_string_cuts_the_text_wherever_it_falls(folder: str, depth: int) -> None:
     with LLM(folder, **SETTINGS | {"steps_in_flight": depth}) as llm:
@@ -280,6 +282,7 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(folder: str, depth: int) 
     assert not llm.front.jobs
 
 
+@pytest.mark.long
 def test_text_that_only_begins_a_stop_string_is_not_lost(llm: LLM) -> None:
     text, params = printable(llm)
     stop = text[-1] + "and more"

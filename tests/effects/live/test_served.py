@@ -84,6 +84,7 @@ def test_an_unknown_setting_is_refused_by_the_class_that_was_asked() -> None:
         AsyncLLM(modle="x")  # type: ignore[arg-type]  # the point
 
 
+@pytest.mark.long
 def test_a_model_without_torch_needs_none() -> None:
     code = (
         "import sys; from minfer import LLM; llm = LLM(executor='dry'); "

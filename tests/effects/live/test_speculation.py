@@ -118,6 +118,7 @@ def test_with_what_the_host_looks_up(method: str, asked: str) -> None:
     assert sum(tally.accepted) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", ["greedy", "mixed"])
 def test_beside_prompts_as_a_forward_of_their_own(
     asked: str, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +143,7 @@ def test_beside_prompts_as_a_forward_of_their_own(
     assert sum(tally.accepted) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 3])
 def test_however_many_steps_are_in_flight(depth: int) -> None:
     config = {

@@ -134,6 +134,7 @@ def critical(freedom: int) -> float:
     return freedom * (1 - spread + Z * math.sqrt(spread)) ** 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [FEW, *claimed([MANY])])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
@@ -153,6 +154,7 @@ def nearly(**how: Any) -> None:
     plain.stand(**how)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_a_wrong_rule_is_caught(
     folders: tuple[Path, Path], method: str, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +178,7 @@ def eager(*given: Any) -> torch.Tensor:
     return 0.8 * uniform(*given)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 @pytest.mark.parametrize("wrong", [forgetful, eager])
 def test_a_wrong_rule_of_coins_is_caught(
@@ -189,6 +192,7 @@ def test_a_wrong_rule_of_coins_is_caught(
     assert is_far(found, exact(folders[0], "temperature"))
 
 
+@pytest.mark.long
 def test_coins_that_are_drafts_noise_are_caught(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def expected(llm: LLM) -> list[list[tuple[int, ...]]]:
     return tokens(serve(llm))
 
 
+@pytest.mark.long
 def test_what_ends_is_as_was_asked_and_stops(llm: LLM) -> None:
     for seed in range(3):
         done = one(llm, StructuredOutputs(json=SCHEMA), seed=seed, max_tokens=80)
@@ -80,6 +81,7 @@ def test_what_ends_is_as_was_asked_and_stops(llm: LLM) -> None:
     assert not len(llm.worker.driver.masks)  # type: ignore[arg-type]  # which it has
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -131,6 +133,7 @@ def test_an_output_that_is_cut_is_a_beginning(llm: LLM) -> None:
     assert ("abc" * 20).startswith(done.text)
 
 
+@pytest.mark.long
 def test_a_greedy_row_takes_the_likeliest_that_is_allowed(llm: LLM) -> None:
     done = one(llm, StructuredOutputs(regex="[01]{8}"), temperature=0, logprobs=2)
     assert len(done.text) == 8
@@ -144,6 +147,7 @@ def test_what_cannot_be_compiled_is_refused_at_once(llm: LLM) -> None:
     assert caught.value.param == "structured_outputs.regex"
 
 
+@pytest.mark.long
 def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +193,7 @@ sys.exit(main(["replay", sys.argv[1]]))
 """
 
 
+@pytest.mark.long
 def test_a_journal_replays_without_library_model_and_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,12 +183,14 @@ def test_whatever_is_drafted_outputs_are_those_without(
     assert ends >= {"stop", "length"}
 
 
+@pytest.mark.long
 def test_as_many_drafts_as_pay_change_nothing_either() -> None:
     config = drafting("ngram", 4, adaptive=True)
     with LLM(speculative_config=config, max_num_seqs=16, **ROOMY) as llm:
         assert serve(llm, 20) == plain(20)
 
 
+@pytest.mark.long
 def test_a_draft_model_leaves_those_under_a_grammar_alone() -> None:
     config = {"method": "draft_model", "num_speculative_tokens": 3, "adaptive": False}
     with LLM(speculative_config=config, max_num_seqs=16, **ROOMY) as llm:
@@ -198,6 +200,7 @@ def test_a_draft_model_leaves_those_under_a_grammar_alone() -> None:
     assert sum(looking.tally.accepted) > 20
 
 
+@pytest.mark.long
 def test_a_journal_replays_without_library_model_and_torch(tmp_path: Path) -> None:
     for redact in (False, True):
         folder = tmp_path / str(redact)

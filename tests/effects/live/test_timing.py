@@ -184,6 +184,7 @@ def test_a_stream_tells_at_its_end(served: Serving, usage: bool) -> None:
     assert ("usage" in last) == usage
 
 
+@pytest.mark.long
 def test_the_sdk_reads_it() -> None:
     asked: Any = {"model": "bundled", "max_tokens": 3, "extra_body": {"timing": True}}
     talk: Any = [{"role": "user", "content": "ab"}]

@@ -57,6 +57,7 @@ def engine_thread(llm: LLM) -> threading.Thread | None:
     return llm.worker.thread
 
 
+@pytest.mark.long
 def test_a_real_interrupt_cancels_all_and_the_llm_goes_on(folder: str) -> None:
     with LLM(folder, **SLOW) as llm:
         wanted = llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids
@@ -87,6 +88,7 @@ def test_the_thread_ends_with_the_work(folder: str) -> None:
         assert not thread.is_alive()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", ["", "time.sleep(0.3)  # until the engine has left"])
 def test_a_thread_that_a_program_does_not_wait_for_is_told_so(
     folder: str, after: str
@@ -151,6 +153,7 @@ def test_who_hears_that_the_program_ends_does_not_hold_up_other_callers(
     assert came == [True]
 
 
+@pytest.mark.long
 def test_a_program_may_end_in_the_middle_of_a_stream(folder: str) -> None:
     code = f"""
 from minfer import LLM, SamplingParams

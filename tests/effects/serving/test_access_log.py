@@ -153,6 +153,7 @@ def test_the_tokens_of_an_answer_are_those_of_its_usage(bundled: Serving) -> Non
     assert "def f" not in kept.made[0]
 
 
+@pytest.mark.long
 def test_a_front_logs_as_itself_after_the_first_line() -> None:
     options = ("--dry-run", "--api-processes", "1", "--access-log", "json")
     with process(*options) as (running, url):

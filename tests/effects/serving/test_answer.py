@@ -93,6 +93,7 @@ def test_who_was_cancelled_by_other_hands_is_told(folder: str) -> None:
     assert error["code"] == "cancelled"
 
 
+@pytest.mark.long
 def test_half_of_a_crowd_leaves_and_the_others_do_not_notice(folder: str) -> None:
     found = compared(folder, clients=32, seed=4)
     assert found.differing == []
@@ -141,6 +142,7 @@ def limited(folder: str, **bounds: Any) -> contextlib.AbstractContextManager[Ser
     return serving(folder, service={"bounds": Bounds(**bounds)}, **SLOW)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_is_too_late_is_cut(folder: str, stream: bool) -> None:
     with limited(folder, request_timeout=0.3) as served:
@@ -172,6 +174,7 @@ def test_who_only_waited_until_its_time_was_over_gets_an_error(
         link.close()
 
 
+@pytest.mark.long
 def test_an_engine_that_does_nothing_is_a_timeout(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +191,7 @@ def test_an_engine_that_does_nothing_is_a_timeout(
         }
 
 
+@pytest.mark.long
 def test_a_requests_own_deadline_ends_it_if_asked(folder: str) -> None:
     with limited(folder, end_late=True) as served:
         found = served.post("completions", **SLOWLY, deadline=0.2)

@@ -12,6 +12,7 @@ from tests.effects.served import Serving, events
 from tests.effects.serving.wire import NEIGHBOUR, raw
 
 
+@pytest.mark.long
 def test_many_at_once_through_the_async_sdk(bundled: Serving) -> None:
     async def all_of_them() -> tuple[list[str], list[str]]:
         async with AsyncOpenAI(

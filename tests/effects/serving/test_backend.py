@@ -3,11 +3,13 @@
 import threading
 
 import httpx
+import pytest
 
 from tests.effects.served import serving
 from tests.effects.serving.wire import SLOW
 
 
+@pytest.mark.long
 def test_a_server_that_stops_tells_its_clients_during_a_step(folder: str) -> None:
     with serving(folder, **{**SLOW, "step": 1.0}) as served:
         answers: list[httpx.Response] = []

@@ -54,6 +54,7 @@ LARGE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", LARGE.values(), ids=LARGE)
 def test_a_large_body_is_refused_in_time(data: bytes) -> None:
     started = time.process_time()

@@ -77,6 +77,7 @@ def fits(arguments: Any) -> bool:
     )
 
 
+@pytest.mark.long
 def test_a_call_is_made_that_fits(each: Serving) -> None:
     for choice in ("required", NAMED):
         done = chat(
@@ -92,6 +93,7 @@ def test_a_call_is_made_that_fits(each: Serving) -> None:
         assert fits(json.loads(call["function"]["arguments"]))
 
 
+@pytest.mark.long
 def test_a_stream_of_one_adds_up(each: Serving) -> None:
     body = {**ASKED, "tools": tools(WEATHER), "tool_choice": NAMED, "stream": True}
     answer = each.post("chat/completions", **body)
@@ -102,6 +104,7 @@ def test_a_stream_of_one_adds_up(each: Serving) -> None:
     assert told[-1]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.long
 def test_long_bodies_are_bound_as_well(bundled: Serving) -> None:
     """Those are prepared in a process of their own."""
     long = {**WEATHER, "description": "It tells the weather." + " " * 6600}
@@ -110,6 +113,7 @@ def test_long_bodies_are_bound_as_well(bundled: Serving) -> None:
     assert fits(json.loads(call["function"]["arguments"]))
 
 
+@pytest.mark.long
 def test_only_what_is_named_or_allowed_is_called(bundled: Serving) -> None:
     some = {"mode": "required", "tools": tools({"name": "now"})}
     for choice, name in (
@@ -126,6 +130,7 @@ def test_only_what_is_named_or_allowed_is_called(bundled: Serving) -> None:
         assert call["function"]["name"] == name
 
 
+@pytest.mark.long
 def test_strict_tools_leave_text_free_until_they_are_called(bundled: Serving) -> None:
     strict = {**WEATHER, "strict": True}
     assert chat(bundled, tools=tools(strict), max_tokens=8)["message"]["content"]
@@ -150,6 +155,7 @@ def test_an_answer_is_calls_or_as_its_schema_says(bundled: Serving) -> None:
     assert calls or fits(json.loads(content))
 
 
+@pytest.mark.long
 def test_responses_call_as_chats_do(bundled: Serving) -> None:
     tool = {"type": "function", **WEATHER}
     asked = {"input": "Hi.", "tools": [tool], "parallel_tool_calls": False}
@@ -163,6 +169,7 @@ def test_responses_call_as_chats_do(bundled: Serving) -> None:
         assert told["tool_choice"] == choice
 
 
+@pytest.mark.long
 def test_messages_call_as_chats_do(bundled: Serving) -> None:
     tool = {"name": "weather", "input_schema": SCHEMA}
     asked = {"messages": ASKED["messages"], "max_tokens": 300, "tools": [tool]}

@@ -101,6 +101,7 @@ def test_a_head_that_drips_is_not_awaited_either(port: int) -> None:
         assert time.monotonic() - begun < 5 * HEADER
 
 
+@pytest.mark.long
 def test_the_second_head_of_a_connection_has_as_much_time(port: int) -> None:
     with link(port) as sock:
         for _ in range(2):
@@ -128,6 +129,7 @@ def test_the_rest_of_a_body_that_nobody_wants_may_not_drip(port: int) -> None:
         assert time.monotonic() - begun < 5 * HEADER
 
 
+@pytest.mark.long
 def test_who_does_not_read_is_cut_off(port: int) -> None:
     ended.clear()
     with link(port) as sock:

@@ -136,6 +136,7 @@ def test_a_front_that_is_killed_costs_the_other_one_nothing(served: Server) -> N
     assert load.different() == []
 
 
+@pytest.mark.long
 def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
     served: Server,
 ) -> None:

@@ -66,6 +66,7 @@ def front(
 DIFFERENT = "minfer: front and engine have read different models: were files changed"
 
 
+@pytest.mark.long
 def test_an_engine_of_another_model_is_not_served(tmp_path: Path) -> None:
     with front(tmp_path, first="b'another'") as process:
         out, err = process.communicate(timeout=20)
@@ -73,6 +74,7 @@ def test_an_engine_of_another_model_is_not_served(tmp_path: Path) -> None:
     assert err.startswith(DIFFERENT)
 
 
+@pytest.mark.long
 def test_neither_is_one_that_comes_later(tmp_path: Path) -> None:
     with front(tmp_path, then="open(b'another')") as process:
         out, err = process.communicate(timeout=20)
@@ -80,6 +82,7 @@ def test_neither_is_one_that_comes_later(tmp_path: Path) -> None:
     assert err.startswith(DIFFERENT)
 
 
+@pytest.mark.long
 def test_a_front_that_cannot_be_linked_ends(tmp_path: Path) -> None:
     broken = (
         "front_process.keep_linked = lambda *_: asyncio.wait_for(asyncio.sleep(9), 0)"
@@ -90,6 +93,7 @@ def test_a_front_that_cannot_be_linked_ends(tmp_path: Path) -> None:
     assert "TimeoutError" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("one", [DRAIN, STOP])
 @pytest.mark.parametrize("wait", [True, False])
 def test_its_parent_ends_it_however_early(

@@ -44,6 +44,7 @@ def test_a_broken_engine_is_told_and_unhealthy(
         )
 
 
+@pytest.mark.long
 def test_an_engine_that_makes_no_progress_is_unhealthy(folder: str) -> None:
     with serving(folder, service={"stall": 0.2}, **SLOW) as served:
         executor: Any = served.llm.worker.driver.executor

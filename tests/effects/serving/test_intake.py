@@ -206,6 +206,7 @@ def pooled(folder: str) -> Iterator[Serving]:
         yield made
 
 
+@pytest.mark.long
 def test_prepared_in_a_process_it_is_the_same_request(pooled: Serving) -> None:
     def submitted(**fields: Any) -> Any:
         before = len(pooled.turns)

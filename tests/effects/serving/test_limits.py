@@ -96,6 +96,7 @@ WANTED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("field", "where"), WANTED.items())
 def test_each_endpoint_refuses_it_by_its_own_field(
     bundled: Serving, field: str, where: tuple[str, dict[str, Any]]
@@ -123,6 +124,7 @@ def test_what_is_wrong_with_a_prompt_is_told_first(bundled: Serving) -> None:
     assert wrong.json()["error"]["param"] == "temperature"
 
 
+@pytest.mark.long
 def test_who_does_not_say_how_much_gets_what_fits(bundled: Serving) -> None:
     prompt = [5] * 2045
     found = bundled.post("completions", prompt=prompt, ignore_eos=True).json()

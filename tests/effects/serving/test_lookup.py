@@ -94,6 +94,7 @@ def test_a_beam_search_is_one_request(slow: Serving) -> None:
     slow.idle()
 
 
+@pytest.mark.long
 def test_a_client_that_leaves_ends_its_beam_search(slow: Serving) -> None:
     body = {"prompt": "x", "max_tokens": 900, **BEAMS}
     with pytest.raises(httpx.ReadTimeout):
@@ -176,6 +177,7 @@ def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -
             assert each == [hers, None, theirs]
 
 
+@pytest.mark.long
 def test_each_of_two_fronts_knows_what_the_other_has_served() -> None:
     with process("--dry-run", "--api-processes", "2") as (_, url):
         names = [uuid4().hex for _ in range(8)]
@@ -193,6 +195,7 @@ def test_each_of_two_fronts_knows_what_the_other_has_served() -> None:
         assert found.json()["cancelled"] == 0
 
 
+@pytest.mark.long
 def test_a_running_request_is_cancelled_at_any_front_with_its_own_key(
     tmp_path: Path,
 ) -> None:

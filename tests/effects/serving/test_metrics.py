@@ -208,6 +208,7 @@ def test_gaps_are_those_between_the_outputs_of_each_sequence(made: Made) -> None
     assert found["inter_token_latency_seconds_bucket +Inf"] == len(gaps)
 
 
+@pytest.mark.long
 def test_what_waits_and_why(made: Made) -> None:
     llm, metrics, _ = made(num_gpu_blocks_override=64, max_num_seqs=2)
     found: list[dict[str, float]] = []

@@ -62,6 +62,7 @@ def sent(link: ClientConnection, text: str) -> list[str | bytes]:
     return list(link)
 
 
+@pytest.mark.long
 def test_a_dry_run_is_healthy_in_two_seconds() -> None:
     started = time.monotonic()
     with process("--dry-run") as (running, url):
@@ -87,6 +88,7 @@ def test_a_dry_run_is_healthy_in_two_seconds() -> None:
         assert (running.returncode, out, err) == (0, "", "")
 
 
+@pytest.mark.long
 def test_a_dry_run_loads_no_torch() -> None:
     code = """
 from minfer.effects.serving.application import Application
@@ -101,6 +103,7 @@ llm.close()
 DRAINING = "minfer: 1 request may take 0.2 s to end; another signal stops them\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stop", "code", "told"), [(signal.SIGINT, 130, ""), (signal.SIGTERM, 0, DRAINING)]
 )

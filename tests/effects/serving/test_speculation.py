@@ -46,6 +46,7 @@ def metrics(url: str) -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.mark.long
 def test_clients_get_what_they_get_without(bundled: Serving) -> None:
     plain = [streamed(bundled.url, body) for body in ASKED]
     options = ("--speculative-config", json.dumps(CONFIG), "--dtype", "float32")
@@ -65,6 +66,7 @@ def test_clients_get_what_they_get_without(bundled: Serving) -> None:
     assert length == pytest.approx(1 + accepted / drafts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "why"),
     [

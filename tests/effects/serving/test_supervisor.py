@@ -108,6 +108,7 @@ def serving(*options: str) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.long
 def test_who_is_killed_is_started_again_and_ready_is_said_once() -> None:
     with serving() as server:
         for name in ("engine", "front-0", "engine"):
@@ -126,6 +127,7 @@ def test_who_is_killed_is_started_again_and_ready_is_said_once() -> None:
     ]
 
 
+@pytest.mark.long
 def test_fronts_drain_and_then_the_engine_is_stopped() -> None:
     with serving("--work=0.2") as server:
         server.process.send_signal(signal.SIGTERM)
@@ -135,6 +137,7 @@ def test_fronts_drain_and_then_the_engine_is_stopped() -> None:
     assert last[2] == ("engine", "stopped")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["engine", "front 1"])
 def test_an_engine_that_dies_while_fronts_drain_is_started_again(name: str) -> None:
     with serving("--endless=front 0") as server:
@@ -150,6 +153,7 @@ def test_an_engine_that_dies_while_fronts_drain_is_started_again(name: str) -> N
     assert code == 0
 
 
+@pytest.mark.long
 def test_a_signal_to_all_processes_is_heard_once() -> None:
     with serving("--work=0.2") as server:
         os.killpg(server.process.pid, signal.SIGTERM)
@@ -157,6 +161,7 @@ def test_a_signal_to_all_processes_is_heard_once() -> None:
         assert {("front-0", "drained"), ("front-1", "drained")} <= set(server.seen)
 
 
+@pytest.mark.long
 def test_an_interrupt_stops_at_once_and_has_its_code() -> None:
     with serving("--work=5") as server:
         os.killpg(server.process.pid, signal.SIGINT)
@@ -166,6 +171,7 @@ def test_an_interrupt_stops_at_once_and_has_its_code() -> None:
         assert {("front-0", "stopped"), ("front-1", "stopped")} <= set(server.seen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deaf", ["engine", "front 0"])
 def test_who_does_not_hear_is_killed_after_its_time(deaf: str) -> None:
     with serving(f"--deaf={deaf}", "--patience=0.2", "--last-moments=0.2") as server:
@@ -176,6 +182,7 @@ def test_who_does_not_hear_is_killed_after_its_time(deaf: str) -> None:
     assert code == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", [False, True], ids=["watching", "draining"])
 def test_an_engine_that_hangs_is_killed_and_started_again(ending: bool) -> None:
     with serving("--limit=0.5", *["--endless=front 0"][:ending]) as server:
@@ -198,6 +205,7 @@ def test_an_engine_that_hangs_is_killed_and_started_again(ending: bool) -> None:
     ]
 
 
+@pytest.mark.long
 def test_an_engine_may_be_slow_to_answer_within_its_limit() -> None:
     with serving("--limit=60") as server:
         os.kill(server.ids["engine"], signal.SIGSTOP)
@@ -207,6 +215,7 @@ def test_an_engine_may_be_slow_to_answer_within_its_limit() -> None:
         assert server.ended() == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stopped", ["", "engine"])
 def test_children_end_when_their_parent_is_killed(stopped: str) -> None:
     with serving() as server:
@@ -216,6 +225,7 @@ def test_children_end_when_their_parent_is_killed(stopped: str) -> None:
         until(lambda: not any(map(alive, server.ids.values())))
 
 
+@pytest.mark.long
 def test_what_cannot_begin_ends_with_its_code() -> None:
     with started("--failing=engine") as server:
         code, err = server.ended()
@@ -223,12 +233,14 @@ def test_what_cannot_begin_ends_with_its_code() -> None:
     assert (code, err) == (7, "")
 
 
+@pytest.mark.long
 def test_all_end_if_a_front_cannot_begin_even_who_does_not_hear() -> None:
     with started("--failing=front 1", "--deaf=engine", "--last-moments=0.1") as server:
         code, _ = server.ended()
     assert code == 7
 
 
+@pytest.mark.long
 def test_orphans_that_come_to_us_are_nobody() -> None:
     with serving("--orphaning=engine") as server:
         server.kill("engine")

@@ -58,6 +58,7 @@ def test_what_could_be_valid_passes(body: dict[str, Any]) -> None:
     assert count(body) == len(parts(body))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_could_not_is_refused_before_it_is_there(name: str) -> None:
     body, why = HOSTILE[name]

@@ -29,6 +29,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @needs_openssl
 @pytest.mark.parametrize("fronts", ["0", "2"])
 def test_https_for_those_who_have_a_certificate(files: Path, fronts: str) -> None:

@@ -87,6 +87,7 @@ def test_what_was_refused_is_an_error(bundled: Serving, sent: Sent) -> None:
         assert span.parent is None
 
 
+@pytest.mark.long
 def test_nothing_is_imported_where_nothing_is_wanted() -> None:
     code = "import minfer.effects.serving.server"
     assert not {name for name in loaded_by(code) if name.startswith("opentelemetry")}
@@ -125,6 +126,7 @@ class Collector(BaseHTTPRequestHandler):
 GZIP = b"\x1f\x8b"
 
 
+@pytest.mark.long
 def test_spans_come_to_a_collector_before_a_front_ends() -> None:
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
         found: list[tuple[str, bytes]] = []

@@ -77,6 +77,7 @@ def random_ids(tokenizer: Tokenizer, draw: random.Random) -> list[int]:
     return ids[:at] + real[draw.randrange(3) : len(real) - draw.randrange(3)] + ids[at:]
 
 
+@pytest.mark.long
 @seeds(4000, 10_000)
 def test_random_tokens_stream_to_the_whole(kind: Tokenizer, seeds: range) -> None:
     """Broken characters everywhere: each is marked once, and harms none beside it."""

@@ -1,5 +1,6 @@
 """Vectors cross the line between an engine and fronts, whatever happens to either."""
 
+import pytest
 from attrs import evolve
 
 from minfer.effects.live.client import Message, News
@@ -37,6 +38,7 @@ def pooled(world: World, how: str) -> Request:
     return evolve(request, max_tokens=0, n=1, pooling=how, reads_cache=how == "last")
 
 
+@pytest.mark.long
 @seeds(10, 100)
 def test_every_front_has_the_vectors_of_its_own_prompts_once(seeds: range) -> None:
     whole = 0

@@ -86,6 +86,7 @@ def test_an_engine_that_dies_leaves_no_question_open() -> None:
     assert not world.fronts[0].remote.inquirer._open
 
 
+@pytest.mark.long
 @seeds(10, 200)
 def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
     known = 0

@@ -21,6 +21,7 @@ from tests.effects.live.link.ends import IDLE, linked, request
 from tests.effects.live.link.world import World
 
 
+@pytest.mark.long
 @seeds(20, 600)
 def test_nobody_loses_anything_whatever_happens(seeds: range) -> None:
     deaths = ended = 0
@@ -34,6 +35,7 @@ def test_nobody_loses_anything_whatever_happens(seeds: range) -> None:
     assert ended > 10 * len(seeds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiles", [False, True], ids=["runs", "compiles"])
 @seeds(6, 60)
 def test_a_request_that_kills_ends_alone(seeds: range, *, compiles: bool) -> None:

@@ -190,6 +190,7 @@ def test_a_thread_that_breaks_ends_the_engine(
         assert front.is_cut()
 
 
+@pytest.mark.long
 def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> None:
     def descriptors() -> int:
         gc.collect()

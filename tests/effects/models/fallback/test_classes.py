@@ -113,6 +113,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_run_is_refused_by_name_before_weights_are_read(name: str) -> None:
     kind, architecture, more, message = REFUSED[name]

@@ -39,6 +39,7 @@ def generated(model: Any, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     model = save(tmp_path, kind)

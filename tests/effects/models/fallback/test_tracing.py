@@ -20,6 +20,7 @@ ARCHITECTURES = {
 }
 
 
+@pytest.mark.long
 def test_windows_are_read_off_the_masks(tmp_path: Path) -> None:
     seen = {}
     for kind in ("gemma3_text", "mixtral", "cohere2", "olmo2"):

@@ -88,6 +88,7 @@ def kill_after(server: Stub, requests: int, number: int) -> threading.Thread:
     return thread
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_shows_and_saves_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int

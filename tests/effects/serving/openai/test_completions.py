@@ -90,6 +90,7 @@ def test_chunks_of_a_completion() -> None:
     assert read(writer.end(served(1, 1, 0))) == ["[DONE]"]
 
 
+@pytest.mark.long
 def test_completions_are_those_of_the_library(client: OpenAI) -> None:
     with LLM(num_gpu_blocks_override=64) as llm:
         assert llm.tokenizer is not None
@@ -115,6 +116,7 @@ def test_completions_are_those_of_the_library(client: OpenAI) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_beam_search_is_that_of_the_library(client: OpenAI) -> None:
     with LLM(num_gpu_blocks_override=64) as llm:
         (best,) = llm.beam_search(
@@ -136,6 +138,7 @@ def test_a_beam_search_is_that_of_the_library(client: OpenAI) -> None:
     assert caught.value.param == "length_penalty"
 
 
+@pytest.mark.long
 def test_what_min_p_leaves_is_greedy_if_only_the_likeliest_may_come(
     client: OpenAI,
 ) -> None:
@@ -147,6 +150,7 @@ def test_what_min_p_leaves_is_greedy_if_only_the_likeliest_may_come(
     assert one.choices[0].text == greedy.choices[0].text != all_of_it.choices[0].text
 
 
+@pytest.mark.long
 def test_cached_tokens_are_counted(client: OpenAI) -> None:
     prompt = "x = 1\n" * 200
     for salt, cached in (("a", False), ("a", True), ("b", False)):
@@ -158,6 +162,7 @@ def test_cached_tokens_are_counted(client: OpenAI) -> None:
         assert bool(done.usage.prompt_tokens_details.cached_tokens) == cached
 
 
+@pytest.mark.long
 def test_samples_and_seeds(client: OpenAI) -> None:
     def sampled(seed: int) -> list[str]:
         done = client.completions.create(
@@ -216,6 +221,7 @@ def test_without_a_tokenizer_there_is_no_text_to_echo() -> None:
     assert json.loads(part["body"])["choices"][0]["text"] == ""
 
 
+@pytest.mark.long
 def test_a_streamed_completion_joins_to_the_whole(client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "bundled",
@@ -246,6 +252,7 @@ def test_a_streamed_completion_joins_to_the_whole(client: OpenAI) -> None:
         assert all(chunk.usage is None and chunk.choices for chunk in stream)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fields",
     [

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import pytest
 from openai import OpenAI
 
 from minfer.effects.setup.folders import bundled_folder
@@ -99,6 +100,7 @@ def test_tokens_without_a_tokenizer_are_named_by_their_ids() -> None:
     assert found["top_logprobs"] == [{"token_id:7": -1.0, "token_id:9": -0.5}]
 
 
+@pytest.mark.long
 def test_log_probabilities_of_completions(client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "bundled",
@@ -140,6 +142,7 @@ def test_log_probabilities_of_completions(client: OpenAI) -> None:
     assert [len(top) for top in least.top_logprobs or ()] == [1] * len(found.tokens)
 
 
+@pytest.mark.long
 def test_log_probabilities_of_conversations(client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "bundled",

@@ -22,6 +22,7 @@ ASKED: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_whole_response(client: OpenAI, bundled: Serving) -> None:
     found = client.responses.create(**ASKED, metadata={"a": "b"}, user="me", store=True)
     assert found.id.startswith("resp-")
@@ -48,6 +49,7 @@ def test_a_whole_response(client: OpenAI, bundled: Serving) -> None:
     assert usage.output_tokens_details.reasoning_tokens == 0
 
 
+@pytest.mark.long
 def test_a_stream_adds_up_to_the_whole(client: OpenAI) -> None:
     whole = client.responses.create(**ASKED)
     events: list[ResponseStreamEvent] = list(
@@ -68,6 +70,7 @@ def same(response: Response) -> dict[str, Any]:
     return response.model_dump(exclude=changing)
 
 
+@pytest.mark.long
 def test_the_sdk_puts_a_stream_together(client: OpenAI) -> None:
     asked = {**ASKED, "max_output_tokens": 200}
     with client.responses.stream(**asked) as stream:

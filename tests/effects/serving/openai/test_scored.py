@@ -75,6 +75,7 @@ def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
         assert done.usage.completion_tokens == 2 * most
 
 
+@pytest.mark.long
 def test_an_echo_is_told_of_as_its_output_is(client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "bundled",
@@ -192,6 +193,7 @@ def test_a_prompt_may_be_computed_for_the_cache_alone(client: OpenAI) -> None:
     assert (chunk.choices[0].text, chunk.choices[0].finish_reason) == ("", "length")
 
 
+@pytest.mark.long
 def test_the_best_of_several(client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "bundled",

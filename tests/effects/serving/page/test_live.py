@@ -4,6 +4,8 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from tests.effects.browser import Browser
 from tests.effects.served import Serving, serving
 from tests.effects.serving.page.visits import DRY, go, press, seen, text, visit, write
@@ -11,6 +13,7 @@ from tests.effects.serving.page.visits import DRY, go, press, seen, text, visit,
 pytestmark = seen
 
 
+@pytest.mark.long
 def test_the_view_moves_and_listens_only_while_it_is_seen(
     chromium: Browser, dry: Serving
 ) -> None:
@@ -37,6 +40,7 @@ def test_the_view_moves_and_listens_only_while_it_is_seen(
     assert chromium.complaints == []
 
 
+@pytest.mark.long
 def test_a_server_that_stops_looking_well_is_told_of(
     chromium: Browser, dry: Serving
 ) -> None:
@@ -50,6 +54,7 @@ def test_a_server_that_stops_looking_well_is_told_of(
         dry.service.live._illness = dry.service.health.illness
 
 
+@pytest.mark.long
 def test_both_are_seen_side_by_side(chromium: Browser, dry: Serving) -> None:
     visit(chromium, dry, "both")
     chromium.wait("document.querySelector('#health').dataset.state === 'well'")
@@ -82,6 +87,7 @@ def told(chromium: Browser, frames: list[dict[str, Any]], expression: str) -> An
 SPREAD = "history.spread('itl')"
 
 
+@pytest.mark.long
 def test_rates_and_percentiles_are_differences(chromium: Browser, dry: Serving) -> None:
     go(chromium, dry.url)
     frames = [frame(10 + i / 2, 5 * i) for i in range(5)]
@@ -108,6 +114,7 @@ def test_a_window_is_as_long_as_somebody_has_listened(
     assert told(chromium, long, f"[{SPREAD}.over, {SPREAD}.many]") == [60, 60]
 
 
+@pytest.mark.long
 def test_a_few_values_have_no_last_hundredth(chromium: Browser, dry: Serving) -> None:
     go(chromium, dry.url)
     shares = f"[0.5, 0.9, 0.99].map((one) => history.percentile({SPREAD}, one) !== null)"
@@ -125,6 +132,7 @@ def test_a_few_values_have_no_last_hundredth(chromium: Browser, dry: Serving) ->
     }
 
 
+@pytest.mark.long
 def test_an_idle_server_is_shown_without_scales(chromium: Browser) -> None:
     with serving(names=("bundled",), **DRY) as idle:
         visit(chromium, idle, "live")
@@ -140,6 +148,7 @@ def test_an_idle_server_is_shown_without_scales(chromium: Browser) -> None:
         assert chromium.complaints == []
 
 
+@pytest.mark.long
 def test_pointing_at_an_earlier_moment_leaves_the_window_as_it_is(
     chromium: Browser, dry: Serving
 ) -> None:
@@ -167,6 +176,7 @@ def test_pointing_at_an_earlier_moment_leaves_the_window_as_it_is(
     assert chromium.complaints == []
 
 
+@pytest.mark.long
 def test_drafts_are_shown_once_there_were_some(chromium: Browser) -> None:
     how = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
     settings: dict[str, Any] = {

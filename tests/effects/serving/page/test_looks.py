@@ -10,6 +10,7 @@ from tests.effects.serving.page.visits import seen, settled, visit, write
 pytestmark = seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dark", [False, True])
 def test_both_schemes_can_be_read(chromium: Browser, dry: Serving, dark: bool) -> None:
     chromium.dark(dark)
@@ -42,6 +43,7 @@ def test_both_schemes_can_be_read(chromium: Browser, dry: Serving, dark: bool) -
         chromium.dark(False)
 
 
+@pytest.mark.long
 def test_everything_has_a_name(chromium: Browser, dry: Serving) -> None:
     visit(chromium, dry, "both")
     write(chromium, "Hello?")
@@ -63,6 +65,7 @@ def test_everything_has_a_name(chromium: Browser, dry: Serving) -> None:
     assert {("button", "Send"), ("link", "Live"), ("textbox", "Prompt")} <= named
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("view", ["live", "both"])
 @pytest.mark.parametrize("wide", [390, 860, 1300, 1900])
 def test_no_figure_of_a_card_is_cut_off(

@@ -42,6 +42,7 @@ def limit(page: Browser, tokens: str) -> None:
     page.value(f"document.querySelector('#max_tokens').value = '{tokens}'")
 
 
+@pytest.mark.long
 def test_an_answer_streams_and_says_what_it_took(page: Browser, dry: Serving) -> None:
     write(page, "Hello?")
     page.wait("document.querySelector('#answer').textContent.length > 5")
@@ -67,6 +68,7 @@ def test_stop_ends_the_request(page: Browser, dry: Serving) -> None:
     assert text(page, "#error") == [""]
 
 
+@pytest.mark.long
 def test_max_tokens_are_sent_if_they_are_set(page: Browser) -> None:
     overhear(page)
     write(page, "Hello?")
@@ -107,6 +109,7 @@ def test_markup_that_a_model_writes_is_shown_as_text(page: Browser) -> None:
     assert page.value("document.querySelectorAll('.text *').length") == 0
 
 
+@pytest.mark.long
 def test_what_a_model_thinks_is_shown_above_its_answer(chromium: Browser) -> None:
     with serving(names=("bundled",), **DRY) as served:
         tokenizer = served.llm.tokenizer
@@ -121,6 +124,7 @@ def test_what_a_model_thinks_is_shown_above_its_answer(chromium: Browser) -> Non
         assert chromium.complaints == []
 
 
+@pytest.mark.long
 def test_what_goes_wrong_is_said_and_the_next_answer_begins_anew(page: Browser) -> None:
     limit(page, "5000")
     write(page, "Hello?")
@@ -135,6 +139,7 @@ def test_what_goes_wrong_is_said_and_the_next_answer_begins_anew(page: Browser) 
     assert "start again with a model." in text(page, "#answer")[0]
 
 
+@pytest.mark.long
 def test_a_server_that_stops_or_is_gone_is_said(chromium: Browser) -> None:
     with serving(names=("bundled",), **DRY) as served:
         visit(chromium, served)
@@ -147,6 +152,7 @@ def test_a_server_that_stops_or_is_gone_is_said(chromium: Browser) -> None:
     chromium.wait("/reached/.test(document.querySelector('#error').textContent)")
 
 
+@pytest.mark.long
 def test_a_key_is_asked_for_once_and_kept(chromium: Browser) -> None:
     with serving(names=("bundled",), service={"api_key": "secret"}, **DRY) as served:
         visit(chromium, served)
@@ -165,6 +171,7 @@ def test_a_key_is_asked_for_once_and_kept(chromium: Browser) -> None:
         assert not chromium.value("document.querySelector('#key').open")
 
 
+@pytest.mark.long
 def test_a_model_without_a_template_goes_on_with_a_text(
     chromium: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -184,6 +191,7 @@ def test_a_model_without_a_template_goes_on_with_a_text(
         assert chromium.complaints == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wide", [360, 768, 1280])
 def test_nothing_is_wider_than_the_window(
     chromium: Browser, dry: Serving, wide: int

@@ -56,6 +56,7 @@ def run(
         asyncio.run(whole(threads))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_processes_and_threads_prepare_alike(llm: AsyncLLM, workers: int) -> None:
     async def some(pool: Pool) -> None:
@@ -72,6 +73,7 @@ def test_processes_and_threads_prepare_alike(llm: AsyncLLM, workers: int) -> Non
     run(llm, some, workers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1])
 def test_questions_are_answered_there_too(llm: AsyncLLM, workers: int) -> None:
     async def ask(pool: Pool) -> None:
@@ -85,6 +87,7 @@ def test_questions_are_answered_there_too(llm: AsyncLLM, workers: int) -> None:
     run(llm, ask, workers)
 
 
+@pytest.mark.long
 def test_a_worker_that_takes_too_long_is_replaced(llm: AsyncLLM) -> None:
     async def hang(pool: Pool) -> None:
         (pid,) = pool.pids
@@ -99,6 +102,7 @@ def test_a_worker_that_takes_too_long_is_replaced(llm: AsyncLLM) -> None:
     run(llm, hang, 1, limit=0.3)
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_takes_one_body_along(llm: AsyncLLM) -> None:
     async def die(pool: Pool) -> None:
         await pool.prepare(ENDPOINT, body(), "a")
@@ -115,6 +119,7 @@ def test_a_worker_that_dies_takes_one_body_along(llm: AsyncLLM) -> None:
     run(llm, die, 1)
 
 
+@pytest.mark.long
 def test_who_leaves_takes_its_work_along(
     llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +147,7 @@ def test_who_leaves_takes_its_work_along(
     run(llm, leave, 1)
 
 
+@pytest.mark.long
 def test_one_worker_is_kept_for_small_bodies(llm: AsyncLLM) -> None:
     async def both(pool: Pool) -> None:
         await asyncio.gather(*(pool.prepare(ENDPOINT, body(), "x") for _ in range(4)))
@@ -162,6 +168,7 @@ def test_one_worker_is_kept_for_small_bodies(llm: AsyncLLM) -> None:
     run(llm, both, 2)
 
 
+@pytest.mark.long
 def test_who_waits_when_it_closes_is_told(llm: AsyncLLM) -> None:
     async def close(pool: Pool) -> None:
         await pool.prepare(ENDPOINT, body(), "a")
@@ -195,6 +202,7 @@ def test_without_any_worker_there_are_threads(
     assert log.exception.call_count == 1
 
 
+@pytest.mark.long
 def test_a_worker_that_has_grown_is_replaced(
     llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

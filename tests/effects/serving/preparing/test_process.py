@@ -44,6 +44,7 @@ def until_gone(pid: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_it_prepares_until_it_is_killed() -> None:
     async def whole() -> None:
         one = Process(RECIPE)
@@ -60,6 +61,7 @@ def test_it_prepares_until_it_is_killed() -> None:
     asyncio.run(whole())
 
 
+@pytest.mark.long
 def test_an_interrupt_of_the_whole_group_is_not_its_own() -> None:
     async def whole() -> None:
         one = Process(RECIPE)
@@ -71,6 +73,7 @@ def test_an_interrupt_of_the_whole_group_is_not_its_own() -> None:
     asyncio.run(whole())
 
 
+@pytest.mark.long
 def test_it_does_not_outlive_its_server() -> None:
     code = f"""
 import asyncio, os

@@ -34,6 +34,7 @@ def asked(worker: Worker, **body: object) -> Reply:
     return worker.reply(Ask(path=PATH, data=json.dumps(body).encode()))
 
 
+@pytest.mark.long
 def test_it_needs_no_torch() -> None:
     code = "import minfer.effects.serving.preparing.worker"
     assert not {"torch", "transformers", "safetensors"} & loaded_by(code)

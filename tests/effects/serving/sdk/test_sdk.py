@@ -19,6 +19,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 
 # Warnings of clients, and of what they leave to the garbage collector, are not ours.
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_case(case: Case, servers: Servers) -> None:

@@ -97,6 +97,7 @@ def quickest(what: Callable[[], object]) -> float:
     return min(times)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["id", "endpoint", "body", "cancel", "x"])
 def test_nothing_large_is_read_wherever_it_stands(place: str) -> None:
     """Reading it takes twenty to forty times as long on an idle machine."""

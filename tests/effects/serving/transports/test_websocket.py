@@ -88,6 +88,7 @@ def test_every_endpoint_is_reached(
     assert event.get("type", event.get("object")) == last
 
 
+@pytest.mark.long
 def test_many_at_once_on_one_socket(bundled: Serving) -> None:
     bodies = {
         f"r{i}": {"prompt": f"def f{i}(", "seed": i, "max_tokens": 10, "stream": True}

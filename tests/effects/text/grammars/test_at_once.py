@@ -68,6 +68,7 @@ def test_of_nobody_there_are_no_masks(at_once: AtOnce) -> None:
     assert masks(at_once, []) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_they_are_as_one_by_one_on_random_walks(at_once: AtOnce, seed: int) -> None:
     rng = random.Random(seed)
@@ -168,7 +169,7 @@ def test_a_token_that_takes_longer_than_the_bound_is_late(
 ) -> None:
     made = AtOnce(vocab())
     seconds = iter([0.0, MASK_WAIT, 1.0, 1.001 + MASK_WAIT])
-    clock = SimpleNamespace(monotonic=lambda: next(seconds))
+    clock = SimpleNamespace(thread_time=lambda: next(seconds))
     monkeypatch.setattr(module, "time", clock)
     moves = [Move(matcher(regex="a+"), 0, (*ids("a"),), line) for line in range(2)]
     assert not made.masks(moves, np.zeros((2, made.words), np.int32))

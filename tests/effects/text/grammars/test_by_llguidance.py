@@ -75,6 +75,7 @@ def test_a_model_without_an_end_of_sequence_gets_what_never_comes_at_the_end() -
     assert allowed(walk.mask()) == endless.never
 
 
+@pytest.mark.long
 def test_what_stands_for_an_end_of_sequence_takes_no_token_if_an_id_is_free() -> None:
     last = {vocab() - 1}
     asked = StructuredOutputs(regex="(.|\n)*")

@@ -85,6 +85,7 @@ def test_multiples_that_would_take_minutes_are_refused(schema: Any) -> None:
     assert "leave multipleOf out" in refused(schema)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [86400, 1e6, 0.01, 2**10, 1e-5, 97, 0.35, 10_000])
 def test_multiples_that_are_easy_to_tell(step: float) -> None:
     parts: list[Any] = [{"multipleOf": 6}, {"multipleOf": 1000}, {"multipleOf": step}]

@@ -91,6 +91,7 @@ def test_a_program_that_ends_waits_for_what_has_begun_alone() -> None:
     assert took < 10 * SECONDS, "all of them take twice as long"
 
 
+@pytest.mark.long
 def test_who_waits_for_a_turn_that_never_comes_is_told() -> None:
     """A thread of one's own could not end, else, nor the program."""
     took, _ = ends(

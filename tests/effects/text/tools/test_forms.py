@@ -159,6 +159,7 @@ def answers(form: str, *, marked: bool) -> tuple[str, str, str]:
     return NAMED if marked and form == "mistral" else ANSWERS[form]
 
 
+@pytest.mark.long
 @both
 @each
 def test_calls_that_must_be_made_are_made_and_fit(form: str, marked: bool) -> None:
@@ -220,6 +221,7 @@ def test_an_answer_without_calls_may_have_a_schema(form: str, marked: bool) -> N
         assert not takes(wrong, bound)
 
 
+@pytest.mark.long
 @both
 @pytest.mark.parametrize("form", sorted({*FORMS} - {"openai"}))  # with a channel for it
 @pytest.mark.parametrize("thinking", [THINK, BRACKETS])

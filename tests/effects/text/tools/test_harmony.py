@@ -46,6 +46,7 @@ def test_where_a_recipient_may_be(header: str) -> None:
     assert (one.reasoning, one.content) == ("", "")
 
 
+@pytest.mark.long
 def test_parts_stand_apart() -> None:
     preamble = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
     again = "<|start|>assistant" + THOUGHT

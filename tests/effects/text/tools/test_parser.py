@@ -133,6 +133,7 @@ def test_chance_texts(name: str | None) -> None:
             assert word in said, text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(TOOLS))
 def test_cost_is_linear(name: str) -> None:
     """Four times the text takes about four times as long, one character at a time."""
