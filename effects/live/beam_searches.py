@@ -208,6 +208,8 @@ class Searches:
         """
         over, lost, why = list[_Live](), list[str](), ""
         for search in self._settled(ended):
+            if self._live.get(search.asked.id) is not search:
+                continue  # it was over before these news were read: see `_settled`
             if search.failed is None and search.cancelled:
                 search.fail(Finished(search.asked.id, 0, "cancelled", 0))
             if search.failed is None:
@@ -231,11 +233,14 @@ class Searches:
 
     def _settled(self, ended: Iterable[Finished]) -> list[_Live]:
         """Note ends of beams' requests; returns the searches whose round is over. What is
-        left of a round of which one did not end well is cancelled.
+        left of a round of which one did not end well is cancelled; a client without a
+        link says at once, while these news are read, that it has ended.
         """
         touched = dict[str, _Live]()
         for done in ended:
-            search, beam = self._beams.pop(done.id)
+            search, beam = self._beams.pop(done.id, (None, 0))
+            if search is None:
+                continue
             search.names.discard(done.id)
             touched[search.asked.id] = search
             if not search.rounds.about.number:
@@ -246,7 +251,7 @@ class Searches:
                 search.fail(Finished(done.id, 0, "error", 0, _NO_NUMBERS))
         for search in touched.values():
             if search.failed is not None and search.names:
-                self._client.cancel(search.names)
+                self._client.cancel(sorted(search.names))
         return [one for one in touched.values() if not one.names]
 
 

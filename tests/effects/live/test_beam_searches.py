@@ -216,6 +216,31 @@ def test_a_beam_that_fails_ends_it_once_the_others_are_gone(
     assert ends == [("error", "its step failed")] * 2
 
 
+def test_ends_that_are_told_while_others_are_read() -> None:
+    """As by an engine without a link, which ends at once what is cancelled."""
+
+    @define(eq=False)
+    class Ending(Engine):
+        told: list[Any] = field(factory=list)
+
+        def cancel(self, ids: Iterable[str]) -> frozenset[str]:
+            known = super().cancel(ids)
+            ends = tuple(Finished(name, 0, "cancelled", 0) for name in sorted(known))
+            self.told += front.heard(News(time=9.0, finished=ends))
+            return known
+
+    engine = Ending()
+    front = Searches(engine)
+    front.submit([asked()])
+    front.heard(engine.answer())
+    broke = Finished(engine.came[0].id, 0, "error", 0, "its step failed")
+    engine.served.discard(broke.id)
+    assert not news_of(front.heard(News(time=9.0, finished=(broke,)))).finished
+    ends = [(one.reason, one.error) for one in news_of(engine.told).finished]
+    assert ends == [("error", "its step failed")] * 2
+    assert not front.live
+
+
 def test_a_model_without_numbers_is_an_error(searches: Searches, engine: Engine) -> None:
     searches.submit([asked()])
     told = engine.answer()
