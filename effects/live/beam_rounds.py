@@ -122,19 +122,21 @@ def replayed(
     turns: Iterable[Turn], begun: Mapping[str, Rounds] = MappingProxyType({})
 ) -> dict[str, Rounds]:
     """The searches of a journal, by id, as far as its turns go; `begun` are those that
-    journals before it began.
+    journals before it began. With its first round a search begins anew: an id may come
+    again once its search has ended.
     """
     found, offers = dict(begun), dict[tuple[str, int], Candidates]()
     for turn in turns:
         for event in turn.events:
             if isinstance(event, Submit) and (about := event.request.search) is not None:
-                if not about.number and about.id not in found:
+                if not about.number:
                     found[about.id] = Rounds(about, event.request.stop_ids)
+                    offers = {at: one for at, one in offers.items() if at[0] != about.id}
             elif isinstance(event, Executed):
                 offers |= _offers_in(turn, event)
         for name in {name for name, _ in offers} & found.keys():
             each = [offers.get((name, at)) for at in range(len(found[name].beams))]
-            if None not in each:
+            if not found[name].over and None not in each:
                 found[name] = found[name].following([one for one in each if one])
                 for at in range(len(each)):
                     del offers[name, at]

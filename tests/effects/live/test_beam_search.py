@@ -219,6 +219,8 @@ def test_a_journal_of_searches_replays(folder: str, tmp_path: Path) -> None:
         assert {one.id for one in asked} >= {"0/0/0", "0/1/3", "1/11/0"}
         found = replayed(turns)
         assert [*found] == ["0", "1"]
+        for before in (turns, turns[:7]):  # their ids come again
+            assert replayed([*before, *turns]) == found
         for search, output in zip(found.values(), outputs, strict=True):
             assert search.over
             due = [(one.cum_logprob, one.finish_reason) for one in output.sequences]
