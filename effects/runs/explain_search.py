@@ -47,20 +47,25 @@ class RoundTold:
 
 
 def search_figures(turns: Iterable[Turn], name: str) -> dict[str, Any]:
-    """The rounds of the search `name` and what came of it, in JSON's own types."""
+    """The rounds of the search `name` and what came of it, in JSON's own types; of
+    several that had this id one after another, of the last.
+    """
     kept = list[Turn]()
     about: BeamRound | None = None
     rounds, numbers = dict[int, RoundTold](), dict[str, int]()
     for turn in turns:
-        now, before = turn.transition.state.time, len(numbers)
+        now, came = turn.transition.state.time, False
         for event in turn.events:
             said = event.request.search if isinstance(event, Submit) else None
             if isinstance(event, Submit) and said is not None and said.id == name:
-                about = about or said
+                if not said.number and rounds:  # another search begins
+                    about = None
+                    kept, rounds, numbers = [], {}, {}
+                about, came = about or said, True
                 numbers[event.request.id] = said.number
                 rounds.setdefault(said.number, RoundTold(said.number, turn.number, now))
         ended = _note(turn, now, rounds, numbers)
-        if ended or len(numbers) > before:
+        if ended or came:
             kept.append(turn)
     found = replayed(kept).get(name)
     told = {} if about is None else {"width": about.width, "most": about.most}

@@ -100,3 +100,17 @@ def test_the_rest_of_a_search_is_told_without_its_beginning(
     assert not found["over"]
     assert found["rounds"][0]["number"] > 0
     assert [*search_story(found)][-1] == "  it did not end here"
+
+
+def test_of_searches_with_one_id_the_last_is_told(
+    run: tuple[str, BeamSearchOutput],
+) -> None:
+    from minfer.effects.live.journal_files import read_journal
+    from minfer.effects.runs.explain_search import search_figures
+
+    path, _ = run
+    turns = [*read_journal(Path(path)).turns()]
+    due = search_figures(turns, "0")
+    assert due["over"]
+    for before in (turns, turns[:7], turns[7:]):
+        assert search_figures([*before, *turns], "0") == due
