@@ -192,7 +192,10 @@ class Window(Ageing):
     def rank(
         self, state: Gathering, request: Request, time: float
     ) -> tuple[Rank, Gathering]:
-        """Open the window, or shorten it."""
+        """Open the window, or shorten it; a later round of a search is no arrival."""
+        rank, _ = super().rank(None, request, time)
+        if request.place is not None:
+            return rank, state
         limit = 0.0 if request.priority <= self.urgent else self.wait
         due = min(state.due, time + min(limit, self.part * request.deadline))
         gap = state.gap
@@ -201,7 +204,6 @@ class Window(Ageing):
                 time - state.last, 2 * self.wait
             )  # beyond that it is slow, however slow
             gap = late if gap == math.inf else (gap + late) / 2
-        rank, _ = super().rank(None, request, time)
         return rank, Gathering(due, state.fresh + request.n, time, gap)
 
     def admit_from(self, state: Gathering, load: Load) -> float:
@@ -221,7 +223,9 @@ class Window(Ageing):
         self, state: Gathering, request: Request, output: int, ran: bool
     ) -> Gathering:
         """Forget one that gave up."""
-        return state if ran or not state.fresh else evolve(state, fresh=state.fresh - 1)
+        if ran or not state.fresh or request.place is not None:  # not counted, either
+            return state
+        return evolve(state, fresh=state.fresh - 1)
 
 
 Batch = tuple[

@@ -200,6 +200,13 @@ def test_the_window_starts_anew_with_an_admission_and_forgets_who_gave_up() -> N
     assert policy.ended(nobody, ask(), 0, False) is nobody
 
 
+def test_later_rounds_of_a_search_are_no_arrivals_to_the_window() -> None:
+    policy, state = Window(5.0, 2), Gathering(14.0, 3, 9.0, 0.5)
+    beam = ask(priority=1, place=((2.0,), 4, 1))
+    assert policy.rank(state, beam, 10.0) == ((15.0,), state)
+    assert policy.ended(state, beam, 0, False) is state
+
+
 def test_static_batches_take_members_that_were_there_and_then_wait() -> None:
     policy = Static(2)
     assert policy.start() == (-math.inf, 0)
