@@ -110,6 +110,8 @@ class Client:
     failed: int = 0
     _begin: float = 0.0  # monotonic
     _tasks: set[asyncio.Task[None]] = Factory(set)
+    _loop: asyncio.AbstractEventLoop | None = None  # that sends, while it does
+    _stopped: bool = False
 
     def run(self) -> Outcome:
         """Send all requests and wait for their answers."""
@@ -124,11 +126,23 @@ class Client:
     async def send_all(self) -> None:
         """Send all requests and wait for their answers."""
         self._begin = time.monotonic()
-        async with session(self.load.key) as http, asyncio.TaskGroup() as group:
-            self._start(group, self._send(http, group))
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with session(self.load.key) as http, asyncio.TaskGroup() as group:
+                if not self._stopped:
+                    self._start(group, self._send(http, group))
+        finally:
+            self._loop = None
 
     def stop(self) -> None:
-        """Send nothing more, and end the requests in flight."""
+        """Send nothing more, and end the requests in flight. A signal's handler may call
+        this at any time: the loop is woken, as it may be waiting for what never comes.
+        """
+        self._stopped = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
 
@@ -152,6 +166,8 @@ class Client:
             body = load.request(number)
             due = load.due[number] if load.due else self._now()
             await asyncio.sleep(max(0.0, due - self._now()))  # lets others run, too
+            if self._stopped:
+                return
             task = self._start(group, self._one(http, number, due, body))
             task.add_done_callback(lambda _: free.release())
             self.sent += 1

@@ -12,6 +12,7 @@ import pytest
 from minfer.checks import ConfigError
 from minfer.effects.cli.bench import serve
 from minfer.effects.runs.load import metrics
+from minfer.effects.runs.load.client import Client, Outcome
 from minfer.effects.runs.load.command import bench_serve
 from minfer.effects.runs.load.record import LoadError
 from tests.effects.runs.load.stub import NEVER, WHOLE, Stub, plain, stream, stub, token
@@ -106,6 +107,36 @@ def test_a_signal_shows_and_saves_what_was_measured(
     found = json.loads(path.read_text("utf-8"))
     assert (found["completed"], found["failed"], found["interrupted"]) == (1, 0, 2)
     assert found["total_output_tokens"] == 6
+
+
+def test_a_signal_ends_a_run_without_traffic(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    with stub(stream(*WHOLE), stream(token("a"), 10.0, *WHOLE)) as server:
+        thread = kill_after(server, 2, signal.SIGTERM)
+        url = ("--base-url", server.url, "--result-filename", str(path))
+        code = bench_serve(options(*url, "--num-prompts", "1"))
+        thread.join()
+    assert code == 128 + signal.SIGTERM
+    found = json.loads(path.read_text("utf-8"))
+    assert found["interrupted"] == 1
+    assert found["duration"] < 5
+
+
+def test_a_signal_before_the_first_request_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Client.run
+
+    def late(client: Client) -> Outcome:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return run(client)
+
+    monkeypatch.setattr(Client, "run", late)
+    with stub() as server:
+        code = bench_serve(options("--base-url", server.url, *FEW))
+        assert len(server.asked) == 1  # the one that warmed up
+    assert code == 128 + signal.SIGTERM
+    assert row("Successful requests:", "0") in capsys.readouterr().out
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:
