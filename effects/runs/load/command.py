@@ -38,18 +38,24 @@ def bench_serve(options: argparse.Namespace) -> int:
     path = report.result_path(options, load.model)
     warm_up(load)
     print(_heading(load, options), flush=True)
-    client, caught = Client(load), list[int]()
+    client, caught, unsaved = Client(load), list[int](), ""
     with _signals(client.stop, caught):
         outcome = _run(client, load)
         found = metrics.metrics_of(
             outcome, dict(options.goodput), options.metric_percentiles
         )
         if path is not None:  # first: the terminal may have gone
-            report.save(path, options, load, found)
+            try:
+                report.save(path, options, load, found)
+            except OSError as error:
+                unsaved = f"{path}: {error.strerror}; the result is not saved"
         print(report.table(found), flush=True)
     paced = bool(load.due) and load.max_concurrency is None
     for doubt in metrics.warnings(found, paced=paced):
         print(f"minfer: {doubt}", file=sys.stderr, flush=True)
+    if unsaved:
+        print(f"minfer: {unsaved}", file=sys.stderr, flush=True)
+        return FAILED
     if caught:
         return _SIGNALLED + caught[0]
     return FAILED if found["failed"] else 0

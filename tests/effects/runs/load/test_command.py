@@ -139,6 +139,29 @@ def test_a_signal_before_the_first_request_is_not_lost(
     assert row("Successful requests:", "0") in capsys.readouterr().out
 
 
+def test_what_cannot_be_saved_is_still_shown(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    path = folder / "found.json"
+    run = Client.run
+
+    def without_folder(client: Client) -> Outcome:
+        folder.rmdir()
+        return run(client)
+
+    monkeypatch.setattr(Client, "run", without_folder)
+    with stub() as server:
+        url = ("--base-url", server.url, "--result-filename", str(path))
+        assert bench_serve(options(*url, *FEW)) == 1
+    out, err = capsys.readouterr()
+    assert row("Successful requests:", "6") in out
+    assert err == f"minfer: {path}: No such file or directory; the result is not saved\n"
+
+
 def test_a_signal_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
