@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from minfer.effects.runs.load.client import Load
 from minfer.effects.runs.load.metrics import LATENCIES, Metrics
@@ -84,14 +84,22 @@ def result_path(options: argparse.Namespace, model: str) -> Path | None:
     return path
 
 
+def _plain(value: Any) -> Any:
+    """A setting as JSON has it, which knows no infinity and no paths."""
+    if isinstance(value, Path):
+        return str(value)
+    return "inf" if value == float("inf") else value
+
+
 def save(path: Path, options: argparse.Namespace, load: Load, metrics: Metrics) -> None:
     """Write the numbers of a run and its settings."""
     settings = {
-        name: "inf" if value == float("inf") else value  # JSON has no infinity
+        name: _plain(value)
         for name, value in vars(options).items()
-        if isinstance(value, str | int | float | dict | None)
+        if isinstance(value, str | int | float | tuple | Path | None)
     }
     settings |= {
+        "goodput": {name: _plain(goal) for name, goal in options.goodput},
         "date": f"{datetime.now().astimezone():%Y%m%d-%H%M%S}",
         "minfer": __version__,
         "url": load.url,

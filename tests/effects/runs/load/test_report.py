@@ -33,13 +33,18 @@ def test_the_table_has_vllms_rows() -> None:
 
 def test_the_file_has_settings_and_numbers(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    given = options("--goodput", "ttft:1", "--result-filename", str(path))
+    goals = ("--goodput", "ttft:1", "e2el:inf", "--metric-percentiles", "50,99")
+    prompts = ("--dataset-name", "custom", "--dataset-path", "prompts.jsonl")
+    given = options(*goals, *prompts, "--result-filename", str(path))
     save(path, given, load_on("http://x", 3, key="secret"), metrics())
     text = path.read_text("utf-8")
     found = json.loads(text)
     assert (found["model_id"], found["num_prompts"]) == ("one", 3)
     assert (found["request_rate"], found["burstiness"]) == ("inf", 1.0)
     assert (found["backend"], found["url"]) == ("openai", "http://x/v1/completions")
+    assert found["goodput"] == {"ttft": 1.0, "e2el": "inf"}
+    assert found["metric_percentiles"] == [50.0, 99.0]
+    assert found["dataset_path"] == "prompts.jsonl"
     assert found["mean_ttft_ms"] == pytest.approx(499)
     assert "secret" not in text
 
