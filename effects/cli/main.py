@@ -56,13 +56,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         given = sys.argv[1:] if argv is None else argv
-        if given and (instead := REMOVED.get(given[0])):
-            raise ConfigError(f"{given[0]} was removed: {instead}")
+        command = _command(given)
+        if command in REMOVED:
+            raise ConfigError(f"{command} was removed: {REMOVED[command]}")
         options = parser().parse_args(given)
         code: int = options.run(options)
         return code
 
     return guarded(run)
+
+
+def _command(given: Sequence[str]) -> str:
+    """The first argument that is neither an option nor an option's value."""
+    words = iter(given)
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if len(word) > 2 and "--policies".startswith(word):  # as argparse reads it
+            next(words, None)
+    return ""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -72,6 +72,21 @@ def test_commands_that_were_removed_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    "before", [["--policies", "mine"], ["--policies=mine"], ["--pol", "compile"]]
+)
+def test_they_are_known_behind_options_of_all_commands(
+    before: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(capsys, *before, "compile").startswith("minfer: compile was removed:")
+
+
+def test_a_module_may_be_named_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--policies", "compile", "plan"])
+    assert "compile cannot be imported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["nonsense"],
