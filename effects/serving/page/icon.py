@@ -5,7 +5,6 @@ URL, and `/favicon.ico` serves it for what is no page (`/metrics`, an answer in 
 """
 
 from typing import Final
-from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,8 +18,6 @@ ICON: Final = (
     "<path d='M4 11V6.5m4 4.5V4m4 7V8' stroke='white' stroke-width='2' "
     "stroke-linecap='round'/></svg>"
 )
-_AS_IT_IS: Final = " '=/:"  # of what stands in a URL otherwise
-DATA_URL: Final = f"data:{KIND},{quote(ICON, safe=_AS_IT_IS)}"
 _KEPT: Final = {"Cache-Control": "max-age=86400"}  # for a day
 
 
