@@ -226,20 +226,7 @@ class SampleApart:
 
     step: int
     masks: tuple[Mask, ...] = ()  # of some of these rows; the others may draw any token
-    # Whether all masks lie in memory that the executor lent for this step, in the lines
-    # that `lines_apart` says. Whoever is told over a wire lends none.
+    # Whether all masks lie in memory that the executor lent for this step, in a line for
+    # each entry of `apart`. Whoever is told over a wire lends none.
     written: bool = False
     stands: tuple[Stand, ...] = ()  # of some that have drafts; all of the others' may
-
-
-def lines_apart(plan: Plan) -> dict[tuple[int, int], int]:
-    """In which line a mask is, by its row's entry in the plan and its place: one for each
-    entry of `apart`, then those behind drafts, row by row.
-    """
-    lines = {(index, 0): line for line, index in enumerate(plan.apart)}
-    if plan.drafts:
-        counts = {draft.index: plan.counts[draft.index] for draft in plan.drafts}
-        for index in plan.apart:
-            for place in range(1, counts.get(index, 1)):
-                lines[index, place] = len(lines)
-    return lines

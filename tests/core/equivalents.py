@@ -124,9 +124,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     "bool(paused)": (
         "A shortcut: who rests is paused, so that of more who run not all rest."
     ),
-    "plan.py | lines_apart | condition | if plan.drafts -> if True": (
-        "A shortcut: without drafts no row has a place behind one."
-    ),
     "policies.py | Ageing.displaces | offset | 0 -> -1": (
         "A rank of this policy is one number: its first is its last."
     ),

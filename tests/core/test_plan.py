@@ -4,9 +4,8 @@ import math
 from typing import Any
 
 import pytest
-from attrs import evolve
 
-from minfer.plan import Draft, Plan, TokenLogprobs, flaw_beside, lines_apart, tokens_of
+from minfer.plan import TokenLogprobs, flaw_beside, tokens_of
 
 
 def test_results_are_read_row_after_row() -> None:
@@ -70,21 +69,3 @@ def test_pooled_vectors_are_none_or_bytes_for_each_row() -> None:
     wrong: Any
     for wrong in (None, [b""] * 3, (b"",), (b"",) * 4, (b"", "", b""), ((), (), ())):
         assert flaw_beside((), (), wrong, SIZES).startswith("pooled vectors must be")
-
-
-def test_masks_behind_drafts_lie_behind_those_of_all_rows() -> None:
-    rows = (0, 1, 2, 3)
-    plan = Plan(
-        step=1,
-        gens=rows,
-        rows=rows,
-        starts=rows,
-        counts=(3, 1, 2, 4),
-        most=(3, 1, 2, 1),
-        drafts=(Draft(0, (7, 8)), Draft(2, (9,))),
-        apart=(0, 1, 3),
-    )
-    lines = {(0, 0): 0, (1, 0): 1, (3, 0): 2, (0, 1): 3, (0, 2): 4}
-    assert lines_apart(plan) == lines
-    plain = evolve(plan, drafts=(), apart=(2, 3))
-    assert lines_apart(plain) == {(2, 0): 0, (3, 0): 1}
