@@ -136,11 +136,11 @@ def test_a_run_may_begin_in_the_midst_of_things(seed: int, share: float) -> None
         whole, part = explain(config, turns, name), explain(config, rest, name)
         if max(life.turn for life in whole.lives) < cut:
             continue  # the first of that name has left, and this is another one
-        was_in = any(
-            isinstance(r, Admitted) and r.id == name
-            for turn in turns[:cut]
-            for r in turn.transition.reasons
-        )
+        was_in = False
+        for turn in turns[:cut]:
+            was_in = was_in and name in turn.before.requests  # else another one had it
+            reasons = turn.transition.reasons
+            was_in |= any(isinstance(r, Admitted) and r.id == name for r in reasons)
         assert (part.prefix is None) == (was_in or whole.prefix is None)
         lives = {life.id: life for life in whole.lives}
         for life in part.lives:
