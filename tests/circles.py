@@ -9,7 +9,7 @@
 `-n auto` spreads each over the processors, except where there is a GPU, whose memory they
 would fight for.
 
-A test is long that takes more than 0.4 seconds of a processor, or that is volume: more
+A test is long that takes more than 0.15 seconds of a processor, or that is volume: more
 seeds, or the whole matrix instead of one case of a kind. What is claimed is volume alone.
 So a plain run asks most questions in few minutes, and `.ci/run` asks all of them.
 tests/conftest.py has the options, and what the marks do.

@@ -37,6 +37,7 @@ def test_so_many_coins_have_heads(heads: float) -> None:
     assert (found == last).double().mean() == pytest.approx(heads, abs=0.015)
 
 
+@pytest.mark.long
 def test_the_kernel_tosses_as_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = tossed(0.6)
     if DEVICE == "cpu":
@@ -90,6 +91,7 @@ def test_drafts_stand_as_often_as_is_set(
             assert share == pytest.approx(acceptance, abs=0.15)
 
 
+@pytest.mark.long
 def test_a_text_that_goes_round(folder: Path) -> None:
     with going_round():
         llm = drafting(folder, **said("ngram", adaptive=False))

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from minfer.blocks import NOTHING_EVICTED, Blocks, Transaction, blocks_for
@@ -57,6 +58,7 @@ def test_blocks_for_a_length_leave_out_the_last_token() -> None:
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(
     st.lists(

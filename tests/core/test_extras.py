@@ -5,6 +5,8 @@ import tomllib
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from minfer.extras import how_to_install
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -26,6 +28,7 @@ def test_every_extra_that_is_asked_for_is_there() -> None:
     assert asked <= project["optional-dependencies"].keys()
 
 
+@pytest.mark.long
 def test_nothing_says_to_install_minfer_by_name() -> None:
     paths = [path for room in (*ROOMS, "tests") for path in files(room)]
     texts = {path: path.read_text("utf-8") for path in [*paths, ROOT / "README.md"]}

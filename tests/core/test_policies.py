@@ -179,6 +179,7 @@ def test_first_come_is_first_served(work: list[Arrival]) -> None:
     assert not run(work, FirstCome()).overtaken()
 
 
+@pytest.mark.long
 @quick
 @given(workloads())
 def test_strict_priority_never_lets_the_less_urgent_first(work: list[Arrival]) -> None:
@@ -198,6 +199,7 @@ def test_ageing_bounds_who_may_overtake(
         assert gap <= 2 * seconds * levels
 
 
+@pytest.mark.long
 @quick
 @given(workloads(), st.sampled_from((0.0, 4.0, 60.0)))
 def test_deadlines_are_served_in_order(work: list[Arrival], slack: float) -> None:
@@ -236,6 +238,7 @@ def _nothing_of_the_client_before(work: list[Arrival], mine: Arrival) -> bool:
     )
 
 
+@pytest.mark.long
 @quick
 @given(workloads())
 def test_fair_overtakes_by_class_then_between_clients_and_never_within_one(
@@ -337,6 +340,7 @@ def test_fair_shares_stay_within_the_largest_requests(
         assert abs(had["a"] - had["b"]) <= largest
 
 
+@pytest.mark.long
 @examples(3)
 @given(st.integers(6, 12), st.integers(1, 3), st.integers(4, 8))
 def test_fair_lets_nobody_save_up(many: int, before: int, after: int) -> None:
@@ -413,6 +417,7 @@ def test_the_window_gathers_a_batch_and_goes_early_when_it_is_full_or_pointless(
     assert rush.admitted["u"] == 1.0
 
 
+@pytest.mark.long
 @quick
 @given(workloads(), st.integers(1, 3))
 def test_static_batches_are_closed_until_they_end(work: list[Arrival], size: int) -> None:
@@ -427,6 +432,7 @@ def test_static_batches_are_closed_until_they_end(work: list[Arrival], size: int
         assert sum(s == start for s in opened.values()) <= size
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", POLICIES)
 @examples(3)
 @given(work=workloads())

@@ -120,6 +120,7 @@ def test_of_those_who_are_ahead_no_more_are_kept_than_half(least: int) -> None:
     assert least == 1 or (0, "c4") in kept
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("classes", [False, True])
 def test_who_comes_once_with_a_name_or_class_of_its_own_fills_no_memory(
     classes: bool,

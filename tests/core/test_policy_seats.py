@@ -203,6 +203,7 @@ def test_where_nobody_runs_any_more_nobody_is_held_back() -> None:
     assert not shut
 
 
+@pytest.mark.long
 def test_who_is_alone_has_every_seat_at_once_and_again_once_others_have_ended() -> None:
     bench = Bench(evolve(SMALL, policy=FairSeats(least=2)))
     bench.give(*asks("a", 20))

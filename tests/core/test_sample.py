@@ -248,6 +248,7 @@ def test_gumbel_noise_at_the_ends_is_finite() -> None:
         assert struct.unpack("f", struct.pack("f", noise))[0] == noise
 
 
+@pytest.mark.long
 def test_gumbel_noise_has_the_moments_of_the_distribution() -> None:
     key, count = draw_key(stream(7, 0), 0), 40_000
     noise = [gumbel(noise_bits(key, token)) for token in range(count)]

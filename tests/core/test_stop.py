@@ -51,6 +51,7 @@ def everything(state: EngineState) -> Any:
     return line, evolve(state, waiting=evolve(state.waiting, buckets=()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(0, 60, 3))
 def test_stops_in_a_row_end_in_the_state_that_one_by_one_gives(seed: int) -> None:
     config, turns = recorded(seed, 30)

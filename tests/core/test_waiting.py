@@ -1,6 +1,7 @@
 """The line against a sorted list."""
 
 import hypothesis.strategies as st
+import pytest
 from attrs import evolve
 from hypothesis import given
 
@@ -85,6 +86,7 @@ def test_a_full_bucket_is_split_in_the_middle() -> None:
     assert len(Line().insert(entry(1)).buckets) == 1
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.sets(st.integers(0, 200)), st.booleans()), max_size=12))
 @tuned(LINE_BUCKET=4)
 def test_many_at_once_are_as_one_by_one(moves: list[tuple[set[int], bool]]) -> None:

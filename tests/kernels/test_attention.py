@@ -200,6 +200,7 @@ def test_decode_at_every_shape(
         close(decode(case, q, splits=count, tune=DecodeTune(32, 4, 3)), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dtype", "dim"), KINDS)
 def test_decode_with_the_constants_of_the_table(dtype: torch.dtype, dim: int) -> None:
     case = make([64, 170], 1, dim, 64, dtype)
@@ -210,6 +211,7 @@ def test_decode_with_the_constants_of_the_table(dtype: torch.dtype, dim: int) ->
 WINDOWS = [(1, 16), (7, 1), (16, 24), (32, 16), (50, 64), (1000, 4)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("window", "block_size"), WINDOWS)
 def test_decode_reads_nothing_outside_its_window(window: int, block_size: int) -> None:
     contexts = [1, 90]
@@ -221,6 +223,7 @@ def test_decode_reads_nothing_outside_its_window(window: int, block_size: int) -
         close(out, decode_expected(case, q, window))
 
 
+@pytest.mark.long
 def test_decode_of_no_context_gives_zeros_and_reads_no_id() -> None:
     case = make([0, 40, 0], 1)
     q = queries(3, 2, case)
@@ -300,6 +303,7 @@ def test_more_ranges_than_are_merged_at_once_and_counts_that_end_at_zero() -> No
             assert not arrivals(q.device, size).any()
 
 
+@pytest.mark.long
 def test_decode_makes_its_own_room_and_takes_long_positions_and_a_scale() -> None:
     case = make([70, 3])
     q = queries(2, 4, case)
@@ -395,6 +399,7 @@ def check_prefill(
     assert out[untouched.to(DEVICE)].isnan().all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("group", "dim", "block_size", "dtype"),
     [
@@ -485,16 +490,19 @@ def test_a_draft_that_is_not_finite_is_seen_by_none_before_it(
     assert key == key or out[bad - start :].isnan().all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dtype", "dim"), KINDS)
 def test_prefill_with_the_constants_of_the_table(dtype: torch.dtype, dim: int) -> None:
     check_prefill([(0, 70), (100, 9)], dim=dim, dtype=dtype, tune=None, block_size=64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("window", "block_size"), WINDOWS)
 def test_prefill_reads_nothing_outside_its_windows(window: int, block_size: int) -> None:
     check_prefill(CHUNKS, window=window, block_size=block_size)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("window", "splits"), [(0, 3), (20, 4)])
 def test_prefill_in_splits(window: int, splits: int) -> None:
     check_prefill(
@@ -502,6 +510,7 @@ def test_prefill_in_splits(window: int, splits: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_prefill_of_single_tokens_is_decoding() -> None:
     chunks = [(0, 1), (29, 1), (100, 1)]
     case = make([1, 30, 101], 1)
@@ -511,6 +520,7 @@ def test_prefill_of_single_tokens_is_decoding() -> None:
     assert torch.equal(out, prefill(case, q, chunks, [0, 1, 2], max_count=1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(60 if CUDA else 2))
 def test_at_random(seed: int) -> None:
     draw = random.Random(seed)

@@ -82,6 +82,7 @@ def test_of_those_that_tie_the_lower_id_is_the_likelier(device: str) -> None:
     check(logits * 0, [0, 1, 2, 89], counts, device)
 
 
+@pytest.mark.long
 def test_impossible_tokens_and_runaways(device: str) -> None:
     logits = torch.full((3, 300), -math.inf)
     logits[:, 100:103] = torch.tensor([1.0, 1e38, -1e38])
@@ -92,6 +93,7 @@ def test_impossible_tokens_and_runaways(device: str) -> None:
     assert found[0, 4:7].tolist() == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_row_without_finite_logits_harms_nobody(device: str) -> None:
     logits = torch.randn(4, 150)
     plain = measured(logits, [3] * 4, [5, 0, 5, 1], device)
@@ -102,6 +104,7 @@ def test_a_row_without_finite_logits_harms_nobody(device: str) -> None:
     assert set(broken[0][1].tolist()) == {UNSEEN}
 
 
+@pytest.mark.long
 def test_a_row_does_not_depend_on_its_neighbours(device: str) -> None:
     logits, tokens, counts = (
         torch.randn(5, 170),

@@ -20,6 +20,7 @@ def waiting_times(who, streams, positions, out, count: tl.constexpr):  # type: i
     tl.store(out + ids, noise.waiting(who, streams, positions, 0, ids))
 
 
+@pytest.mark.long
 def test_noise_is_precise_where_it_is_large() -> None:
     device, count = "cuda" if CUDA else "cpu", 1 << 16
     out = torch.empty(count, device=device)

@@ -175,6 +175,7 @@ def test_an_id_that_the_target_lacks_does_not_stand(device: str) -> None:
     assert set(found) == {0, 1, 2, 3}
 
 
+@pytest.mark.long
 def test_equal_distributions_let_every_draft_stand(device: str) -> None:
     for draft in range(len(P)):
         case = Case(HOW, 9, draft, P, P, said=False)

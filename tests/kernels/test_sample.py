@@ -184,6 +184,7 @@ def test_draws_from_typical_tokens(device: str, rng: random.Random, vocab: int) 
         check(logits, rows_of(rng, params), device)
 
 
+@pytest.mark.long
 def test_ties_at_the_edges(device: str, rng: random.Random) -> None:
     """Top-k keeps all of the tokens that tie at its edge, top-p the lowest ids among
     them.
@@ -260,11 +261,13 @@ def test_the_last_token_kept_and_the_first_left_out(
     check_edges(line if order == "mixed" else line.sort().values, params, device)
 
 
+@pytest.mark.long
 def test_masses_that_meet_top_p_exactly(device: str) -> None:
     params = [SamplingParams(top_p=0.5), SamplingParams(top_p=0.25)]
     check_edges(torch.zeros(90), params, device)
 
 
+@pytest.mark.long
 def test_ids_beyond_16_bits_at_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SIZES", REAL)
     keys = draw_keys(np.array([meaning.stream(7, 0)], np.uint64), np.arange(1000))
@@ -280,6 +283,7 @@ def test_ids_beyond_16_bits_at_the_edge(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.equal(tokens, kernels.reference(logits, *arguments)[0])
 
 
+@pytest.mark.long
 def test_a_flat_tail_below_a_peak(device: str, rng: random.Random) -> None:
     """The lowest quarter of the tail's ids is kept, by the narrowest margin over the
     bound.
@@ -291,6 +295,7 @@ def test_a_flat_tail_below_a_peak(device: str, rng: random.Random) -> None:
     check(logits, rows_of(rng, [SamplingParams(top_p=top_p)] * 6), device)
 
 
+@pytest.mark.long
 def test_the_lowest_id_of_the_largest_logits(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +314,7 @@ def test_the_lowest_id_of_the_largest_logits(
     check(-logits.abs() * 1e38, greedy, device)
 
 
+@pytest.mark.long
 def test_a_broken_row_is_reported_and_harms_nobody(
     device: str, rng: random.Random
 ) -> None:
@@ -330,6 +336,7 @@ def test_a_broken_row_is_reported_and_harms_nobody(
         assert tokens[::4].tolist() == drawn(plain, rows[::4])
 
 
+@pytest.mark.long
 def test_a_row_does_not_depend_on_its_neighbours(device: str, rng: random.Random) -> None:
     logits = torch.randn(5, 170).to(device)
     how = [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.8)]
@@ -340,6 +347,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: str, rng: random.Random
         assert alone[0] == together[i]
 
 
+@pytest.mark.long
 def test_rows_may_lie_apart(device: str, rng: random.Random) -> None:
     wide = torch.randn(2, 300)
     check(

@@ -78,6 +78,7 @@ class Device:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocab", [7, 64, 101])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_logits_are_what_they_are_meant_to_be(
@@ -108,6 +109,7 @@ def likely(rng: random.Random, vocab: int, how: RowSampling) -> int:
     return rng.randrange(vocab)
 
 
+@pytest.mark.long
 def test_rows_that_ask_for_nothing_follow_those_that_do(device: str) -> None:
     there = Device(20, device)
     plain_ = RowSampling.of(SamplingParams(), 1, 0)
@@ -127,6 +129,7 @@ def test_rows_that_ask_for_nothing_follow_those_that_do(device: str) -> None:
             there.step([2], torch.randn(3, 20), [4])
 
 
+@pytest.mark.long
 def test_a_bias_and_hiding_of_the_same_token(device: str) -> None:
     """Whatever order a list has."""
     there = Device(40, device)

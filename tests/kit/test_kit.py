@@ -113,6 +113,7 @@ class AlwaysDisplaces(FirstCome):
         return True
 
 
+@pytest.mark.long
 def test_nobody_displaces_one_that_is_ahead_whatever_the_policy_says() -> None:
     check_policy(AlwaysDisplaces(), max_examples=30, seed=7)
 

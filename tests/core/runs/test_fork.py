@@ -177,6 +177,7 @@ def test_a_preemption_in_a_turn_in_which_somebody_else_ends() -> None:
     assert spared >= 2
 
 
+@pytest.mark.long
 def test_a_preemption_that_is_not_there() -> None:
     journal, _ = recorded(1)
     with pytest.raises(JournalError, match="is not preempted in turn 0"):
@@ -215,6 +216,7 @@ def test_another_configuration_serves_the_same_requests(settings: dict[str, Any]
                 assert request.n == 1
 
 
+@pytest.mark.long
 def test_there_must_be_such_a_turn() -> None:
     journal, turns = recorded(3)
     with pytest.raises(JournalError, match=f"turns 0 to {len(turns) - 1}"):
@@ -308,6 +310,7 @@ def test_a_length_by_a_stop_string_is_kept_for_who_comes_in_the_turn_of_the_fork
     assert ends(list(made.turns))["a.0"].length == 4
 
 
+@pytest.mark.long
 def test_every_request_that_is_to_stay_away_must_arrive() -> None:
     journal, _ = recorded(1)
     with pytest.raises(JournalError, match="no request 'nobody' arrives from turn 0 on"):
@@ -331,6 +334,7 @@ def spoken(turn: Turn) -> Any:
     return turn.number, turn.transition.state.time, facts_, sizes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("make", [by_device, by_host])
 def test_an_unchanged_fork_has_the_drafts_that_were(

@@ -3,6 +3,7 @@ text.
 """
 
 import attrs
+import pytest
 
 from minfer.config import EngineConfig
 from minfer.engine import step
@@ -28,6 +29,7 @@ def blind(config: EngineConfig, turns: list[Turn], secret: bytes = SECRET) -> by
     return encode_journal(redacted_config(config), told, states=False)
 
 
+@pytest.mark.long
 @seeds(5, 120)
 def test_decisions_replay_without_tokens(seeds: range) -> None:
     """Whatever happens: hits on outputs, resumed and cancelled requests,

@@ -118,6 +118,7 @@ RESULTS = st.builds(
 )
 
 
+@pytest.mark.long
 @given(PLANS)
 def test_a_plan_comes_over_as_it_is(plan: Plan) -> None:
     assert plan_from(plan_to(plan)) == plan
@@ -284,6 +285,7 @@ def served(
     raise AssertionError("never drained")
 
 
+@pytest.mark.long
 def test_an_oracle_in_another_process_gives_the_same_tokens() -> None:
     config = EngineConfig(
         num_blocks=24,

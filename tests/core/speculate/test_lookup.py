@@ -111,6 +111,7 @@ SCOPE = st.sampled_from((RED, BLUE))
 STORY = st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), max_size=6)))
 
 
+@pytest.mark.long
 @given(STORY, STORY, st.lists(st.integers(0, 3), max_size=6))
 def test_what_another_scope_writes_changes_nothing(
     mine: list[tuple[int, list[int]]],

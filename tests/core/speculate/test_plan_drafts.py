@@ -88,6 +88,7 @@ def test_rows_with_drafts_that_are_bound_to_the_host_are_sampled_apart(
     assert bench.out["bound", 0] == bench.right(bound)
 
 
+@pytest.mark.long
 def test_nobody_waits_for_drafts_of_who_waits_for_its_mask() -> None:
     bound = ask("bound", 8, 30, lockstep=True)
     config = evolve(ROOMY, late_masks=True)

@@ -207,6 +207,7 @@ def mixed(whole: tuple[int, ...], known: int) -> tuple[int, ...]:
     return (right if known % 2 else wrong)(whole, known)
 
 
+@pytest.mark.long
 @BOTH
 def test_a_journal_keeps_it_and_replays(how: Any) -> None:
     bench = recorded(how, mixed)

@@ -108,6 +108,7 @@ def eager(
     return rejection(target, drafts, some, noise)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [careless, forgetful, uncounting, eager])
 def test_a_wrong_rule_is_noticed(wrong: Rule) -> None:
     error = largest_error(wrong, setting_of("penalties"), 2, certain=False)

@@ -132,6 +132,7 @@ def drafting(right: int) -> Any:
     return drafted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("how", [HOSTED, ON_DEVICE], ids=["host", "device"])
 @pytest.mark.parametrize("drafts", range(1, 5))
@@ -195,6 +196,7 @@ def nothing_is_taken_back(
 verified = Oracle._verified
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "drafter"),
     [

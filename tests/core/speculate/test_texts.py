@@ -1,5 +1,6 @@
 """Searches against brute force; bounds; and that older versions stay what they were."""
 
+import pytest
 from attrs import define, field
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -74,6 +75,7 @@ def written(
     return texts, slow
 
 
+@pytest.mark.long
 @given(WRITING, TOKENS, st.integers(1, 6))
 @example([(None, (0, 1)), (0, (2, 0)), (0, (1,))], (0, 1), 3)  # grams across writings
 def test_what_is_found_is_what_brute_force_finds(
@@ -89,6 +91,7 @@ def test_what_is_found_is_what_brute_force_finds(
         assert texts.found(end, candidates) == slow.found(end, candidates)
 
 
+@pytest.mark.long
 @given(WRITING, TOKENS, st.integers(3, 30))
 def test_the_oldest_texts_go(
     writing: list[tuple[int | None, tuple[int, ...]]],

@@ -13,6 +13,7 @@ def test_names_that_are_not_there_are_refused() -> None:
         _ = minfer.testing.wish
 
 
+@pytest.mark.long
 def test_without_hypothesis_it_says_what_to_type() -> None:
     code = (
         "import sys; sys.modules['hypothesis'] = None\n"

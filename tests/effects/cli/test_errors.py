@@ -72,6 +72,7 @@ def test_a_fault_of_ours_is_raised_on(error: Exception) -> None:
         guarded(raising(error))
 
 
+@pytest.mark.long
 def test_a_reader_that_has_left() -> None:
     code = """
 import sys

@@ -319,6 +319,7 @@ def test_every_command_says_what_it_does_without_anything_heavy(entry: Entry) ->
     assert "--policies MODULE" in shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("entry", bench.COMMANDS, ids=lambda entry: entry.name)
 def test_every_command_of_a_group_says_so_too(entry: Entry) -> None:
     command: Any = import_module(entry.module)
@@ -327,6 +328,7 @@ def test_every_command_of_a_group_says_so_too(entry: Entry) -> None:
     assert " ".join(command.DESCRIPTION.split()) in shown
 
 
+@pytest.mark.long
 def test_commands_are_imported_only_when_they_are_meant() -> None:
     code = (
         "import sys\nfrom minfer.effects.cli.main import main\n"

@@ -238,6 +238,7 @@ def test_truncated_weights_are_named(
     assert "truncated or corrupt" in found["loading"]["figures"]
 
 
+@pytest.mark.long
 def test_random_weights_are_no_language_model_but_no_fault_either(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

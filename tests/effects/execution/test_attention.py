@@ -134,6 +134,7 @@ def test_decode_with_any_grouping_of_heads(
     play([(5, 9), (40, 3), (0, 7)], block_size, device=False, spec=spec)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize(
     "windows", [(1,), (5,), (16, 16), (33,), (None, 7), (7, None, 20), (20, 4)]

@@ -61,6 +61,7 @@ def test_the_device_decides_which_it_is() -> None:
     assert not open_backend(SPEC, CONFIG, CPU, kernels=False).described
 
 
+@pytest.mark.long
 def test_they_draw_the_same() -> None:
     """Also for the scratch row, which pads, and whatever the order."""
     ours, theirs = backends()

@@ -312,6 +312,7 @@ FEW_CLIENTS = evolve(SERVER, max_num_batched_tokens=8192)
 IN_TIME_05B = 166
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [lambda _: 512, lambda rng: rng.randint(20, 900)])
 @pytest.mark.parametrize("apart", [0, 1, 9])
 def test_the_first_load_of_eight_clients_is_captured_before_ready(

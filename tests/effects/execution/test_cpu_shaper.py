@@ -66,6 +66,7 @@ def test_tokens_are_those_of_the_reference(vocab: int) -> None:
         batch.step(rows, logits.round() if rng.random() < 0.3 else logits)
 
 
+@pytest.mark.long
 def test_more_distinct_tokens_than_there_was_room_for() -> None:
     batch, vocab = Batch(400), 400
     how = RowSampling.of(SamplingParams(presence_penalty=2, temperature=0), 1, 0)

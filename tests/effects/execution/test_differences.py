@@ -63,6 +63,7 @@ def bracket(how: RowSampling) -> tuple[float, float]:
     return low, high
 
 
+@pytest.mark.long
 def test_the_kernels_references_differ_nowhere() -> None:
     for vocab in (20, 150):
         found = compared(Batch(vocab, 8, torch.device("cpu")), 150, random.Random(vocab))

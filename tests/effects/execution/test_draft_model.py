@@ -125,6 +125,7 @@ def test_log_probabilities_are_those_of_the_target(
     check_scores(model, run, asking(requests(0)))
 
 
+@pytest.mark.long
 def test_what_is_drafted_next_follows_drafts_that_all_stood(model: Model) -> None:
     """Its cache lacks the last of them, whose token the step brings along."""
     hand = Hand.start(model, WANTED, modelled(), same(model))
@@ -137,6 +138,7 @@ def test_what_is_drafted_next_follows_drafts_that_all_stood(model: Model) -> Non
     check(hand, [model.expected(request) for request in WANTED])
 
 
+@pytest.mark.long
 def test_rows_that_draft_beside_such_as_do_not(model: Model) -> None:
     hand = Hand.start(model, WANTED, modelled(), same(model))
     answers = [model.expected(request) for request in WANTED]
@@ -157,6 +159,7 @@ def test_rows_that_draft_beside_such_as_do_not(model: Model) -> None:
     check(hand, answers)
 
 
+@pytest.mark.long
 def test_what_its_cache_lacks_costs_nothing_but_drafts(model: Model) -> None:
     """It takes no part in steps in which nobody drafts."""
     hand = Hand.start(model, WANTED, modelled(), same(model))
@@ -173,6 +176,7 @@ def test_what_its_cache_lacks_costs_nothing_but_drafts(model: Model) -> None:
     check(hand, [model.expected(request) for request in WANTED])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plain", [1, 2, 4])
 @pytest.mark.parametrize("flying", [0, 1])
 def test_it_catches_up_before_rows_draft_again(
@@ -191,6 +195,7 @@ def test_it_catches_up_before_rows_draft_again(
     check(hand, [model.expected(request) for request in WANTED])
 
 
+@pytest.mark.long
 def test_it_catches_up_in_forwards_of_what_a_step_may_take(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +245,7 @@ def test_a_draft_model_that_is_not_finite_is_wrong_and_no_more(
     assert tally.accepted < tally.proposed / 2
 
 
+@pytest.mark.long
 def test_drafts_of_both_in_one_step(model: Model) -> None:
     hand = Hand.start(model, WANTED, modelled(), same(model))
     answers = [model.expected(request) for request in WANTED]

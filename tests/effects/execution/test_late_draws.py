@@ -122,6 +122,7 @@ def test_log_probabilities_are_those_of_the_model(
     check_scores(model, run, wanted)
 
 
+@pytest.mark.long
 def test_samples_of_one_request(model: Model, at_once: bool) -> None:
     how = SamplingParams(temperature=1.0, n=4)
     request = Request(
@@ -185,6 +186,7 @@ def test_what_a_mask_leaves_is_drawn_as_ever(model: Model, at_once: bool) -> Non
             history.append(token)
 
 
+@pytest.mark.long
 def test_others_have_their_tokens_before_the_masks_come(
     model: Model, reference: Tokens
 ) -> None:
@@ -216,6 +218,7 @@ def test_others_have_their_tokens_before_the_masks_come(
 # --- what goes wrong --------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_mask_that_allows_nothing_fails_its_step(
     model: Model, reference: Tokens, at_once: bool
 ) -> None:
@@ -231,6 +234,7 @@ def test_a_mask_that_allows_nothing_fails_its_step(
     assert "a mask allows no token for request 'r" in voided.error
 
 
+@pytest.mark.long
 def test_so_does_one_that_was_written_to_lent_memory(
     model: Model, reference: Tokens, at_once: bool
 ) -> None:
@@ -246,6 +250,7 @@ def test_so_does_one_that_was_written_to_lent_memory(
     assert "request 'r" in voided.error
 
 
+@pytest.mark.long
 def test_late_draws_that_fail_fail_their_step(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:

@@ -72,6 +72,7 @@ def test_they_are_those_of_transformers(llm: LLM, theirs: Any) -> None:
                 check(theirs, output.prompt_token_ids, one, how.logprobs or 0)
 
 
+@pytest.mark.long
 def test_greedy_takes_the_likeliest(llm: LLM) -> None:
     for output in llm.generate(PROMPTS, GREEDY):
         one = output.outputs[0]
@@ -120,6 +121,7 @@ def test_what_is_streamed_joins_to_the_whole(llm: LLM) -> None:
             assert sums == sorted(sums, reverse=True)
 
 
+@pytest.mark.long
 def test_a_stop_string_keeps_those_of_the_tokens_that_are_left(llm: LLM) -> None:
     (whole,) = llm.generate(PROMPTS[0], GREEDY)
     text, wanted = whole.outputs[0].text, whole.outputs[0].logprobs
@@ -134,6 +136,7 @@ def test_a_stop_string_keeps_those_of_the_tokens_that_are_left(llm: LLM) -> None
         assert found == wanted[: len(one.token_ids)]
 
 
+@pytest.mark.long
 def test_tokens_are_spelled_as_in_a_text(llm: LLM) -> None:
     assert llm.tokenizer is not None
     # Ends are tokens, but in no text.

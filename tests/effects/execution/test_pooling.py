@@ -79,6 +79,7 @@ def check(beside: Beside, outputs: list[EmbeddingOutput], pooling: str) -> None:
         np.testing.assert_allclose(output.embedding, right, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "key",
     [
@@ -99,6 +100,7 @@ def test_every_family_gives_transformers_states(
             check(beside, outputs, pooling)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", [("Olmo2", "norms behind"), ("Granite", "multipliers")])
 def test_models_of_transformers_are_pooled_too(
     tmp_path: Path, key: tuple[str, str]
@@ -154,6 +156,7 @@ def test_whoever_is_sent_back_begins_again(llama: Beside, pooling: str) -> None:
     assert back & {"10", "11"}
 
 
+@pytest.mark.long
 def test_neighbours_that_generate_go_on_as_ever(llama: Beside) -> None:
     ids = prompts()
     settings = PLAIN | {"max_num_batched_tokens": 16}

@@ -69,12 +69,14 @@ def scored(llm: LLM, ids: list[list[int]]) -> list[RequestOutput]:
     return outputs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [8, 11, 512])
 def test_chunks_change_nothing(llama: Beside, tokens: int) -> None:
     with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": tokens}) as llm:
         check(llama.theirs, scored(llm, prompts()))
 
 
+@pytest.mark.long
 def test_padding_is_not_scored(llama: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": 20}) as llm:
@@ -102,6 +104,7 @@ def test_the_bundled_model_is_as_transformers_has_it() -> None:
             check(theirs, llm.generate([text, "import os"], SCORED))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "key",
     [("Qwen2", "windows alternate"), ("Qwen3", "biases, windows")],
@@ -113,6 +116,7 @@ def test_families_with_windows(tmp_path: Path, key: tuple[str, str]) -> None:
         check(beside.theirs, scored(llm, prompts(3)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", [("Olmo2", "norms behind"), ("Granite", "multipliers")])
 def test_models_of_transformers_are_scored_too(
     tmp_path: Path, key: tuple[str, str], monkeypatch: pytest.MonkeyPatch
@@ -159,6 +163,7 @@ def test_a_prefix_is_computed_again_and_serves_neighbours(llama: Beside) -> None
         assert len({one.outputs[0].token_ids for one in found[1:]}) == 1
 
 
+@pytest.mark.long
 def test_whoever_is_sent_back_is_told_of_each_token_once(llama: Beside) -> None:
     tight = {
         "num_gpu_blocks_override": 20,
@@ -178,6 +183,7 @@ def test_whoever_is_sent_back_is_told_of_each_token_once(llama: Beside) -> None:
     assert inbox.empty()
 
 
+@pytest.mark.long
 def test_one_of_several_samples_has_the_prompt_scored(llama: Beside) -> None:
     ids = prompts()[1]
     several = evolve(SCORED, n=3, temperature=1.0, logprobs=1, seed=4)
@@ -204,6 +210,7 @@ def test_many_at_once_in_a_loop(llama: Beside) -> None:
     check(llama.theirs, asyncio.run(main()))
 
 
+@pytest.mark.long
 def test_a_prompt_may_fill_the_context_if_nothing_is_to_follow(llama: Beside) -> None:
     whole = Random(1).choices(range(160), k=256)
     with LLM(llama.folder, **PLAIN) as llm:

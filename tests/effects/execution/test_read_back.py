@@ -50,6 +50,7 @@ def test_some_ask_for_log_probabilities(
         assert run.count(Preempted)
 
 
+@pytest.mark.long
 def test_log_probabilities_of_several_samples(model: Model) -> None:
     how = SamplingParams(temperature=1.5, top_k=5, n=4, logprobs=2)
     request = Request(

@@ -231,6 +231,7 @@ def test_an_engine_with_a_draft_model_yields_what_the_rule_says(
     assert judge.stood > judge.judged / 4
 
 
+@pytest.mark.long
 def test_noise_of_another_stream_is_noticed(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +331,7 @@ def test_what_the_model_cannot_read_fails_its_request(model: Model, draft: int) 
     assert "not finite for request 'bad' (sample 0)" in failed.error
 
 
+@pytest.mark.long
 def test_drafts_of_both_in_one_step(model: Model) -> None:
     """What the host says is certain, beside what a draft model drew."""
     config = evolve(CONFIG, speculation=speculation(DEVICE, 6, REJECTION))
@@ -339,6 +341,7 @@ def test_drafts_of_both_in_one_step(model: Model) -> None:
     assert list(map(len, hand.collect().yields)) == [4, 5, 1, 1]
 
 
+@pytest.mark.long
 def test_without_drafts_tokens_are_those_without_speculation(
     model: Model, reference: Tokens
 ) -> None:

@@ -37,6 +37,7 @@ on_gpu = pytest.mark.parametrize("kind", ["cuda"], indirect=True)
 pytestmark = pytest.mark.usefixtures("kind")
 
 
+@pytest.mark.long
 @on_gpu
 def test_flash_attn_is_given_what_it_needs(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +136,7 @@ CONFIG = EngineConfig(
 )
 
 
+@pytest.mark.long
 def test_two_runners_in_a_process_give_what_each_gives_alone(
     model: Model, kind: str
 ) -> None:

@@ -43,6 +43,7 @@ def filters(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
+@pytest.mark.long
 @on_gpu
 def test_whoever_is_filtered_is(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ def capturing(
     return captured
 
 
+@pytest.mark.long
 def test_graphs_that_cannot_be_captured_are_done_without(
     model: Model,
     reference: Tokens,
@@ -89,6 +90,7 @@ def test_captures_that_others_spoil_are_tried_again_for_a_while(
     assert not taken.graphs
 
 
+@pytest.mark.long
 def test_graphs_for_which_memory_was_short_are_tried_again(
     model: Model,
     reference: Tokens,
@@ -126,6 +128,7 @@ def test_a_step_that_failed_is_not_captured_next_time(
     assert tokens["a", 0] == model.expected(one)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("missing", "failed"), [("", 1), ("not importable", 0)])
 @pytest.mark.parametrize("package", [FLASH, QUACK])
 def test_a_package_that_fails_is_done_without(

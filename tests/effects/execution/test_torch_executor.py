@@ -104,6 +104,7 @@ def test_samples_of_one_request_differ_and_are_each_right(
     assert len({tuple(t) for t in tokens.values()}) == 4
 
 
+@pytest.mark.long
 def test_a_cancelled_neighbour_changes_nothing(model: Model, reference: Tokens) -> None:
     run = Run.start(model)
     for request in requests(0):
@@ -213,6 +214,7 @@ def test_a_failed_plan_takes_those_behind_it_along(model: Model, kind: str) -> N
     assert not data.any()
 
 
+@pytest.mark.long
 def test_close_lets_go_of_the_device(model: Model) -> None:
     """A small tensor behind the cache, in its segment, would keep all of it from other
     engines.
@@ -226,6 +228,7 @@ def test_close_lets_go_of_the_device(model: Model) -> None:
     assert not [name for name, one in held.items() if isinstance(one, large)]
 
 
+@pytest.mark.long
 def test_steady_decoding_leaves_no_garbage_for_the_collector(model: Model) -> None:
     run = Run.start(model)
     run.driver.post(Submit(Request(id="a", prompt=(3, 4), max_tokens=60)))

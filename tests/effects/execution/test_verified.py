@@ -93,6 +93,7 @@ def test_rows_with_drafts_are_shaped_as_others(model: Model, right: float) -> No
     assert tally.beside > 5
 
 
+@pytest.mark.long
 def test_log_probabilities_of_drafts_are_those_of_the_model(
     model: Model, reference: Tokens
 ) -> None:
@@ -103,6 +104,7 @@ def test_log_probabilities_of_drafts_are_those_of_the_model(
     assert tally.accepted > 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2])
 def test_rows_sampled_apart_have_none_beside_others_that_have(
     model: Model, reference: Tokens, depth: int

@@ -145,6 +145,7 @@ def test_what_cannot_be_compiled_ahead_is_said(
     assert not captured
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "graphs", "says"),
     [
@@ -228,6 +229,7 @@ def test_a_rest_has_what_came_after_all_was_captured(
     executor.close()
 
 
+@pytest.mark.long
 def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
     run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:

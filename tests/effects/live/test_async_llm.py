@@ -121,6 +121,7 @@ async def idle(llm: AsyncLLM) -> None:
 # --- what comes out ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_deltas_join_to_what_generate_gives(folder: str) -> None:
     wanted: dict[int, RequestOutput] = {}
     with LLM(folder, **SETTINGS) as plain:
@@ -147,6 +148,7 @@ def test_deltas_join_to_what_generate_gives(folder: str) -> None:
     run(llm := AsyncLLM(folder, **SETTINGS), program())
 
 
+@pytest.mark.long
 def test_outputs_come_while_the_request_runs(slow: AsyncLLM) -> None:
     async def program() -> None:
         outputs = await collect(slow.generate([1, 2], params(30)))
@@ -170,6 +172,7 @@ def test_stop_strings_cut_the_stream(slow: AsyncLLM) -> None:
     run(slow, program())
 
 
+@pytest.mark.long
 def test_a_slow_reader_gets_the_rest_in_one_piece(folder: str) -> None:
     async def program() -> None:
         stream = llm.generate("abc", params(200, n=2), request_id="slow")
@@ -449,6 +452,7 @@ def test_an_engine_that_breaks_tells_every_reader(
     llm.close()
 
 
+@pytest.mark.long
 def test_a_failing_request_leaves_its_neighbours_alone(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -637,6 +641,7 @@ def test_a_turn_is_one_message_and_ends_are_told_once(slow: AsyncLLM) -> None:
     run(slow, program())
 
 
+@pytest.mark.long
 def test_a_request_has_started_when_it_was_first_admitted(folder: str) -> None:
     settings = SETTINGS | {"num_gpu_blocks_override": 30, "max_model_len": 200}
     llm = AsyncLLM(folder, **settings)

@@ -121,6 +121,7 @@ def _unpadded(row: list[int], prompt: int, stops: list[int]) -> tuple[int, ...]:
     return tuple(row[: next(ends, len(row)) + 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", SOME, ids=str)
 def test_sequences_are_those_of_transformers(llm: LLM, model: Any, how: Any) -> None:
     assert not differences(llm, model, prompts_of(llm, 3, 20), how, 8)
@@ -270,6 +271,7 @@ def test_as_many_candidates_as_log_probabilities_can_be_had() -> None:
     assert MAX_CANDIDATES <= MAX_LOGPROBS
 
 
+@pytest.mark.long
 def test_a_full_queue_and_a_drain_let_a_search_go_on(folder: str) -> None:
     """Only its first round is a new request; those that follow have its place."""
     few = {**SETTINGS, "max_num_seqs": 4, "max_waiting": 1}

@@ -128,6 +128,7 @@ class Always(Proposer):
         return Proposal((1,) * most)
 
 
+@pytest.mark.long
 def test_while_nothing_comes_of_proposals_they_are_made_in_fewer_turns() -> None:
     costs = Costs(((1, 1.0), (2, 90.0)))  # no draft can pay
     how = evolve(HOW, adaptive=True, costs=costs)

@@ -107,6 +107,7 @@ def test_the_library_writes_a_journal(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_redacted_journal_replays_and_holds_no_prompt(tmp_path: Path) -> None:
     driver, log = live(tmp_path, 200, redact=True)
     driver.close()
@@ -141,6 +142,7 @@ def test_a_redacted_journal_rotates(
     assert found == [turn.transition.reasons for turn in log[begin:]]
 
 
+@pytest.mark.long
 def test_without_snapshots_a_redacted_journal_ends_at_its_size(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -351,6 +353,7 @@ def full(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.long
 def test_a_segment_that_cannot_be_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def texts(outputs: list[RequestOutput]) -> list[str]:
 # --- what goes in -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_form_of_a_prompt_means_the_same(llm: LLM) -> None:
     tokenizer = llm.tokenizer
     assert tokenizer is not None
@@ -195,6 +196,7 @@ def test_prefixes_are_not_shared_without_caching_nor_across_salts(folder: str) -
     assert len({ids(o) for o in outputs + salted}) == 1
 
 
+@pytest.mark.long
 def test_samples_of_a_request_differ_and_are_reproducible(folder: str) -> None:
     params = SamplingParams(n=3, max_tokens=10, ignore_eos=True)
     runs = []
@@ -771,6 +773,7 @@ def test_an_interrupt_cancels_and_leaves_the_llm_usable(
     assert [ids(o) for o in llm.generate([[1], [2]], GREEDY)] == wanted
 
 
+@pytest.mark.long
 def test_threads_share_the_engine(llm: LLM) -> None:
     wanted = {i: ids(llm.generate([i + 1, 2], GREEDY)[0]) for i in range(6)}
     got: dict[int, tuple[int, ...]] = {}

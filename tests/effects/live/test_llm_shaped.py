@@ -65,6 +65,7 @@ def test_no_token_comes_twice_under_a_strong_penalty(llm: LLM) -> None:
     assert len(set(tokens)) > len(set(plain))
 
 
+@pytest.mark.long
 def test_bad_words_do_not_come_whatever_they_are_made_of(llm: LLM) -> None:
     assert llm.tokenizer is not None
     a, b, c = llm.tokenizer.encode("abc", add_special_tokens=False)  # a token each

@@ -112,12 +112,14 @@ def test_neither_depth_nor_chunks_nor_preemption_changes_a_token(
             assert any(isinstance(reason, Preempted) for reason in reasons)
 
 
+@pytest.mark.long
 def test_a_stop_string_ends_an_output_within_its_grammar(llm: LLM) -> None:
     asked = StructuredOutputs(regex="aaaa;bbbb;cccc")
     done = one(llm, asked, stop=[";bb"])
     assert (done.text, done.finish_reason, done.stop_reason) == ("aaaa", "stop", ";bb")
 
 
+@pytest.mark.long
 def test_an_output_whose_end_is_ignored_is_as_long_as_its_grammar_lets_it(
     llm: LLM,
 ) -> None:
@@ -127,6 +129,7 @@ def test_an_output_whose_end_is_ignored_is_as_long_as_its_grammar_lets_it(
     assert llm.setup.stop_ids.isdisjoint(done.token_ids)
 
 
+@pytest.mark.long
 def test_an_output_that_is_cut_is_a_beginning(llm: LLM) -> None:
     done = one(llm, StructuredOutputs(regex="(abc){9,}"), max_tokens=5)
     assert done.finish_reason == "length"
@@ -166,6 +169,7 @@ def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
     assert plain.token_ids == alone.token_ids
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("executor", ["dry", "oracle"])
 def test_executors_that_compute_nothing_keep_to_it_too(executor: str) -> None:
     with LLM(executor=executor) as bare:

@@ -137,6 +137,7 @@ def served(folder: str) -> Iterator[Serving]:
 FIELDS = {"queue_times", "ttft", "tpot", "latency", "preemptions", "cached_tokens"}
 
 
+@pytest.mark.long
 def test_timing_is_told_to_who_asks(served: Serving) -> None:
     asked = {
         "prompt": [[5] * 20, [6] * 20, [7] * 20],

@@ -114,6 +114,7 @@ def test_who_is_left_out_of_a_turn_has_a_longer_gap() -> None:
     assert gaps.total == (1 + 1) + 1 + (3 + 4) + (3 + 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("run", [storm, recorded])
 def test_storms_are_counted_as_by_hand(
@@ -147,6 +148,7 @@ def test_storms_are_counted_as_by_hand(
     assert totals.histograms[GAP].total == pytest.approx(gaps)
 
 
+@pytest.mark.long
 def test_a_steady_turn_costs_microseconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,6 +182,7 @@ class Later(FirstCome):
         return load.arrived + self.seconds
 
 
+@pytest.mark.long
 def test_it_sleeps_until_the_policy_lets_somebody_in(folder: str) -> None:
     with LLM(folder, executor="oracle", scheduling_policy=Later(), **SLOW) as llm:
         turns = Watched(llm)

@@ -352,6 +352,7 @@ def test_missing_and_broken_config(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
+@pytest.mark.long
 def test_reading_a_spec_loads_no_torch(tmp_path: Path) -> None:
     save(tmp_path)
     code = (

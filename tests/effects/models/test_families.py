@@ -77,6 +77,7 @@ def forget(spec: ModelSpec, held: KVCache, table: list[int], position: int) -> N
                 table[i] = -1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", TESTED, ids=" ".join)
 def test_chunks_and_decodes_give_transformers_logits(
     key: tuple[str, str], pair: Any
@@ -105,6 +106,7 @@ def test_chunks_and_decodes_give_transformers_logits(
         close(model.run(held, rows), torch.cat(want))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", WINDOWED, ids=" ".join)
 def test_device_rows_decode_far_past_their_windows(
     key: tuple[str, str], pair: Any

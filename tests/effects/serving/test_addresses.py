@@ -76,6 +76,7 @@ ASKED: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_openais_sdk_hears_of_a_wrong_base_url(bundled: Serving) -> None:
     for base in ("", "/v1/v1", "/v1/chat/completions"):
         with (

@@ -23,6 +23,7 @@ from tests.effects.served import Serving, events, serving
 from tests.effects.serving.wire import SLOW, asking
 
 
+@pytest.mark.long
 def test_steps_that_fail_are_a_server_error(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +45,7 @@ def test_steps_that_fail_are_a_server_error(
         assert served.post("completions", prompt="x").status_code == 200
 
 
+@pytest.mark.long
 def test_a_client_that_goes_away_is_cancelled(folder: str) -> None:
     with serving(folder, **SLOW) as served:
         whole = served.available()
@@ -69,6 +71,7 @@ def test_a_client_that_goes_away_is_cancelled(folder: str) -> None:
         assert served.cancelled() == [True] * 4
 
 
+@pytest.mark.long
 def test_a_client_that_goes_away_while_its_prompts_are_prepared(folder: str) -> None:
     with serving(folder, **SLOW) as served:
         data = json.dumps({"prompt": "x" * (LONG + 1000), "max_tokens": 50_000}).encode()
@@ -79,6 +82,7 @@ def test_a_client_that_goes_away_while_its_prompts_are_prepared(folder: str) -> 
         assert served.available() == 4000
 
 
+@pytest.mark.long
 def test_who_was_cancelled_by_other_hands_is_told(folder: str) -> None:
     with serving(folder, **SLOW) as served:
         body = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True, "stream": True}
@@ -104,6 +108,7 @@ def test_half_of_a_crowd_leaves_and_the_others_do_not_notice(folder: str) -> Non
     assert found.left_over == 0
 
 
+@pytest.mark.long
 def test_prompts_of_one_answer_do_not_overtake_each_other_at_a_slow_client() -> None:
     sent: list[Any] = []
     body = json.dumps({"prompt": [[5], [6]], "stream": True, "max_tokens": 1}).encode()
@@ -160,6 +165,7 @@ def test_an_answer_that_is_too_late_is_cut(folder: str, stream: bool) -> None:
         assert served.post("completions", prompt="x", max_tokens=2).status_code == 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_only_waited_until_its_time_was_over_gets_an_error(
     folder: str, stream: bool
@@ -204,6 +210,7 @@ def test_a_requests_own_deadline_ends_it_if_asked(folder: str) -> None:
         assert found.json()["usage"]["completion_tokens"] == 200
 
 
+@pytest.mark.long
 def test_one_request_of_many_prompts_leaves_seats_free(folder: str) -> None:
     with serving(folder, max_num_seqs=16, **SLOW) as served:
         many = {"prompt": [[i + 1] for i in range(100)], "max_tokens": 50}
@@ -217,6 +224,7 @@ def test_one_request_of_many_prompts_leaves_seats_free(folder: str) -> None:
         served.idle()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [0, 2])
 def test_prompts_behind_others_are_tried_again(
     folder: str, monkeypatch: pytest.MonkeyPatch, which: int

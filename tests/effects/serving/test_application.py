@@ -103,6 +103,7 @@ def test_a_stream_is_held_back_by_nobody(bundled: Serving) -> None:
     assert found.headers["x-accel-buffering"] == "no"
 
 
+@pytest.mark.long
 def test_what_is_cached_is_forgotten_on_demand(bundled: Serving) -> None:
     body = {"prompt": "def f(x): return x\n" * 30, "max_tokens": 1}
     url = f"{bundled.url}/reset_prefix_cache"
@@ -188,6 +189,7 @@ BAD: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("status", "asked"), BAD.values(), ids=BAD)
 def test_bad_input_harms_nobody_else(
     slow: Serving, quiet: list[str], status: int, asked: dict[str, Any]

@@ -12,6 +12,7 @@ from tests.effects.served import serving
 from tests.effects.serving.wire import SLOW
 
 
+@pytest.mark.long
 def test_an_api_key(folder: str) -> None:
     with serving(folder, service={"api_key": "secret"}, **{**SLOW, "step": 0}) as served:
         url = f"{served.url}/v1"
@@ -59,6 +60,7 @@ TEAM = Key("team", digest(b"sk-t"), priority=-4)
 FREE = Key("free", digest(b"sk-f"))
 
 
+@pytest.mark.long
 def test_a_key_says_who_asks_and_how_urgent_it_is(folder: str) -> None:
     bounds = Bounds(keys=Keys((TEAM, FREE)))
     with serving(folder, service={"bounds": bounds}, **{**SLOW, "step": 0}) as served:

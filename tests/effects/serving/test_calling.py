@@ -147,6 +147,7 @@ def test_strict_tools_leave_text_free_until_they_are_called(bundled: Serving) ->
         bundled.llm.read_answers(Parsers("hermes"))
 
 
+@pytest.mark.long
 def test_an_answer_is_calls_or_as_its_schema_says(bundled: Serving) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
     done = chat(bundled, tools=tools(WEATHER), response_format=form)

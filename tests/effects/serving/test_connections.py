@@ -90,6 +90,7 @@ def test_a_head_that_does_not_come_is_not_awaited(port: int, first: bytes) -> No
         assert HEADER / 2 < time.monotonic() - begun < HEADER + 2
 
 
+@pytest.mark.long
 def test_a_head_that_drips_is_not_awaited_either(port: int) -> None:
     with link(port) as sock:
         begun = time.monotonic()
@@ -117,6 +118,7 @@ def test_the_second_head_of_a_connection_has_as_much_time(port: int) -> None:
         assert time.monotonic() - begun < HEADER + 2
 
 
+@pytest.mark.long
 def test_the_rest_of_a_body_that_nobody_wants_may_not_drip(port: int) -> None:
     with link(port) as sock:
         begun = time.monotonic()
@@ -151,6 +153,7 @@ def test_who_reads_slowly_gets_all(port: int) -> None:
             time.sleep(0.001)
 
 
+@pytest.mark.long
 def test_who_comes_while_there_are_too_many_is_told() -> None:
     with server(connections=2, header=5.0) as port:
         with link(port) as first, link(port), link(port) as third:
@@ -169,6 +172,7 @@ def test_who_comes_while_there_are_too_many_is_told() -> None:
         raise AssertionError("nobody is let in any more")
 
 
+@pytest.mark.long
 def test_connections_of_other_processes_count_too() -> None:
     both = Tally.of(2)
     other = both.at(1)

@@ -20,6 +20,7 @@ from tests.effects.served import serving
 from tests.effects.serving.wire import SLOW, asking
 
 
+@pytest.mark.long
 def test_a_full_line_is_503_with_retry_after(folder: str) -> None:
     with serving(folder, max_num_seqs=1, max_waiting=2, **SLOW) as served:
         body = {"prompt": "x", "max_tokens": 5000, "ignore_eos": True}

@@ -12,6 +12,7 @@ from tests.effects.serving.test_connections import until
 from tests.effects.serving.wire import SLOW
 
 
+@pytest.mark.long
 def test_a_broken_engine_is_told_and_unhealthy(
     folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

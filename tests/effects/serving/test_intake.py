@@ -265,6 +265,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", LARGE.values(), ids=LARGE)
 def test_a_large_body_is_not_parsed_where_streams_are_served(
     pooled: Serving,
@@ -284,6 +285,7 @@ def test_a_large_body_is_not_parsed_where_streams_are_served(
     assert "".join(got) == "".join(quiet)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", LARGE.values(), ids=LARGE)
 def test_nor_is_a_large_message_on_a_socket(
     pooled: Serving, quiet: list[str], asked: dict[str, Any], parsed: list[int]

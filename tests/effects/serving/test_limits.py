@@ -36,6 +36,7 @@ def request(n: int, prompts: int) -> GenerationRequest:
     )
 
 
+@pytest.mark.long
 def test_the_largest_body_holds_a_context_of_ids() -> None:
     assert largest_body(2048) == LEAST_BODY
     longest = 1_000_000

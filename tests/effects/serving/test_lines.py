@@ -54,6 +54,7 @@ def test_processes_that_share_a_pipe_do_not_mix_lines(
     assert all(len(part) <= 4096 and part.endswith(b"\n") for part in parts)
 
 
+@pytest.mark.long
 def test_before_it_is_time_nothing_is_written(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     os.set_blocking(reader, False)

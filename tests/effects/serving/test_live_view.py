@@ -115,6 +115,7 @@ def test_a_stream_goes_on_and_viewers_are_counted(
     served.until(lambda: live.viewers == 0)
 
 
+@pytest.mark.long
 def test_viewers_of_other_processes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_view, "MOST", 2)
     fronts = Shared.of(2)
@@ -153,6 +154,7 @@ def test_viewers_share_a_look_and_nobody_looking_costs_nothing(
     assert len(looks) == seen
 
 
+@pytest.mark.long
 def test_a_server_that_stops_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_view, "PERIOD", 0.02)
     with serving(**DRY) as served:

@@ -4,6 +4,8 @@ import logging
 import subprocess
 import sys
 
+import pytest
+
 from minfer.effects.serving.logs import BURST, KINDS, STRETCH, Thinned
 
 CODE = """
@@ -15,6 +17,7 @@ logging.getLogger("uvicorn.error").info("of no concern")
 """
 
 
+@pytest.mark.long
 def test_a_warning_names_its_process() -> None:
     found = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=True

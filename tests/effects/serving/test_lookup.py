@@ -148,6 +148,7 @@ def test_other_fronts_are_asked_for_what_is_not_known_here(
     assert said[2:] == [wire.Answer(1, first), wire.Answer(1, second)]
 
 
+@pytest.mark.long
 def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -> None:
     keys = read_keys(["first", "second", "third"], None)
     with serving(folder, service={"bounds": Bounds(keys=keys)}, **SLOW) as served:

@@ -51,6 +51,7 @@ def settle(llm: LLM) -> None:
         assert not llm.worker.thread.is_alive()
 
 
+@pytest.mark.long
 def test_each_says_in_plain_words_what_it_is(made: Made, tmp_path: Path) -> None:
     llm, metrics, _ = made(journal=tmp_path)
     llm.generate([[5] * 20], STEADY)
@@ -134,6 +135,7 @@ def test_counts_of_a_run(made: Made) -> None:
     assert not llm.worker.tally.last
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["suffix", "draft_model"])
 def test_drafts_of_a_run(made: Made, folder: str, method: str) -> None:
     """The second time the host finds what the first one was answered."""

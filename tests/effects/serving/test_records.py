@@ -136,6 +136,7 @@ def test_of_many_prompts_the_first_are_told(
     assert len(ended(bundled, answer["id"], prompts=3)["prompts"]) == 3
 
 
+@pytest.mark.long
 def test_of_one_that_had_drafts() -> None:
     """The second time what the first one was answered is looked up."""
     how = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}

@@ -191,6 +191,7 @@ def test_an_answer_does_not_wait_for_the_receipt_of_its_first_packet(
     assert min(times) < 0.03  # 3 ms on an idle machine; each 44 without TCP_NODELAY
 
 
+@pytest.mark.long
 def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() -> None:
     told: list[float] = []
     client = SimpleNamespace(drain=told.append)

@@ -46,6 +46,7 @@ def sent(bundled: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sent]:
     made.traces.close()
 
 
+@pytest.mark.long
 def test_a_span_says_what_an_answer_took(bundled: Serving, sent: Sent) -> None:
     url = f"{bundled.url}/v1/completions"
     body = {"prompt": ["def f(", "x"], "max_tokens": 3, "n": 2, "temperature": 0.5}

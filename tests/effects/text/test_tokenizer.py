@@ -136,6 +136,7 @@ def test_lone_surrogates_raise(tokenizer: Tokenizer) -> None:
         tokenizer.encode("ab\ud800")
 
 
+@pytest.mark.long
 def test_loading_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     save(tmp_path)
     code = (

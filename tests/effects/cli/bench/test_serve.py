@@ -23,6 +23,7 @@ def benched(dry: Serving, *words: str) -> int:
     return main(["bench", "serve", "--base-url", f"{dry.url}/v1", *SMALL, *words])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

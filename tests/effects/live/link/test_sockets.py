@@ -75,6 +75,7 @@ HELLO = wire.Hello(0, 1, 0, ())
 OTHER = wire.Hello(1, 1, 0, ())
 
 
+@pytest.mark.long
 def test_a_front_that_sleeps_never_blocks_the_engine(served: Served) -> None:
     with (
         plain(served.path, HELLO, wire.Submit((request("a"),))) as sleeper,
@@ -100,6 +101,7 @@ def test_a_front_that_sleeps_never_blocks_the_engine(served: Served) -> None:
         assert time.monotonic() - started < 2
 
 
+@pytest.mark.long
 def test_what_waits_is_sent_as_soon_as_the_socket_takes_it(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +234,7 @@ async def soon(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
+@pytest.mark.long
 def test_a_front_waits_for_an_engine_and_then_for_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "engine"
 
@@ -260,6 +263,7 @@ def test_a_front_waits_for_an_engine_and_then_for_the_next_one(tmp_path: Path) -
     front(path, test)
 
 
+@pytest.mark.long
 def test_what_no_engine_says_cuts_the_link_and_another_is_made(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

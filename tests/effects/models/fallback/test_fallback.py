@@ -57,6 +57,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
             assert turn == 0 or any(output.num_cached_tokens for output in outputs)
 
 
+@pytest.mark.long
 def test_longrope_is_run_as_far_as_it_does_not_depend_on_length(tmp_path: Path) -> None:
     rope = {
         "rope_type": "longrope",
@@ -78,6 +79,7 @@ def test_longrope_is_run_as_far_as_it_does_not_depend_on_length(tmp_path: Path) 
         prepare(EngineArgs(model=str(tmp_path), max_model_len=64, executor="dry"))
 
 
+@pytest.mark.long
 def test_dynamic_rope_is_at_rest_below_its_context(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
     model = save(tmp_path, "olmo2", rope_parameters=rope)
@@ -89,6 +91,7 @@ def test_dynamic_rope_is_at_rest_below_its_context(tmp_path: Path) -> None:
         assert list(output.outputs[0].token_ids) == generated(model, prompt, 11)
 
 
+@pytest.mark.long
 def test_options_of_a_known_family_that_minfer_lacks_run_too(tmp_path: Path) -> None:
     model = save(tmp_path, "llama", hidden_act="gelu")
     with LLM(str(tmp_path), **SMALL) as llm:

@@ -65,6 +65,7 @@ def test_damaged_weights_are_named(
         load(folder)
 
 
+@pytest.mark.long
 def test_truncated_and_pickled_weights_are_refused(neox: Path, tmp_path: Path) -> None:
     folder = copied(neox, tmp_path, lambda _: None)
     weights = folder / "model.safetensors"
@@ -86,6 +87,7 @@ def test_code_beside_a_checkpoint_is_not_executed(neox: Path, tmp_path: Path) ->
     assert not proof.exists()
 
 
+@pytest.mark.long
 def test_random_weights_come_from_the_seed_alone(neox: Path) -> None:
     spec, state = fallback_spec(read_config(neox)), torch.random.get_rng_state()
     batch = make_batch([Row([5, 6, 7], 0, [0])], 4)

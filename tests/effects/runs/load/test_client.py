@@ -54,6 +54,7 @@ def test_a_closed_loop_keeps_its_lanes_and_connections() -> None:
     assert at_once == 3
 
 
+@pytest.mark.long
 def test_an_open_loop_sends_when_due_whether_or_not_others_are_answered() -> None:
     with stub(stream(0.2, *WHOLE)) as server:
         due = (0.0, 0.05, 0.1)
@@ -77,6 +78,7 @@ FAILURES: list[tuple[list[Step], str, str]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("steps", "kind", "message"), FAILURES)
 def test_a_failure_is_recorded_and_harms_no_other(
     steps: list[Step], kind: str, message: str, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +102,7 @@ def test_no_server() -> None:
     assert kinds == {"not connected": 5}
 
 
+@pytest.mark.long
 def test_a_connection_that_the_server_has_closed_is_opened_anew() -> None:
     quits = [*stream(*WHOLE), 0.001, CLOSE]
     with stub(quits) as server:

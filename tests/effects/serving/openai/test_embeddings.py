@@ -88,6 +88,7 @@ def test_the_sdk_reads_base64_and_floats_alike(client: OpenAI) -> None:
     assert not np.allclose(second, third, atol=1e-2)
 
 
+@pytest.mark.long
 def test_token_ids_and_text_and_poolings(client: OpenAI, bundled: Serving) -> None:
     def made(given: Any, **more: Any) -> list[float]:
         answer = client.embeddings.create(

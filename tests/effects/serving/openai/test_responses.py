@@ -82,6 +82,7 @@ def test_the_sdk_puts_a_stream_together(client: OpenAI) -> None:
     assert final.output_text == whole.output_text
 
 
+@pytest.mark.long
 def test_a_response_is_handed_back_with_the_next_question(client: OpenAI) -> None:
     first = client.responses.create(**ASKED)
     question = {"role": "user", "content": QUESTION}

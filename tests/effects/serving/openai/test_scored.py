@@ -39,6 +39,7 @@ def looks_alike(tokenizer: Tokenizer, one: int, other: int) -> bool:
     return one != other and tokenizer.decode([one]) == tokenizer.decode([other])
 
 
+@pytest.mark.long
 def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
     client: OpenAI, tokenizer: Tokenizer
 ) -> None:
@@ -142,6 +143,7 @@ def test_offsets_are_of_the_text_which_special_tokens_are_not_in(
     assert found["text_offset"][-1] <= 1, "a tokenizer may put a space before a text"
 
 
+@pytest.mark.long
 def test_a_prompt_is_told_of_as_vllm_does(client: OpenAI, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT)
     more = {"prompt_logprobs": 2}
@@ -177,6 +179,7 @@ def test_a_prompt_is_told_of_as_vllm_does(client: OpenAI, tokenizer: Tokenizer) 
     assert choice.text == TEXT
 
 
+@pytest.mark.long
 def test_a_prompt_may_be_computed_for_the_cache_alone(client: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "bundled", "prompt": COUNTED}
     asked["extra_body"] = {"cache_salt": "warmed"}

@@ -168,6 +168,7 @@ def fits(text: str) -> bool:
     return set(found) == {"ok", "n"} and found["n"] <= 99
 
 
+@pytest.mark.long
 def test_an_answer_is_as_its_schema_says(client: OpenAI) -> None:
     how: dict[str, Any] = {"messages": HI, "response_format": FORMAT}
     made = client.chat.completions.create(model="bundled", max_tokens=60, seed=1, **how)
@@ -190,6 +191,7 @@ def test_it_is_no_reasoning_where_the_prompt_has_begun_some(bundled: Serving) ->
     assert "reasoning" not in message
 
 
+@pytest.mark.long
 def test_a_stream_is_too(bundled: Serving) -> None:
     body = {"prompt": "x", "response_format": FORMAT, "stream": True, "max_tokens": 300}
     url = f"{bundled.url}/v1/completions"
@@ -199,6 +201,7 @@ def test_a_stream_is_too(bundled: Serving) -> None:
     assert said[-1]["finish_reason"] == "stop"
 
 
+@pytest.mark.long
 def test_a_response_is_as_its_format_says(bundled: Serving) -> None:
     form = {"type": "json_schema", **NAMED}
     told = bundled.post("responses", input="x", text={"format": form}).json()
@@ -248,6 +251,7 @@ def test_what_does_not_compile_is_refused_by_the_clients_own_field(
     assert "structured_outputs.json" not in error["message"]
 
 
+@pytest.mark.long
 def test_long_bodies_are_compiled_as_well(bundled: Serving) -> None:
     """Those are prepared in a process of their own, which has no grammars."""
     answer = bundled.post(
@@ -258,6 +262,7 @@ def test_long_bodies_are_compiled_as_well(bundled: Serving) -> None:
     assert answer.json()["error"]["param"] == "guided_regex"
 
 
+@pytest.mark.long
 def test_a_grammar_that_cannot_go_on_is_told_to_its_client_alone(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:

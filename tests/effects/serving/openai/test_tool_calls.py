@@ -89,6 +89,7 @@ def test_an_answer_that_is_calls_alone_has_no_content(talker: Serving) -> None:
     assert "reasoning" not in message
 
 
+@pytest.mark.long
 def test_a_stream_adds_up_to_the_whole(talker: Serving, client: OpenAI) -> None:
     say(talker.llm, f"<think>Hm.</think>I call.\n{TWO}")
     asked = {**ASKED, "tools": [ADD, NOW]}
@@ -126,6 +127,7 @@ def test_deltas_of_a_call(talker: Serving) -> None:
     assert ends == [None] * (len(told) - 1) + ["tool_calls"]
 
 
+@pytest.mark.long
 def test_a_choice_of_none_shows_no_tools_and_looks_for_no_calls(talker: Serving) -> None:
     say(talker.llm, TWO)
     none = whole(talker, tools=[ADD], tool_choice="none")

@@ -31,6 +31,7 @@ def test_nothing_is_named_that_is_elsewhere() -> None:
         assert "innerHTML" not in text, file.path
 
 
+@pytest.mark.long
 def test_files_are_served_with_their_policy_and_kept_by_their_tag(dry: Serving) -> None:
     for file in FILES:
         found = dry.get(file.path)
@@ -54,6 +55,7 @@ def test_nothing_else_is_served(dry: Serving, path: str) -> None:
     assert dry.get(path).status_code == 404
 
 
+@pytest.mark.long
 def test_the_files_need_no_key_and_all_else_does() -> None:
     with serving(service={"api_key": "secret"}, **DRY) as served:
         assert {served.get(path).status_code for path in PATHS} == {200}

@@ -3,6 +3,8 @@
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+import pytest
+
 from minfer.effects.serving.page.files import HERE, INDEX
 from minfer.effects.serving.page.icon import ICON, KIND, PATH
 from tests.effects.served import serving
@@ -21,6 +23,7 @@ def test_the_page_names_it() -> None:
     assert url in (HERE / INDEX).read_text().replace("&#x27;", "'")
 
 
+@pytest.mark.long
 def test_it_is_served_to_who_has_no_key() -> None:
     with serving(service={"api_key": "secret"}, **DRY) as served:
         found = served.get(PATH)

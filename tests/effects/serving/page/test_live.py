@@ -104,6 +104,7 @@ def test_rates_and_percentiles_are_differences(chromium: Browser, dry: Serving) 
     assert told(chromium, nothing, f"history.percentile({SPREAD}, 0.5)") is None
 
 
+@pytest.mark.long
 def test_a_window_is_as_long_as_somebody_has_listened(
     chromium: Browser, dry: Serving
 ) -> None:

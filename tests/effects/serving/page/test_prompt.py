@@ -84,6 +84,7 @@ def test_max_tokens_are_sent_if_they_are_set(page: Browser) -> None:
     assert second["messages"] == [{"role": "user", "content": "Hello?"}]
 
 
+@pytest.mark.long
 def test_an_empty_prompt_or_a_number_out_of_range_is_not_sent(page: Browser) -> None:
     overhear(page)
     press(page, "#send")

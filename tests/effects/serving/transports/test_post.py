@@ -89,6 +89,7 @@ def test_a_client_that_leaves_while_it_sends() -> None:
         asyncio.run(come())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_of_100_megabytes(slow: Serving, quiet: list[str], chunked: bool) -> None:
     size = 100_000_000

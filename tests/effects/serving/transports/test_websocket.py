@@ -52,6 +52,7 @@ def text_of(said: list[Any]) -> str:
     return "".join(one["event"]["choices"][0]["text"] for one in said if "event" in one)
 
 
+@pytest.mark.long
 def test_an_answer_is_that_of_a_post(bundled: Serving) -> None:
     body = {"prompt": "def f(", "max_tokens": 9, "temperature": 0}
     whole = bundled.post("completions", **body).json()["choices"][0]
@@ -221,6 +222,7 @@ def test_so_many_may_be_open(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> 
     slow.idle()
 
 
+@pytest.mark.long
 def test_a_key_is_asked_for_and_pages_of_others_are_turned_away(folder: str) -> None:
     service = {"api_key": "secret", "max_body": 1000}
     with serving(

@@ -144,6 +144,7 @@ def test_who_goes_back_too_far_is_an_error_among_the_others(at_once: AtOnce) -> 
     assert isinstance(good, bytes)
 
 
+@pytest.mark.long
 def test_a_mask_that_takes_longer_than_the_bound_is_late(at_once: AtOnce) -> None:
     own: Any = at_once._executor
 
@@ -186,6 +187,7 @@ def test_masks_are_of_the_whole_vocabulary_and_allow_nothing_behind_it() -> None
     assert allowed(made) == allowed(walk.mask())
 
 
+@pytest.mark.long
 def test_what_stands_for_an_end_of_sequence_is_said_never_to_come() -> None:
     endless = LlguidanceCompiler(tokenizer().as_json(), vocab(), [])
     walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()

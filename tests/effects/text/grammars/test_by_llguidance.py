@@ -67,6 +67,7 @@ def test_ids_that_no_token_has_are_never_allowed() -> None:
     assert len(allowed(walk.mask())) > vocab() - 300
 
 
+@pytest.mark.long
 def test_a_model_without_an_end_of_sequence_gets_what_never_comes_at_the_end() -> None:
     endless = LlguidanceCompiler(tokenizer().as_json(), vocab(), [])
     walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()

@@ -81,6 +81,7 @@ def ends(program: str) -> tuple[float, str]:
     return time.time() - float(last), "\n".join(said)
 
 
+@pytest.mark.long
 def test_a_program_that_ends_waits_for_what_has_begun_alone() -> None:
     took, _ = ends(
         "import time\n"

@@ -55,6 +55,7 @@ def test_masks_that_wait_for_a_processor_are_not_late(
     assert late(6, steps) == found
 
 
+@pytest.mark.long
 def test_its_thread_ends_when_there_is_nothing_to_look_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

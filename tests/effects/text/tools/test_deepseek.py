@@ -73,6 +73,7 @@ def test_what_is_no_call_is_content(text: str) -> None:
         assert (one.content, one.calls) == (text, [])
 
 
+@pytest.mark.long
 @both
 def test_an_answer_that_breaks_off_within_arguments(form: str) -> None:
     text = calls(form, call(form, "get_weather", WEATHER))

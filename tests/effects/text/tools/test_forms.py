@@ -173,6 +173,7 @@ def test_calls_that_must_be_made_are_made_and_fit(form: str, marked: bool) -> No
         assert not takes(wrong, calling(form))
 
 
+@pytest.mark.long
 @each
 @both
 def test_what_must_be_written_is_read(form: str, marked: bool) -> None:
@@ -181,6 +182,7 @@ def test_what_must_be_written_is_read(form: str, marked: bool) -> None:
     assert found(two, form).parsed == [("add", {"a": 1}), ("now", {})]
 
 
+@pytest.mark.long
 @both
 @each
 def test_calls_that_may_be_made_fit_and_text_is_free(form: str, marked: bool) -> None:
@@ -202,6 +204,7 @@ def test_a_tag_begins_no_text(marked: bool) -> None:
     assert not takes(f"Hi.<|python_tag|>{ONE}", calling("llama3_json", must=False))
 
 
+@pytest.mark.long
 @both
 @pytest.mark.parametrize("form", sorted(MARKED))
 def test_an_answer_without_calls_may_have_a_schema(form: str, marked: bool) -> None:

@@ -105,6 +105,7 @@ def test_headers_and_calls_that_are_none(text: str) -> None:
     assert (one.content, one.calls) == (text, [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("header", ["", " <|constrain|>json"])
 @pytest.mark.parametrize(
     "answer",
@@ -129,6 +130,7 @@ def test_an_answer_in_json_may_say_in_a_string_what_marks_are(
     assert (one.content, len(one.calls)) == (answer, 1)
 
 
+@pytest.mark.long
 def test_marks_that_are_in_no_string_end_an_answer() -> None:
     for answer in ("{<|end|>", "[1, <|end|>", '"a <|end|>', "a {<|end|>"):
         one = found(f"<|channel|>final<|message|>{answer}" + CALL, "openai")

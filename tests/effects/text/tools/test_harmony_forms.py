@@ -31,6 +31,7 @@ OBJECT = {
 RULE = json_rule(json.dumps(OBJECT))
 
 
+@pytest.mark.long
 @both
 @pytest.mark.parametrize(
     "text",
@@ -105,6 +106,7 @@ def test_text_without_a_header_does_not_begin_as_one(header: str, marked: bool) 
     assert not vocabulary(marked=marked).takes(text, calling("openai", must=False))
 
 
+@pytest.mark.long
 @both
 def test_an_answer_with_a_schema_is_a_final_message(marked: bool) -> None:
     takes = vocabulary(marked=marked).takes

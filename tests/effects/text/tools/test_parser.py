@@ -112,6 +112,7 @@ def pieces(text: str, draw: random.Random) -> list[str]:
     return cut
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [None, *TOOLS])
 def test_chance_texts(name: str | None) -> None:
     """Nothing raises, cuts change nothing, and no word is lost."""

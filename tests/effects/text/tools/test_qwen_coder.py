@@ -29,6 +29,7 @@ def test_several_calls_and_text_around_them() -> None:
     assert one.whole == [True, True]
 
 
+@pytest.mark.long
 def test_text_stays_as_it_is_but_for_the_breaks_around_it() -> None:
     for text in (
         "",
