@@ -355,7 +355,7 @@ def made_up() -> str:
 def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str, Any]:
     """The parts of a turn of one batch."""
     before = Work.synchronize, driving.step  # type: ignore[attr-defined]  # it is timed there
-    watching.PROCESSORS = 0  # type: ignore[misc]  # no mask is late, on few processors
+    watching.THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
     bench = Bench(LlguidanceCompiler(text, VOCAB, [EOS]), batch, how)
     try:
         with quiet_collector(), prompt_switches():
