@@ -100,6 +100,7 @@ class _Arrivals:
     def __init__(self, config: EngineConfig, state: EngineState) -> None:
         self.config, self.state = config, state
         self.live, self.new = state.requests.mutate(), list[Sequence]()
+        self.places = set[Place]()  # of those that are new
         self.arrivals, self.last = state.arrivals, consult.last_rank(state)
         self.rejected, self.reasons = list[Finished](), list[Reason]()
 
@@ -126,6 +127,7 @@ class _Arrivals:
             self.new.append(
                 Sequence(request, sample, own, self.state.time, history, keys)
             )
+            self.places.add(own)
         self.live[request.id] = Live(place, request.n)
         self.arrivals += 1
 
@@ -138,8 +140,7 @@ class _Arrivals:
             return None
         seqs = self.state.running.seqs
         at = bisect_left(seqs, place, key=attrgetter("place"))
-        taken = (*seqs[at : at + 1], *self.new)
-        if any(seq.place == place for seq in taken):
+        if place in self.places or any(seq.place == place for seq in seqs[at : at + 1]):
             return None
         return None if self.state.waiting.find(place) else place
 
