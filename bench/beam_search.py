@@ -12,14 +12,12 @@ same script serves trees whose insides differ.
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -70,31 +68,18 @@ def searched(llm: Any, width: int, number: int) -> tuple[float, float]:
 # --- the comparison ---------------------------------------------------------------------
 
 
-@contextmanager
-def worker(tree: Path, device: str, folder: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that searches with the code of `tree`."""
-    with subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), "--serve", device, folder],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": f"{tree}:{os.environ.get('PYTHONPATH', '')}"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield process
-        if process.stdin is not None:
-            process.stdin.close()
-
-
 def paired(before: Path, device: str, folder: str) -> dict[str, Any]:
     """All widths, with both trees in turn."""
-    from bench.gpu_pairs import REST, told
+    from bench.gpu_pairs import REST, told, worker
     from bench.results import show, spread
 
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         trees = (before, HERE)
-        both = [stack.enter_context(worker(tree, device, folder)) for tree in trees]
+        both = [
+            stack.enter_context(worker(tree, Path(__file__), device, folder))
+            for tree in trees
+        ]
         for process in both:
             told(process)
         if device != "cpu":

@@ -94,10 +94,10 @@ def asked(llm: Any, case: str, number: int) -> float:
 
 
 @contextmanager
-def worker(tree: Path, folder: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that serves the model in `folder` with the code of `tree`."""
+def worker(tree: Path, script: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs the worker's part of a script with the code of `tree`."""
     with subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), "--serve", folder],
+        [sys.executable, str(script.resolve()), "--serve", *arguments],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": f"{tree}:{os.environ.get('PYTHONPATH', '')}"},
         stdin=subprocess.PIPE,
@@ -146,7 +146,10 @@ def paired(before: Path, folder: str, cases: tuple[str, ...]) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        both = [stack.enter_context(worker(tree, folder)) for tree in (before, HERE)]
+        both = [
+            stack.enter_context(worker(tree, Path(__file__), folder))
+            for tree in (before, HERE)
+        ]
         for process in both:
             told(process)
         time.sleep(REST)
