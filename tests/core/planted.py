@@ -37,8 +37,8 @@ from tests.mutation.planting import planted
 WORLDS: Final = 400
 TURNS: Final = 60  # of one world before it is healed and drained
 ROOT: Final = Path(__file__).resolve().parents[2]
-# of one world, after which a turn counts as endless: 500 times the usual
-_CPU_SECONDS: Final = 10
+# of one world, after which a turn counts as endless: 200 times the usual
+_CPU_SECONDS: Final = 30
 
 
 @frozen
@@ -1118,7 +1118,7 @@ def main() -> int:
         import pytest
 
         path = str(ROOT / "tests" / "core" / args.pytest)
-        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", path]))
+        return int(pytest.main(["-x", "-q", "--all", "-p", "no:cacheprovider", path]))
     if args.hunt is not None:
         caught = hunt(args.hunt)
         print(json.dumps(caught and asdict(caught)))

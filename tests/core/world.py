@@ -51,6 +51,7 @@ from tests.core.tuned import tiny, tuned
 
 VOCAB = 40
 BIG_SHARE = 0.01  # of worlds
+CROWD_TOKENS = 48  # of a request where more than 64 run at once
 
 
 @frozen
@@ -316,7 +317,7 @@ class World:
         request = Request(
             id=name,
             prompt=prompt,
-            max_tokens=90 if self.config.max_num_seqs > 64 else most,  # many run at once
+            max_tokens=CROWD_TOKENS if self.config.max_num_seqs > 64 else most,
             stop_ids=frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 2)))),
             n=n,
             seed=rng.randrange(4),

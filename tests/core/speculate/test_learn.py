@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from attrs import evolve
 
-from minfer.messages import Cancel, Executed, Submit, Voided
+from minfer.messages import Cancel, Emit, Executed, Finished, Submit, Voided
 from minfer.plan import Plan
 from minfer.pmap import Map
 from minfer.sequence import SampleId
@@ -49,6 +49,8 @@ def plain(how: Learning, turns: list[Turn]) -> Iterator[Drafting]:
             for who, count, hit in said:
                 each[who] = each.get(who, Record()).told(how, count, hit)
         live = {*after.running.ids, *(seq.id for seq in after.waiting)}
+        # A sample that ended is forgotten, also if another one got its id in this turn.
+        live -= {(done.id, done.sample) for done in _ended(turn)}
         each = {name: record for name, record in each.items() if name in live}
         last = after.next_step - len(after.inflight) - 1
         records = {name: Learnt(record, last) for name, record in each.items()}
@@ -119,6 +121,12 @@ def test_worlds_are_remembered_as_by_a_plain_fold(seeds: range) -> None:
             assert same(how, drafting, plainly), seed
             seen += drafting.overall.record.judged > 0
     assert seen
+
+
+def _ended(turn: Turn) -> Iterator[Finished]:
+    for command in turn.transition.commands:
+        if isinstance(command, Emit):
+            yield from command.finished
 
 
 def _failed(turn: Turn) -> bool:

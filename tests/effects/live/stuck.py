@@ -20,7 +20,7 @@ def stick_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks fail from where an output may be over."""
     monkeypatch.setattr(grammar_masks, "MASK_WAIT", 60.0)
     monkeypatch.setattr(at_once, "MASK_WAIT", 60.0)
-    monkeypatch.setattr(watching, "PROCESSORS", 0)
+    monkeypatch.setattr(watching, "THREADS", 0)
     monkeypatch.setattr(AtOnce, "_made", _failing)
 
 

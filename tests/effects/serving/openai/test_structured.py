@@ -1,7 +1,6 @@
 """What an answer must look like is asked for in many fields, and errors name each."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.structured import MAX_CONSTRAINT, StructuredOutputs
+from tests.effects.live.stuck import stick_at_the_end
 from tests.effects.served import Serving, events
 from tests.effects.serving.openai.asked import HI, chat, completion
 
@@ -266,21 +266,8 @@ def test_long_bodies_are_compiled_as_well(bundled: Serving) -> None:
 def test_a_grammar_that_cannot_go_on_is_told_to_its_client_alone(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from minfer.effects.text.grammars.at_once import AtOnce
-    from minfer.effects.text.grammars.lines import Lines
-    from minfer.effects.text.grammars.protocol import GrammarError, Move
-
-    masks = AtOnce.masks
-
-    def failing(
-        self: AtOnce, moves: Sequence[Move], lines: Lines
-    ) -> dict[int, GrammarError]:
-        errors = masks(self, moves, lines)
-        ended = {one.line for one in moves if one.matcher.may_end}
-        return errors | dict.fromkeys(ended, GrammarError("took too long"))
-
     assert bundled.post("completions", prompt="x", guided_regex="b{3}c?").is_success
-    monkeypatch.setattr(AtOnce, "masks", failing)
+    stick_at_the_end(monkeypatch)
     answer = bundled.post("completions", prompt="x", guided_regex="b{3}c?")
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "guided_regex"
