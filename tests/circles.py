@@ -9,9 +9,10 @@
 `-n auto` spreads each over the processors, except where there is a GPU, whose memory they
 would fight for.
 
-A test is long that takes more than 0.15 seconds of a processor, or that is volume: more
-seeds, or the whole matrix instead of one case of a kind. What is claimed is volume alone.
-So a plain run asks most questions in few minutes, and `.ci/run` asks all of them.
+A test is long that takes more than 0.15 seconds of a processor. What is claimed is volume
+alone: more seeds, or the whole matrix instead of one case of a kind. So a plain run asks
+most questions in few minutes, and `.ci/run` asks all of them; of the bugs that are
+planted and of the mutants it tries a sample, another one whenever a file has changed.
 tests/conftest.py has the options, and what the marks do.
 """
 
@@ -38,11 +39,11 @@ def _marked(mark: pytest.MarkDecorator, values: Iterable[Any]) -> list[Any]:
 
 
 def seeds(few: int, many: int) -> pytest.MarkDecorator:
-    """A test of many seeds in one go: `seeds` is the first few, or, long, all
+    """A test of many seeds in one go: `seeds` is the first few, or, claimed, all
     the others.
     """
     return pytest.mark.parametrize(
-        "seeds", [range(few), *long([range(few, many)])], ids=["few", "others"]
+        "seeds", [range(few), *claimed([range(few, many)])], ids=["few", "others"]
     )
 
 

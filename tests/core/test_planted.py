@@ -5,7 +5,7 @@ none.
 import pytest
 from attrs import evolve
 
-from tests.circles import long
+from tests.circles import claimed
 from tests.core.planted import BUGS, ESCAPED, WORLDS, Bug, find
 
 ALL = (*BUGS, *ESCAPED)
@@ -15,20 +15,20 @@ def names(bugs: tuple[Bug, ...]) -> list[str]:
     return [bug.name.replace(" ", "-") for bug in bugs]
 
 
-@pytest.mark.parametrize("bug", [*BUGS[:1], *long(BUGS[1:])], ids=names(BUGS))
+@pytest.mark.parametrize("bug", [*BUGS[:1], *claimed(BUGS[1:])], ids=names(BUGS))
 def test_planted_bug_is_caught(bug: Bug) -> None:
     caught = find(bug)
     assert caught is not None, f"nothing objects to: {bug.seen}"
     assert caught.turns > 0
 
 
-@pytest.mark.parametrize("bug", [*ESCAPED[:1], *long(ESCAPED[1:])], ids=names(ESCAPED))
+@pytest.mark.parametrize("bug", [*ESCAPED[:1], *claimed(ESCAPED[1:])], ids=names(ESCAPED))
 def test_bug_that_once_escaped_is_caught(bug: Bug) -> None:
     caught = find(bug)
     assert caught is not None, f"nothing in {bug.tests} objects"
 
 
-@pytest.mark.parametrize("worlds", [4, *long([WORLDS])])
+@pytest.mark.parametrize("worlds", [4, *claimed([WORLDS])])
 def test_sound_core_passes_the_same_worlds(worlds: int) -> None:
     assert find(None, worlds) is None
 
