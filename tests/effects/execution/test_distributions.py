@@ -18,7 +18,7 @@ from minfer.kernels import sample as kernels
 from minfer.params import SamplingParams
 from minfer.sample import RowSampling, kept, lowest, stream
 from minfer.shape import f32, shaped
-from tests.circles import long
+from tests.circles import claimed
 
 LOGITS: Final = (1.5, -0.7, 2.2, 0.0, 1.5, -1.9, 0.6, -1.1, 1.9, 0.3, -0.2, 2.0)
 PROMPT, OUTPUT = (0, 3, 3), (2, 8, 8, 11, 8)
@@ -114,7 +114,7 @@ def arguments(
     return tuple(one.to(device) for one in made)
 
 
-@pytest.mark.parametrize("count", [FEW, *long([MANY])])
+@pytest.mark.parametrize("count", [FEW, *claimed([MANY])])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("way", WAYS)
 def test_draws_have_the_distribution_of_the_definition(

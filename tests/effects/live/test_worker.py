@@ -65,10 +65,8 @@ def test_a_real_interrupt_cancels_all_and_the_llm_goes_on(folder: str) -> None:
         assert main is not None
         timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
         timer.start()
-        started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6], [7, 8]], ENDLESS)
-        assert time.monotonic() - started < 10
         timer.join()
         assert not llm.front.jobs
         assert llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids == wanted

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from minfer.effects.live.journal_files import read_journal
-from tests.circles import long
+from tests.circles import claimed, long
 from tests.effects.serving.deaths import (
     ENGINE,
     FRONTS,
@@ -81,7 +81,7 @@ def test_while_a_model_is_loaded_health_says_so(served: Server) -> None:
     assert served.begun[-1] == (200, 200, 200)
 
 
-@pytest.mark.parametrize(("kills", "tokens"), [(2, 150), *long([(20, 300)])])
+@pytest.mark.parametrize(("kills", "tokens"), [*long([(2, 150)]), *claimed([(20, 300)])])
 def test_engines_that_are_killed_cost_nobody_anything(
     served: Server, kills: int, tokens: int
 ) -> None:
@@ -156,7 +156,7 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
     asyncio.run(run())
 
 
-@pytest.mark.long  # test_supervisor asks it of children that load nothing
+@pytest.mark.claimed  # test_supervisor asks it of children that load nothing
 def test_an_engine_that_hangs_is_started_again_and_costs_nobody_anything() -> None:
     limit = 1.0
     with server(FLOAT, f"--engine-timeout={limit}") as served:
@@ -184,7 +184,7 @@ def test_an_engine_that_hangs_is_started_again_and_costs_nobody_anything() -> No
     assert said.count("it is killed") == 1
 
 
-@pytest.mark.long  # test_supervisor asks it of children that load nothing
+@pytest.mark.claimed  # test_supervisor asks it of children that load nothing
 def test_what_a_killed_server_leaves_behind_is_removed_with_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
