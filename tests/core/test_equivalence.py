@@ -17,7 +17,7 @@ from minfer.request import Request
 from minfer.runs.oracle import Oracle
 from minfer.sequence import SampleId
 from minfer.state import Transition, initial
-from tests.circles import examples, long
+from tests.circles import claimed, examples
 from tests.core.tuned import tiny, tuned
 from tests.core.world import VOCAB, World, big_config, tiny_config
 
@@ -160,7 +160,7 @@ def decided(seed: int, config: EngineConfig) -> list[tuple[Any, Any]]:
     return world.story
 
 
-@pytest.mark.parametrize("seed", [*range(4), *long(range(4, 25))])
+@pytest.mark.parametrize("seed", [*range(4), *claimed(range(4, 25))])
 def test_thresholds_change_no_decision(seed: int) -> None:
     """Nor do they change what is told to the device: each is another way to the same
     result.

@@ -20,7 +20,7 @@ from minfer.kernels.attention import (
 )
 from minfer.kernels.attention_tunes import DECODE, DecodeTune, Kind, PrefillTune
 from minfer.kernels.pdl import arrivals
-from tests.circles import long
+from tests.circles import claimed
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -259,7 +259,7 @@ def test_decode_again_and_among_others_gives_the_same_bits() -> None:
 @pytest.mark.skipif(
     CUDA, reason="the interpreter's order of programs; a GPU's is its own"
 )
-@pytest.mark.parametrize("last", [0, *long([1, 2])])
+@pytest.mark.parametrize("last", [0, *claimed([1, 2])])
 def test_whichever_range_comes_last_merges_the_same_bits(
     last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -617,7 +617,7 @@ def test_a_captured_call_follows_contexts_and_tables(splits: int) -> None:
 ROUNDS = [
     (2, 128, 3),
     (2, 256, 2),
-    *long([(2, 198, 3), (4, 192, 3), (4, 256, 2), (4, 320, 3)]),
+    *claimed([(2, 198, 3), (4, 192, 3), (4, 256, 2), (4, 320, 3)]),
 ]
 
 

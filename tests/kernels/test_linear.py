@@ -14,7 +14,7 @@ from minfer.kernels import linear
 from minfer.kernels.linear import linear_add, norm_gated, norm_linear
 from minfer.kernels.linear_tunes import TABLE, Choice, Product, Tune
 from minfer.kernels.pdl import arrivals
-from tests.circles import long
+from tests.circles import claimed
 
 from .conftest import CUDA
 
@@ -128,7 +128,7 @@ def test_every_function(
 
 @types
 @pytest.mark.parametrize(
-    ("tune", "tokens", "ins", "outs"), [*SPLIT, *long(MORE_SPLIT)], ids=str
+    ("tune", "tokens", "ins", "outs"), [*SPLIT, *claimed(MORE_SPLIT)], ids=str
 )
 def test_splits(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int) -> None:
     case, tiles = (

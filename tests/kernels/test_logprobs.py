@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from minfer.kernels import logprobs as kernels
-from tests.circles import long
+from tests.circles import claimed
 
 from .conftest import CUDA
 
@@ -64,7 +64,7 @@ def check(logits: Tensor, tokens: list[int], counts: list[int], device: str) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("vocab", [20, 65, *long([1, 64, 700])])
+@pytest.mark.parametrize("vocab", [20, 65, *claimed([1, 64, 700])])
 def test_against_float64(device: str, vocab: int, dtype: torch.dtype) -> None:
     rng, draw = random.Random(vocab), torch.Generator().manual_seed(vocab)
     for scale in (0.3, 3.0, 30.0):

@@ -15,7 +15,7 @@ from minfer.kernels.sample_reference import Ways, reference
 from minfer.params import SamplingParams
 from minfer.sample import RowSampling, lowest, scores
 from minfer.speculate.rejection import Chances, Streams, chances, drawn, taken
-from tests.circles import long
+from tests.circles import claimed
 from tests.core.test_sample import chi_square, critical
 
 from .conftest import CUDA
@@ -102,8 +102,8 @@ def rejected(cases: Sequence[Case], device: str, *, filtered: bool) -> list[int]
     return found
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 7, 200, *long([3000])])
-@pytest.mark.parametrize("seed", [0, *long([1, 2, 3])])
+@pytest.mark.parametrize("vocab", [1, 2, 7, 200, *claimed([3000])])
+@pytest.mark.parametrize("seed", [0, *claimed([1, 2, 3])])
 @pytest.mark.parametrize("ways", [PLAIN, WAYS], ids=["plain", "filtered"])
 def test_as_the_pure_rule_says(
     device: str, ways: tuple[SamplingParams, ...], seed: int, vocab: int
@@ -258,7 +258,7 @@ def chi_of(
     return chi_square(seen, [count * share for share in FLAT])
 
 
-@pytest.mark.parametrize("count", [6000, *long([200_000])])
+@pytest.mark.parametrize("count", [6000, *claimed([200_000])])
 def test_tokens_have_the_distribution_of_the_target(
     device: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from minfer.kernels import sample as kernels
 from minfer.kernels import sample_reference
 from minfer.kernels.sample_launches import Sizes
 from minfer.request import SamplingParams
-from tests.circles import long
+from tests.circles import claimed
 
 from .conftest import CUDA
 
@@ -138,7 +138,7 @@ def test_draws_from_all_tokens(device: str, rng: random.Random, vocab: int) -> N
         check(logits, rows_of(rng, params), device, filtered=False)
 
 
-@pytest.mark.parametrize("vocab", [5, 190, *long([1, 64])])
+@pytest.mark.parametrize("vocab", [5, 190, *claimed([1, 64])])
 def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> None:
     """Each call mixes greedy, free and restricted rows, some of them doubly and more."""
     for logits in some_logits(rng, 6, vocab):
@@ -165,7 +165,7 @@ def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> 
         check(logits, rows_of(rng, params), device)
 
 
-@pytest.mark.parametrize("vocab", [5, 190, *long([1, 64])])
+@pytest.mark.parametrize("vocab", [5, 190, *claimed([1, 64])])
 def test_draws_from_typical_tokens(device: str, rng: random.Random, vocab: int) -> None:
     """Each call mixes rows restricted by typical-p alone, and by others as well."""
     for logits in some_logits(rng, 6, vocab):
@@ -240,7 +240,7 @@ def check_edges(line: Tensor, params: Sequence[SamplingParams], device: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("order", "each"), [("mixed", 2), *long([("mixed", 1), ("sorted", 1)])]
+    ("order", "each"), [("mixed", 2), *claimed([("mixed", 1), ("sorted", 1)])]
 )
 def test_the_last_token_kept_and_the_first_left_out(
     device: str, order: str, each: int, monkeypatch: pytest.MonkeyPatch

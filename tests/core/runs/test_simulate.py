@@ -36,7 +36,7 @@ from minfer.speculate.settings import DEVICE, DRAFTERS, Speculation
 from minfer.state import Turn
 from minfer.testing.invariants import check
 from minfer.testing.ledger import check_turn
-from tests.circles import long
+from tests.circles import claimed
 from tests.core.world import some_speculation, tiny_config
 
 EVEN = CostModel(name="a second", decode=((1, 1.0),), mixed=1.0, token=0.0)
@@ -335,7 +335,7 @@ def planned(config: EngineConfig, one: Request, length: int | None) -> tuple[int
     return length, "stop"
 
 
-@pytest.mark.parametrize("seed", [*range(15), *long(range(15, 60))])
+@pytest.mark.parametrize("seed", [*range(15), *claimed(range(15, 60))])
 def test_every_sample_ends_where_it_is_planned(seed: int) -> None:
     rng = Random(seed)
     config = speculating(tiny_config(rng), seed)
@@ -361,7 +361,7 @@ def decided(turn: Turn) -> object:
     return turn.number, turn.before, turn.transition
 
 
-@pytest.mark.parametrize("seed", [*range(6), *long(range(6, 30))])
+@pytest.mark.parametrize("seed", [*range(6), *claimed(range(6, 30))])
 def test_it_takes_over_in_the_middle_of_a_run(seed: int) -> None:
     """Whatever turn it takes over at, every sample ends as it would have."""
     rng = Random(seed)
@@ -435,7 +435,7 @@ def test_a_sample_with_every_small_token_as_a_stop_id_still_goes_on() -> None:
         assert (done.length, done.reason) == expected
 
 
-@pytest.mark.parametrize("requests", [100, *long([300])])
+@pytest.mark.parametrize("requests", [100, *claimed([300])])
 @pytest.mark.parametrize("policy", [FirstCome(), Priority(), Shortest(0.1)], ids=repr)
 def test_nobody_is_let_in_to_be_sent_back(policy: Policy, requests: int) -> None:
     """Where blocks are few, a request that fills its last block would come and go every

@@ -21,7 +21,7 @@ from minfer.speculate.rejection import (
     rejection,
     residual,
 )
-from tests.circles import long
+from tests.circles import claimed
 from tests.core.speculate.tiny import (
     PROMPT,
     VOCAB,
@@ -34,6 +34,7 @@ from tests.core.speculate.tiny import (
 from tests.core.test_sample import PINNED_STREAM, chi_square, critical
 
 EXACT = 1e-5
+MANY = [("plain", 100_000), ("top-p", 100_000)]  # draws
 PINNED_DRAFT = 0xC16129ECD0DC5B93
 PINNED_COINS = 0x723AD4CBD7C9B07B
 WAYS = {
@@ -164,7 +165,11 @@ def chi_of(setting: Setting, found: Counter[tuple[int, ...]]) -> tuple[float, fl
 
 @pytest.mark.parametrize(
     ("how", "count"),
-    [("plain", 4000), ("top-p", 4000), *long([("plain", 100_000), ("top-p", 100_000)])],
+    [
+        ("plain", 4000),
+        ("top-p", 4000),
+        *claimed(MANY),
+    ],
 )
 def test_draws_have_the_distribution_of_the_target(how: str, count: int) -> None:
     setting = setting_of(how)
@@ -196,7 +201,8 @@ def test_a_shared_stream_is_noticed(shared: str, setting: Setting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "count"), [("top-p", 3000), *long([("plain", 100_000), ("top-p", 100_000)])]
+    ("how", "count"),
+    [("top-p", 3000), *claimed(MANY)],
 )
 @pytest.mark.parametrize("rule", ["same noise", "rejection"])
 def test_found_drafts_keep_the_distribution(rule: str, how: str, count: int) -> None:

@@ -12,7 +12,7 @@ from minfer.effects.execution.kinds import Kind
 from minfer.effects.models.weights import random_weights
 from minfer.messages import Preempted, Voided
 from minfer.request import SamplingParams
-from tests.circles import long
+from tests.circles import claimed
 from tests.effects.execution.drafting import drafting, speculation
 from tests.effects.execution.test_shaped import asking as shaped
 from tests.effects.execution.test_verified import CONFIG, WANTED, Hand, check
@@ -53,7 +53,9 @@ def near(model: Model) -> DraftOf:
 @pytest.mark.parametrize(
     "sampling", [GREEDY, SamplingParams(temperature=1), SamplingParams(top_p=0.8)]
 )
-@pytest.mark.parametrize(("depth", "drafts"), [(1, 5), (2, 3), *long([(3, 1), (2, 8)])])
+@pytest.mark.parametrize(
+    ("depth", "drafts"), [(1, 5), (2, 3), *claimed([(3, 1), (2, 8)])]
+)
 def test_the_target_as_its_own_draft_is_always_right(
     model: Model, sampling: SamplingParams, depth: int, drafts: int
 ) -> None:
@@ -77,7 +79,7 @@ def test_the_target_as_its_own_draft_is_always_right(
     [
         ({}, 2),
         ({"block_size": 5}, 1),
-        *long(
+        *claimed(
             [
                 ({"num_blocks": 9}, 3),
                 ({"max_num_seqs": 3, "max_num_batched_tokens": 5}, 2),

@@ -11,13 +11,13 @@ from minfer.config import EngineConfig
 from minfer.effects.execution.dummy_steps import BOUNDS, counts, kinds
 from minfer.effects.execution.kinds import Kind
 from minfer.kernels import pdl
-from tests.circles import long
+from tests.circles import claimed
 from tests.effects.setup.test_memory import QWEN_05B
 
 SWEPT = ["graphs", "drafts", "coins", "eager", "float32", "windows", "norms", "wide"]
 
 
-@pytest.mark.parametrize("case", ["few", *long(SWEPT)])
+@pytest.mark.parametrize("case", ["few", *claimed(SWEPT)])
 def test_nothing_is_launched_that_was_not_foreseen(case: str) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-W", "ignore", "-m", "tests.effects.execution.launches"]

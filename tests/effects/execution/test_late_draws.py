@@ -26,7 +26,7 @@ from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.messages import Executed, Failed, Preempted, Voided
 from minfer.plan import Fill, Mask, Open, Plan, SampleApart
 from minfer.request import Request, SamplingParams
-from tests.circles import long
+from tests.circles import claimed
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import (
     CUDA,
@@ -81,7 +81,7 @@ def only(*tokens: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("depth", "every"),
-    [(1, 1), (2, 2), *long([(1, 2), (2, 1), (3, 1), (3, 2)])],
+    [(1, 1), (2, 2), *claimed([(1, 2), (2, 1), (3, 1), (3, 2)])],
 )
 @pytest.mark.parametrize(
     "settings",

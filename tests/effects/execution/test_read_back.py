@@ -15,7 +15,7 @@ from minfer.effects.models.model import forward as model_forward
 from minfer.messages import Executed, Preempted, Voided
 from minfer.plan import Fill, Plan
 from minfer.request import Request, SamplingParams
-from tests.circles import long
+from tests.circles import claimed
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import (
     GREEDY,
@@ -31,7 +31,7 @@ from tests.effects.execution.tiny_engine import (
 pytestmark = pytest.mark.usefixtures("kind")
 
 
-@pytest.mark.parametrize("depth", [2, *long([1, 3])])
+@pytest.mark.parametrize("depth", [2, *claimed([1, 3])])
 @pytest.mark.parametrize(
     "settings",
     [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 3}, {"num_blocks": 9}],

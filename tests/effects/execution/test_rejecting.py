@@ -20,7 +20,7 @@ from minfer.sample import RowSampling, next_token
 from minfer.speculate.accept import Target, Verdict
 from minfer.speculate.rejection import Streams, drawn, rejection
 from minfer.speculate.settings import DEVICE, HOST, REJECTION
-from tests.circles import long
+from tests.circles import claimed
 from tests.effects.execution.drafting import drafting, guessing, speculation
 from tests.effects.execution.test_draft_model import near, other, same
 from tests.effects.execution.test_judging import DRAFTS, Drafted, World, check
@@ -186,7 +186,7 @@ def said_after(model: Any, tokens: tuple[int, ...], last: int) -> list[list[floa
 WORLDS = [
     ({}, 1),
     ({"num_blocks": 9}, 2),
-    *long(
+    *claimed(
         [
             ({}, 2),
             ({"max_num_seqs": 3, "max_num_batched_tokens": 5}, 2),

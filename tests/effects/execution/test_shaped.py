@@ -9,7 +9,7 @@ from attrs import evolve
 
 from minfer.messages import Preempted
 from minfer.request import Request
-from tests.circles import long
+from tests.circles import claimed
 from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens, requests
 
 pytestmark = pytest.mark.usefixtures("kind")
@@ -50,7 +50,7 @@ def test_what_is_asked_for_matters(alone: Tokens, model: Model) -> None:
     assert sum(alone[name] != plain[name] for name in alone) >= 10
 
 
-@pytest.mark.parametrize("depth", [1, 2, *long([3])])
+@pytest.mark.parametrize("depth", [1, 2, *claimed([3])])
 @pytest.mark.parametrize(
     "settings",
     [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 5}, {"num_blocks": 12}],

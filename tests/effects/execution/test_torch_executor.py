@@ -20,7 +20,7 @@ from minfer.effects.models.model import forward as model_forward
 from minfer.messages import Admitted, Cancel, Failed, Preempted, Submit, Voided
 from minfer.plan import Draft, Fill, Grow, Move, Plan
 from minfer.request import Request, SamplingParams
-from tests.circles import long
+from tests.circles import claimed
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import (
     CUDA,
@@ -35,7 +35,7 @@ from tests.effects.execution.tiny_engine import (
 pytestmark = pytest.mark.usefixtures("kind")
 
 
-@pytest.mark.parametrize("depth", [1, 2, *long([3])])
+@pytest.mark.parametrize("depth", [1, 2, *claimed([3])])
 @pytest.mark.parametrize(
     "settings",
     [

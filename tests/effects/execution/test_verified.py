@@ -16,7 +16,7 @@ from minfer.messages import Executed, Failed, Preempted, Voided
 from minfer.plan import Draft, Fill, Plan, TokenLogprobs
 from minfer.request import Request, SamplingParams
 from minfer.speculate.settings import DEVICE, HOST, Speculation
-from tests.circles import long
+from tests.circles import claimed
 from tests.core.executing import opened
 from tests.effects.execution.drafting import guessing, speculation
 from tests.effects.execution.test_shaped import asking as shaped
@@ -43,14 +43,14 @@ pytestmark = pytest.mark.usefixtures("kind")
 
 @pytest.mark.parametrize("right", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize(
-    ("depth", "most"), [(1, 4), (2, 3), *long([(2, 1), (3, 7), (1, 20)])]
+    ("depth", "most"), [(1, 4), (2, 3), *claimed([(2, 1), (3, 7), (1, 20)])]
 )
 @pytest.mark.parametrize(
     "settings",
     [
         {},
         {"block_size": 3, "num_blocks": 200},
-        *long(
+        *claimed(
             [
                 {"max_num_seqs": 3, "max_num_batched_tokens": 5},
                 {"block_size": 5},

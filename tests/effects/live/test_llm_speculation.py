@@ -27,7 +27,7 @@ from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.messages import Admitted
 from minfer.sample import draw_key, gumbel, noise_bits, stream
-from tests.circles import claimed, long
+from tests.circles import claimed
 from tests.effects.watched import Watched
 
 NEEDS_GPU: Final = pytest.mark.skipif(
@@ -152,7 +152,7 @@ def without(device: str, count: int) -> list[RequestOutput]:
         ("suffix", 2, False, FEW),
         ("draft_model", 1, True, FEW),
         ("draft_model", 2, False, FEW),
-        *long((*way, SOME) for way in EVERY_WAY),
+        *claimed((*way, SOME) for way in EVERY_WAY),
         *claimed((*way, ALL) for way in EVERY_WAY),
     ],
 )
@@ -232,7 +232,7 @@ def compared(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("count", [FEW, *long([SOME]), *claimed([ALL])])
+@pytest.mark.parametrize("count", [FEW, *claimed([SOME]), *claimed([ALL])])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_in_bfloat16_texts_part_only_where_two_tokens_are_as_good(
     method: str, count: int, device: str

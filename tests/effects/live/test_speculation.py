@@ -14,7 +14,7 @@ from minfer.effects.execution.runner import ModelRunner
 from minfer.plan import Plan
 from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS, Tally
-from tests.circles import long
+from tests.circles import claimed
 from tests.core.recorded import Seen
 
 PROMPTS = (
@@ -93,9 +93,9 @@ def plain(asked: str, prompts: Sequence[str] = PROMPTS) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "least"), [("greedy", 0.5), ("mixed", 0.3), *long([("sampled", 0.3)])]
+    ("asked", "least"), [("greedy", 0.5), ("mixed", 0.3), *claimed([("sampled", 0.3)])]
 )
-@pytest.mark.parametrize("drafts", [3, *long([(1,), (8,)])])
+@pytest.mark.parametrize("drafts", [3, *claimed([(1,), (8,)])])
 def test_with_the_bundled_draft_model(asked: str, least: float, drafts: int) -> None:
     config = {
         "method": "draft_model",
@@ -108,8 +108,8 @@ def test_with_the_bundled_draft_model(asked: str, least: float, drafts: int) -> 
     assert len(tally.by_place) == drafts
 
 
-@pytest.mark.parametrize("method", ["ngram", *long([("suffix",)])])
-@pytest.mark.parametrize("asked", ["greedy", *long([("mixed",), ("sampled",)])])
+@pytest.mark.parametrize("method", ["ngram", *claimed([("suffix",)])])
+@pytest.mark.parametrize("asked", ["greedy", *claimed([("mixed",), ("sampled",)])])
 def test_with_what_the_host_looks_up(method: str, asked: str) -> None:
     config = {"method": method, "num_speculative_tokens": 4, "adaptive": False}
     told, tally = answers(config, asked, AGAIN)

@@ -24,7 +24,7 @@ from minfer.policy import FirstCome, Rank
 from minfer.request import Request
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
-from tests.circles import long
+from tests.circles import claimed
 from tests.effects.promises import POLICIES, replay
 
 SMALL = "poisson:rate=12,requests=150,prompt=700,output=30,spread=0.7,seed=2"
@@ -240,7 +240,7 @@ LEVEL = ("--slo-ttft", "0.15", "--slo-tpot", "0.012", "--slo-share", "0.95")
 
 
 @pytest.mark.parametrize(
-    "what", ["num-blocks", "speed", *long(["max-num-seqs", "block-size"])]
+    "what", ["num-blocks", "speed", *claimed(["max-num-seqs", "block-size"])]
 )
 def test_find(capsys: pytest.CaptureFixture[str], what: str) -> None:
     found = told(capsys, SMALL, *LEVEL, "--find", what, "--num-blocks", "2000")
