@@ -4,7 +4,7 @@ Theory. A free block's content is known to nobody. Those that were never used ar
 that only shrinks, so a pool of millions is a number; those that were given back are
 handed out again first, the last ones given back before all others. They are kept in two
 levels: a short tuple at hand, and a stack of runs under it, so that giving back many does
-not copy what lies there.
+not copy what lies there. No run is empty, so there are never more runs than free blocks.
 """
 
 from attrs import Factory, frozen
@@ -58,7 +58,7 @@ class PoolChange:
 
     def give(self, blocks: tuple[int, ...]) -> None:
         """Take blocks back."""
-        if len(self.spare) + len(blocks) > self.run:
+        if self.spare and len(self.spare) + len(blocks) > self.run:
             self.freed = self.freed.set(len(self.freed), self.spare)
             self.spare = ()
         self.spare = blocks + self.spare

@@ -11,7 +11,8 @@ It keeps books beside the engine (`minfer.testing.books`) and says of every turn
 - that the line moved up as far as it could (`minfer.testing.line_laws`), and that after a
   good step less is left (`minfer.testing.progress`);
 - that what is findable under a key are the tokens that were computed into that block
-  (`minfer.testing.content_laws`).
+  (`minfer.testing.content_laws`), and that no collection of the state is larger than what
+  is there can make it (`minfer.testing.size_laws`).
 
 `Ledger.take` checks a turn, state and all; `check_turn` is a ledger opened for one turn.
 """
@@ -35,6 +36,7 @@ from minfer.testing.invariants import check, holds
 from minfer.testing.line_laws import check_evictions, check_line
 from minfer.testing.plan_laws import Planning
 from minfer.testing.progress import Measure, check_progress, measure
+from minfer.testing.size_laws import check_sizes
 from minfer.testing.state_laws import check_state
 
 # what changes from outside how much is left
@@ -116,6 +118,7 @@ class Ledger:
         """
         check(self.config, turn.state)
         before, told = self.state, Told()
+        check_sizes(self.config, before, turn.state)
         self.books.left.clear()
         for event in events:
             fold(self.books, event, told)

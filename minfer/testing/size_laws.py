@@ -1,0 +1,92 @@
+"""The specification of sizes: no collection of a state grows with what has been.
+
+Each has a bound by what there is now: blocks, rows, samples that have not ended, or the
+size it had before the turn. So a state is as large as what is being served, however long
+the engine has run. A policy that minfer brings has a bound for each map of its own.
+"""
+
+from operator import attrgetter
+from typing import Any, Final
+
+from minfer import thresholds
+from minfer.config import EngineConfig
+from minfer.policies import Shares
+from minfer.policy_fair import Accounts
+from minfer.policy_seats import Seats
+from minfer.sequence import COLUMNS
+from minfer.state import EngineState
+from minfer.testing.invariants import require
+
+TICKET_LEVELS: Final = 4  # words that one ticket may need
+
+
+def bounds(
+    config: EngineConfig, before: EngineState, after: EngineState
+) -> dict[str, int]:
+    """The most entries that each collection of the state after a turn may have."""
+    blocks, waiting = after.blocks, len(after.waiting)
+    samples, rows = waiting + len(after.running), config.max_num_seqs
+    return {
+        "blocks.pool.spare": blocks.free,
+        "blocks.pool.freed": sum(map(bool, blocks.pool.freed.values())),  # none is empty
+        "blocks.prefix.nodes": config.num_blocks,
+        "blocks.prefix.idle": blocks.idle,
+        "blocks.prefix.words": TICKET_LEVELS * len(blocks.prefix.idle),
+        "free_rows": rows,
+        "waiting.buckets": waiting,
+        "waiting.counts": waiting,
+        **{f"running.{name}": rows for name in COLUMNS},
+        "stops": _stop_ids(before, after),
+        "requests": samples,
+        "inflight": config.depth,
+        "fences": config.num_blocks,
+        "faults": samples,
+        "paused": samples,
+        "drafting.proposals": samples,
+        "drafting.learnt": samples,
+        "shut": max(len(before.shut), waiting),
+        "overruled": 0,
+        **{f"policy.{name}": most for name, most in of_policy(after, samples).items()},
+    }
+
+
+def _stop_ids(before: EngineState, after: EngineState) -> int:
+    """A fixed number; beyond it, those of sequences that left are sorted out."""
+    usual = max(thresholds.STOP_IDS, len(before.stops))
+    if len(after.stops) <= usual:
+        return usual
+    here = (*after.running.seqs, *after.waiting)
+    return len(frozenset().union(*(seq.request.stop_ids for seq in here)))
+
+
+def of_policy(state: EngineState, samples: int) -> dict[str, int]:
+    """Likewise of the policy's own state, if minfer brings the policy."""
+    own: Any = state.policy
+    found = dict[str, int]()
+    if isinstance(own, Shares):
+        found |= {"tags": own.limit}
+    if isinstance(own, Accounts):
+        found |= {"by_owner": own.limit, "times": len(own.by_owner)}
+    if isinstance(own, Seats):
+        found |= {"held": samples, "taken": samples, "beside": len(own.held)}
+    return found
+
+
+def check_sizes(config: EngineConfig, before: EngineState, after: EngineState) -> None:
+    """Raise InvariantError if a collection of a state is larger than it may be."""
+    for name, most in bounds(config, before, after).items():
+        size = len(attrgetter(name)(after))
+        require(size <= most, "size", f"{name} has {size} entries, of at most {most}")
+    for name, live in after.requests.items():
+        size = len(live.moved)
+        require(size <= live.samples, "size", f"{name} has {size} places of samples")
+    _tables(config, after)
+
+
+def _tables(config: EngineConfig, after: EngineState) -> None:
+    """A sequence has no more blocks and keys than its last token needs."""
+    run, size = after.running, config.block_size
+    for last, table, chain in zip(run.last, run.tables, run.chains, strict=True):
+        most = -(-(last + 1) // size)
+        right = max(len(table), len(chain.keys), len(chain.chunks)) <= most
+        require(right, "size", f"a sequence of {last + 1} tokens has {len(table)} blocks")
