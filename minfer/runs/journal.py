@@ -34,7 +34,9 @@ A file is one segment:
        16 bytes
     E  the engine was closed; u64 number of turns
 
-A file may end anywhere: what follows the last whole record was never acknowledged.
+A file may end anywhere: what follows the last whole record was never acknowledged. A
+record that is not whole and that whole ones follow is damage: a reader finds them again
+by their first bytes, lengths and checksums, and says how many turns they are.
 Digests of states are those of `minfer.runs.projection`, which leaves out token ids and
 keys, so that a journal without token ids has the same. Format 2 had others, over the
 records as they were then: its journals are replayed by their decisions alone. Classes and

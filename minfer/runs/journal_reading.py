@@ -1,11 +1,12 @@
 """Reading a journal: records as turns (`minfer.runs.journal` says what is in them)."""
 
 import json
+import re
 import struct
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from attrs import evolve, frozen
 
@@ -25,11 +26,17 @@ from minfer.runs.journal import (
     TURN,
     Head,
     JournalError,
-    framed,
 )
 from minfer.runs.projection import state_digest
 from minfer.runs.wire_names import RemovedError
 from minfer.state import EngineState
+
+_WIDEST: Final = 4  # bytes of a token id
+# What payloads behind the head begin with: a turn with its flags, a digest of a state
+# and the end with their lengths before them.
+_BEGINS: Final = re.compile(
+    rb"T[\x00-\x03]|(?<=\x19\0\0\0....)S|(?<=\x09\0\0\0....)E", re.DOTALL
+)
 
 
 @frozen
@@ -46,28 +53,79 @@ def payloads(
 ) -> Iterator[bytes]:
     """The payloads of a segment, in order.
 
-    A record cut off by the end of the file is left out; `torn` is told. Raises
-    JournalError.
+    A last record that is not whole was cut off with the file: it is left out, and `torn`
+    says so. Raises JournalError for any other record that is not whole, with the number
+    of turns behind it.
     """
     _check_magic(data, where)
     at, number = len(MAGIC), 0
     while at < len(data):
-        body = at + FRAME.size
-        size, crc = FRAME.unpack_from(data, at) if body <= len(data) else (len(data), 0)
-        payload = bytes(data[body : body + size])
-        whole = 0 < size <= len(data) - body
-        if not whole or zlib.crc32(payload) != crc:
-            last = not whole or body + size == len(data)
-            if not last or not _is_torn(bytes(data[at:]), size):
-                why = "is damaged: its checksum differs"
-                raise JournalError(f"{where}: record {number} at byte {at} {why}")
+        payload = _record_at(data, at)
+        if payload is None:
+            following = next(_found_behind(data, at), None)
+            if following is not None or not _may_be_torn(data, at):
+                damage = f"record {number} at byte {at} {_damage(data, at, following)}"
+                raise JournalError(f"{where}: {damage}")
             if torn is not None:
                 torn.append(
                     f"{where}: the last record is cut off after {len(data) - at} bytes"
                 )
             return
         yield payload
-        at, number = body + size, number + 1
+        at, number = at + FRAME.size + len(payload), number + 1
+
+
+def _record_at(data: bytes, at: int) -> bytes | None:
+    """The payload of the record that begins there, if it is whole."""
+    body = at + FRAME.size
+    if body > len(data):
+        return None
+    size, crc = FRAME.unpack_from(data, at)
+    if not 0 < size <= len(data) - body:
+        return None
+    payload = bytes(data[body : body + size])
+    return payload if zlib.crc32(payload) == crc else None
+
+
+def _found_behind(data: bytes, at: int) -> Iterator[int]:
+    """Where whole records begin behind one that is not: found by what they begin with,
+    and by their checksums.
+    """
+    end = at + 1
+    for match in _BEGINS.finditer(data, at):
+        begin = match.start() - FRAME.size
+        if begin < end or not _may_begin(data, begin):
+            continue
+        payload = _record_at(data, begin)
+        if payload is not None:
+            yield begin
+            end = begin + FRAME.size + len(payload)
+
+
+def _may_begin(data: bytes, begin: int) -> bool:
+    """Whether the lengths of a turn agree, if it is one: its checksum takes longer."""
+    body = begin + FRAME.size
+    if data[body : body + 1] != b"T":
+        return True
+    if body + TURN.size > len(data):
+        return False
+    size, _ = FRAME.unpack_from(data, begin)
+    *_, width, count = TURN.unpack_from(data, body)
+    fits = TURN.size + width * count <= size <= len(data) - body
+    return bool(fits and width <= _WIDEST)
+
+
+def _damage(data: bytes, at: int, following: int | None) -> str:
+    """What is wrong with a record that is not whole, and what is whole behind it."""
+    body, end = at + FRAME.size, len(data) if following is None else following
+    _, crc = FRAME.unpack_from(data, at)
+    whole = zlib.crc32(data[body:end]) == crc
+    why = f"is damaged: its {'length is wrong' if whole else 'checksum differs'}"
+    if following is None:
+        return f"{why}; no whole record follows it"
+    places = _found_behind(data, at)
+    turns = sum(data[place + FRAME.size] == ord("T") for place in places)
+    return f"{why}; {turns} whole turns follow it, from byte {following} on"
 
 
 def submitted(data: bytes, where: str) -> Iterator[str]:
@@ -97,15 +155,18 @@ def _check_magic(data: bytes, where: str) -> None:
     raise JournalError(f"{where}: this file is {why}")
 
 
-def _is_torn(rest: bytes, size: int) -> bool:
-    """Whether the `rest` of a file, which begins with a record of so many bytes that is
-    not right, may be what was being written when the process or the power failed.
+def _may_be_torn(data: bytes, at: int) -> bool:
+    """Whether a record that is not whole, and that no whole one follows, may be what was
+    being written when the process or the power failed.
     """
-    closed = rest[-9:-8] == b"E" and framed(rest[-9:]) == rest[-17:]
-    if closed:  # more was written after it
-        return False
-    # Where power fails, a file system may leave zeros.
-    return size > 0 or not rest.strip(b"\0")
+    body = at + FRAME.size
+    if body > len(data):
+        return True
+    size, crc = FRAME.unpack_from(data, at)
+    if body + size < len(data):
+        # Where power fails, a file system may leave zeros.
+        return size == 0 and not bytes(data[at:]).strip(b"\0")
+    return body == len(data) or zlib.crc32(data[body:]) != crc
 
 
 def headless(data: bytes, where: str) -> bool:

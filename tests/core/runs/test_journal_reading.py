@@ -3,6 +3,7 @@
 import json
 import struct
 import zlib
+from bisect import bisect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ from minfer.messages import Submit
 from minfer.runs.journal import FORMAT, MAGIC, START, JournalError
 from minfer.runs.journal_reading import payloads, read_head
 from minfer.runs.journal_writing import encode_journal
-from tests.circles import long
+from minfer.runs.replay import open_segments
+from tests.circles import claimed, long
 from tests.core.recorded import recorded
 from tests.core.runs.made import opened, record, record_ends
 
@@ -94,15 +96,69 @@ def test_turns_that_were_taken_away_are_missed() -> None:
             list(opened(data[: ends[3]] + odd_record + data[ends[3] :]).turns())
 
 
-def test_a_length_that_is_wrong_is_no_torn_tail() -> None:
+@pytest.mark.parametrize("whole", [True, False], ids=["closed", "open"])
+@pytest.mark.parametrize("every", [397, *long([29]), *claimed([1])])
+def test_damage_of_any_byte_is_named_with_the_turns_behind_it(
+    every: int, whole: bool
+) -> None:
+    """A damaged length, too, hides no record behind it."""
     config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
-    for bit in (5, 12, 30):
-        broken = bytearray(data)
-        at = record_ends(data)[4]
-        broken[at + bit // 8] ^= 1 << bit % 8
-        with pytest.raises(JournalError, match=f"record 5 at byte {at} is damaged"):
-            list(opened(bytes(broken)).turns())
+    data = data if whole else data[: record_ends(data)[len(turns)]]
+    starts = [len(MAGIC), *record_ends(data)]
+    last, kinds = len(starts) - 2, set[str]()
+    # Each place of a record that says how it is read, and some of all others.
+    framing = [at + near for at in starts[4:6] + starts[-3:-1] for near in range(30)]
+    for at in sorted({*range(starts[0], len(data), every), *framing}):
+        if at >= len(data):
+            break
+        number = bisect(starts, at) - 1
+        behind = len([one for one in range(number + 1, last + 1) if one <= len(turns)])
+        for change in (1, 0xFF) if every == 1 else (1 << at % 8,):
+            broken = bytearray(data)
+            broken[at] ^= change
+            torn, found = list[str](), list[bytes]()
+            try:
+                found += payloads(bytes(broken), "run", torn=torn)
+            except JournalError as error:
+                text = str(error)
+                place = f"run: record {number} at byte {starts[number]} is damaged: its "
+                assert text.startswith(place)
+                tail = f"; {behind} whole turns follow it, from byte {starts[number + 1]}"
+                assert (tail in text) == (number < last)
+                kinds.add(text[len(place) :].partition(";")[0])
+            else:
+                assert torn
+                assert (number, len(found)) == (last, last)
+                kinds.add("torn")
+    assert kinds == {"torn", "length is wrong", "checksum differs"}
+
+
+def test_damage_before_other_damage_and_a_torn_tail() -> None:
+    """The turns behind it that are whole are counted, and no others."""
+    config, turns = recorded(8, 20)
+    data = encode_journal(config, turns)
+    ends = record_ends(data)
+    broken = bytearray(data[: ends[10] + 40])
+    broken[ends[4] + 3] ^= 0x40
+    broken[ends[6]] ^= 2
+    broken[ends[7] + 20] ^= 2
+    with pytest.raises(
+        JournalError,
+        match=f"record 5 at byte {ends[4]} is damaged: its length is wrong; 3 whole "
+        f"turns follow it, from byte {ends[5]} on; turns before it are whole: "
+        "minfer replay --until 4",
+    ):
+        list(opened(bytes(broken)).turns())
+
+
+def test_a_damaged_head_of_a_last_segment_is_no_torn_one() -> None:
+    config, turns = recorded(8, 20)
+    first, second = encode_journal(config, turns[:9]), encode_journal(config, turns[9:])
+    broken = bytearray(second)
+    broken[len(MAGIC) + 2] ^= 1
+    with pytest.raises(JournalError, match=f"record 0 .*; {len(turns) - 9} whole turns"):
+        open_segments({"run": first, "run-1": bytes(broken)})
 
 
 def test_zeros_are_a_torn_tail_only_at_the_end() -> None:
