@@ -12,7 +12,7 @@ from typing import Any
 
 from minfer.checks import LEAST, MOST
 from minfer.config import EngineConfig
-from minfer.messages import Overruled
+from minfer.messages import Overruled, clip
 from minfer.policy import Load, Policy, Rank
 from minfer.record import evolve
 from minfer.request import Request
@@ -84,10 +84,29 @@ def _asked(
     try:
         return read(getattr(config.policy, question)(state.policy, *about)), state
     except _UnusableError as error:
-        why = str(error)
+        told = Overruled(question, str(error))
     except Exception as error:  # whatever it is, it is the policy's and not the engine's
         why = f"raised {type(error).__name__}"
-    return instead, evolve(state, overruled=(*state.overruled, Overruled(question, why)))
+        told = Overruled(question, why, _text(error), _line(error))
+    return instead, evolve(state, overruled=(*state.overruled, told))
+
+
+def _text(error: Exception) -> str:
+    """What an error says; nothing if it raises when it is asked."""
+    try:
+        return clip(str(error))
+    except Exception:  # an error of somebody else's may do anything
+        return ""
+
+
+def _line(error: Exception) -> str:
+    """The line of code that raised an error, with its file."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return ""
+    return f"{last.tb_frame.f_code.co_filename}, line {last.tb_lineno}"
 
 
 def _with_policy(state: EngineState, policy: Any) -> EngineState:

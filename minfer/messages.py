@@ -292,6 +292,9 @@ class Overruled:
 
     question: str  # a method of minfer.policy.Policy
     why: str
+    # Where it raised, what and in which line: for people, and no part of a decision.
+    error: str = field(default="", eq=False)
+    line: str = field(default="", eq=False)
 
 
 Reason = Admitted | Held | Preempted | Missed | Ended | Voided | Ignored | Overruled

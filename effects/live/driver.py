@@ -35,6 +35,7 @@ from minfer.config import EngineConfig
 from minfer.effects.execution.executor import Executor
 from minfer.effects.live.drafts import Drafts, NoDrafts
 from minfer.effects.live.masks import Masked, MaskMaker, NoMasks
+from minfer.effects.live.policy_warnings import PolicyWarnings
 from minfer.engine import step
 from minfer.messages import (
     Emit,
@@ -133,6 +134,7 @@ class Driver:
         self.ends: list[Finish] = []  # that who makes masks asks for
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
+        self.policy_warnings = PolicyWarnings(config.policy)
         self.masks.listen(self.post)
         self.masks.write_to(executor.mask_lines)
         self.turns = 0  # taken so far
@@ -171,6 +173,7 @@ class Driver:
         self.taken = events
         self.wake = None
         self._forget_void()
+        self.policy_warnings.see(transition.reasons)
         self.masks.turned(transition)
         self.drafts.turned(transition)
         self._begin_masks()

@@ -22,7 +22,11 @@ from minfer.state import EngineState, Transition
 
 Facts = dict[str, Any]
 # Fields of reasons, by their names in journals, that quote errors: these decide nothing.
-_WORDS: Final = {"Voided": ("error",), "Ignored": ("detail",)}
+_WORDS: Final = {
+    "Voided": ("error",),
+    "Ignored": ("detail",),
+    "Overruled": ("error", "line"),
+}
 
 
 _encode: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode

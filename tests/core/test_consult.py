@@ -172,6 +172,26 @@ def test_a_policy_that_raises_gives_way_to_first_come(
     )
 
 
+class _UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text either")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("k"), "'k'"),
+        (ValueError("x" * 999), "x" * 197 + "..."),
+        (_UnspeakableError(), ""),
+    ],
+)
+def test_what_a_policy_raised_is_said_with_its_line(error: Exception, text: str) -> None:
+    _, (told,) = asked("budget", error)
+    assert told.error == text
+    assert told.line.startswith(f"{__file__}, line ")
+    assert asked("budget", 5.5)[1] == [Overruled("budget", "returned a float")]
+
+
 def test_a_rank_instead_is_that_of_the_last_who_waits_or_runs() -> None:
     config, state = evolve(CONFIG, policy=Says(None)), crowd()
     request = ask("new", 4, 9)

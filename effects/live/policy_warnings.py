@@ -1,0 +1,49 @@
+"""Warnings about a scheduling policy whose answers cannot be used.
+
+The engine answers for it as first come, first served would, and goes on
+(`minfer.consult`). That must not go unnoticed, and a policy may be wrong in each turn: so
+there is one warning for each kind of fault, which is the question, what was wrong with
+the answer and the line that raised. All of them are counted
+(`overruled_policy_answers`).
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from attrs import define, field
+
+from minfer.messages import Overruled, Reason
+from minfer.policy import Policy
+
+_log = logging.getLogger("minfer.engine")
+MOST_KINDS: Final = 100  # of which there are warnings: a policy may make up names
+
+
+@define
+class PolicyWarnings:
+    """What was warned of already."""
+
+    policy: Policy
+    warned: set[tuple[str, str, str]] = field(factory=set)
+
+    def see(self, reasons: Iterable[Reason]) -> None:
+        """Warn of answers that could not be used in a turn, if these faults are new."""
+        for one in reasons:
+            if type(one) is Overruled:
+                self._overruled(one)
+
+    def _overruled(self, one: Overruled) -> None:
+        kind = one.question, one.why, one.line
+        if kind in self.warned or len(self.warned) >= MOST_KINDS:
+            return
+        self.warned.add(kind)
+        _log.warning(
+            "scheduling policy %s: %s %s%s%s; the engine answers as first come, first "
+            "served would, now and whenever this happens again without a further warning",
+            type(self.policy).__name__,
+            one.question,
+            one.why,
+            f": {one.error}" if one.error else "",
+            f" ({one.line})" if one.line else "",
+        )
