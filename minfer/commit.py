@@ -8,7 +8,7 @@ engine.
 
 from collections.abc import Container, Iterable
 from itertools import compress, count, islice, repeat
-from operator import add, ge, ne, sub
+from operator import add, ge, le, ne, sub
 
 from minfer import thresholds
 from minfer.config import EngineConfig
@@ -68,7 +68,7 @@ def _good(
     advanced, new = _advanced(state.running, plan, yields, sizes)
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
     if plan.drafts and config.speculation is not None:
-        state = learnt(config.speculation.learning, state, plan, sizes)
+        state = learnt(config.speculation, state, plan, sizes)
     if state.faults:
         ran = {advanced.ids[i] for i in positions(advanced, set(plan.gens))}
         state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))
@@ -143,9 +143,13 @@ def aligned(
     """What generations `now` have of the yields of the generations `before`; nothing for
     others.
 
-    The two are in the same order and differ in few places, so stretches of `window` are
-    compared whole; a dictionary of all would cost five times as much.
+    The two are in the same order and mostly differ in few places, so stretches of
+    `window` are compared whole; a dictionary of all would cost five times as much. It is
+    made where many sat the step out.
     """
+    if len(now) - len(before) > thresholds.SAT_OUT:
+        of = dict(zip(before, yields, strict=True))
+        return tuple(map(of.get, now, repeat(())))
     out: list[tuple[int, ...]] = []
     i = j = 0
     while i < len(before) and j < len(now):
@@ -172,9 +176,9 @@ def _flaw(
     """What is wrong with results, or nothing: the laws are those of module plan."""
     if len(sizes) != len(plan.gens):
         return f"{len(sizes)} results for {len(plan.gens)} rows"
-    pairs = zip(sizes, plan.most, strict=True)
-    if sizes != plan.most and not all(
-        min(1, most) <= size <= most for size, most in pairs
+    least = map(bool, plan.most)
+    if sizes != plan.most and not (
+        all(map(le, sizes, plan.most)) and all(map(ge, sizes, least))
     ):
         return "a row yielded more or less than it may"
     if tokens and not 0 <= min(tokens) <= max(tokens) < config.vocab_size:

@@ -13,6 +13,7 @@ costs what changed in it.
                                      +--> ended: blocks stay cached until space is needed
 """
 
+from itertools import groupby
 from typing import Final
 
 from minfer.arrive import submitted
@@ -72,13 +73,15 @@ def step(
 def _in_a_row(events: tuple[Event, ...]) -> list[list[Event]]:
     """The events in order, in groups that are folded at once."""
     found, last = list[list[Event]](), ""
-    for event in events:
-        kind = _IN_A_ROW.get(type(event), "")
-        if kind and kind == last:
-            found[-1].append(event)
+    for kind, some in groupby(events, key=type):
+        name = _IN_A_ROW.get(kind, "")
+        if not name:
+            found += [[event] for event in some]
+        elif name == last:
+            found[-1] += some
         else:
-            found.append([event])
-        last = kind
+            found.append([*some])
+        last = name
     return found
 
 

@@ -5,6 +5,7 @@ device.
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import compress
 from operator import add
 
 from attrs import frozen
@@ -13,7 +14,7 @@ from minfer.config import EngineConfig
 from minfer.plan import Draft, Fill, Open, Plan
 from minfer.record import evolve
 from minfer.sample import row_sampling
-from minfer.sequence import Running, less, positions
+from minfer.sequence import Running, is_bound, less, positions
 from minfer.work import Work
 
 
@@ -125,14 +126,25 @@ def _opened(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
 def _drafts(work: Work, gens: tuple[int, ...]) -> tuple[Draft, ...]:
     """Who of the plan's rows has drafts."""
     drafts = work.drafts
-    return tuple([Draft(i, drafts[gen]) for i, gen in enumerate(gens) if gen in drafts])
+    if len(drafts) < len(gens):
+        places = [i for i, gen in enumerate(gens) if gen in drafts]
+        return tuple([Draft(i, drafts[gens[i]]) for i in places])
+    if not any(drafts.values()):
+        return _drafts_of_device(len(gens))
+    return tuple(map(Draft, range(len(gens)), map(drafts.__getitem__, gens)))
+
+
+@lru_cache(maxsize=64)
+def _drafts_of_device(count: int) -> tuple[Draft, ...]:
+    """Drafts of the executor's draft model for all of so many rows."""
+    return tuple(map(Draft, range(count)))
 
 
 def _apart(run: Running, gens: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:
     """The places of rows that are sampled apart: those that yield and are bound to the
     host.
     """
-    bound = [i for i, seq in enumerate(run.seqs) if seq.request.lockstep]
+    bound = tuple(compress(range(len(run)), map(is_bound, run.seqs)))
     if gens is run.gens:  # nobody sits it out
         return tuple([i for i in bound if most[i]])
     who = {run.gens[i] for i in bound}

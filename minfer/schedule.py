@@ -13,8 +13,9 @@ A step is planned in the order in which one would do it by hand:
 In a steady decode nothing of this is due, and the plan is the running columns themselves.
 """
 
-from itertools import compress
-from operator import ge, lt, sub
+from collections.abc import Iterator
+from itertools import compress, repeat
+from operator import and_, ge, lt, sub
 
 from minfer import consult, thresholds
 from minfer.admit import load, release_sources
@@ -25,7 +26,7 @@ from minfer.messages import Execute
 from minfer.move_up import move_up
 from minfer.pausing import accused, resting
 from minfer.record import evolve
-from minfer.sequence import joined
+from minfer.sequence import is_bound, joined
 from minfer.speculate.plan_drafts import plan_drafts, waits_for_results
 from minfer.state import EngineState, Transition, next_in_line
 from minfer.work import Work
@@ -107,21 +108,17 @@ def _who_runs(work: Work, alone: int | None) -> None:
     work.reasons += reasons
 
 
-def _in_lockstep(work: Work) -> list[int]:
+def _in_lockstep(work: Work) -> Iterator[int]:
     """Who is bound to the host and as far ahead of its known tokens as it may be."""
     run = work.state.running
-    if not any(seq.request.lockstep for seq in run.seqs):
+    bound = tuple(map(is_bound, run.seqs))
+    if not any(bound):
         work.state = evolve(work.state, lockstep=False)
-        return []
-    ahead = tuple(map(sub, run.sched, run.known))
+        return iter(())
     most = int(work.config.late_masks)  # how many tokens ahead they may be
-    if max(ahead) < most:  # nobody is, so nobody need be looked at
-        return []
-    return [
-        run.gens[i]
-        for i, seq in enumerate(run.seqs)
-        if seq.request.lockstep and ahead[i] >= most
-    ]
+    ahead = map(sub, run.sched, run.known)
+    far = map(ge, ahead, repeat(most))
+    return compress(run.gens, map(and_, bound, far))
 
 
 def _who_gets_tokens(work: Work) -> None:

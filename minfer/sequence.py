@@ -32,7 +32,7 @@ turn's cost. `chains` hold what has a key: keys, the tokens of output blocks, th
 """
 
 from bisect import bisect
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, TypeVar
@@ -149,6 +149,8 @@ class Running:
         return (self.tails[i] + self.fresh[i])[start - first : stop - first]
 
 
+# Whether a sequence's next token depends on the host.
+is_bound: Final[Callable[[Sequence], bool]] = attrgetter("request.lockstep")
 COLUMNS: Final = tuple(a.name for a in attrs.fields(Running))
 _columns: Final = attrgetter(*COLUMNS)
 

@@ -39,7 +39,9 @@ record that is not whole and that whole ones follow is damage: a reader finds th
 by their first bytes, lengths and checksums, and says how many turns they are.
 Digests of states are those of `minfer.runs.projection`, which leaves out token ids and
 keys, so that a journal without token ids has the same. Format 2 had others, over the
-records as they were then: its journals are replayed by their decisions alone. Classes and
+records as they were then: its journals are replayed by their decisions alone. Formats 3
+and 4 kept more of drafts whose number is fixed: states in which samples run are not
+compared there. Classes and
 fields of records have the names of `minfer.runs.wire_names`, which says as well what
 formats 2 and 3 may have in them that is not supported any more.
 
@@ -60,9 +62,12 @@ from minfer.state import EngineState, initial
 
 MAGIC: Final = b"minfer journal 1\n"
 # Of heads, facts and digests; what MAGIC counts is how records are framed.
-FORMAT: Final = 4
+FORMAT: Final = 5
 OLDEST: Final = 2  # format that can be replayed
 STATES: Final = 3  # format from which on digests of states are comparable
+# Format from which on what became of each sample's drafts is kept only where their number
+# depends on it.
+LEARNING: Final = 5
 EVERY: Final = 1 << 14  # turns from one digest of the state to the next
 START: Final = bytes(8)  # the digest before the first turn
 NO_STEP: Final = MOST + 1  # a number that no step has

@@ -1,5 +1,6 @@
 """What the engine keeps of speculation: what may follow, and what became of it lately."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import frozen
@@ -27,7 +28,8 @@ class Learnt:
 
     def by(self, how: Learning, step: int) -> Record:
         """The record before another step, if there were no drafts in those between."""
-        return self.record.rested(how, max(0, step - self.step - 1))
+        steps = step - self.step - 1
+        return self.record.rested(how, steps) if steps > 0 else self.record
 
 
 @frozen
@@ -38,11 +40,19 @@ class Drafting:
     learnt: Map[SampleId, Learnt] = Map()
     overall: Learnt = Learnt()  # of all samples together
 
-    def likelihood(self, how: Learning, name: SampleId, step: int) -> float:
-        """How likely a sample's next draft would be accepted in a step."""
+    def likelihoods(
+        self, how: Learning, names: Iterable[SampleId], step: int
+    ) -> list[float]:
+        """How likely the next draft of each sample would be accepted in a step."""
         assumed = self.overall.by(how, step).likelihood(how, how.assumed)
-        own = self.learnt.get(name)
-        return own.by(how, step).likelihood(how, assumed) if own else assumed
+        found, behind = list[float](), step - 1
+        for own in map(self.learnt.get, names):
+            if own is None:
+                found.append(assumed)
+            else:
+                record = own.record if own.step == behind else own.by(how, step)
+                found.append(record.likelihood(how, assumed))
+        return found
 
     def without(self, name: SampleId) -> "Drafting":
         """What is left when a sample has ended."""

@@ -1,29 +1,58 @@
-"""What became of a step's drafts is remembered, of each sample and of all together."""
+"""What became of a step's drafts is remembered: of all samples together, and of each if
+the number of its drafts depends on it.
+"""
+
+from collections.abc import Sequence
+from itertools import repeat
+from operator import add, attrgetter, sub
+from typing import Final
 
 from minfer.plan import Plan
 from minfer.record import evolve
 from minfer.speculate.drafting import Drafting, Learnt
-from minfer.speculate.length import Learning, judged
+from minfer.speculate.settings import Speculation
 from minfer.state import EngineState
+
+_index: Final = attrgetter("index")
 
 
 def learnt(
-    how: Learning, state: EngineState, plan: Plan, sizes: tuple[int, ...]
+    how: Speculation, state: EngineState, plan: Plan, sizes: tuple[int, ...]
 ) -> EngineState:
     """The state after a step with drafts, whose rows yielded so many tokens."""
-    run = state.running
-    names = dict(zip(run.gens, run.ids, strict=True))
-    drafting, records = state.drafting, state.drafting.learnt.mutate()
-    tried = right = 0
-    for draft in plan.drafts:
-        name = names.get(plan.gens[draft.index])
-        if name is None:  # it has gone, and its results do not count
-            continue
-        accepted = sizes[draft.index] - 1
-        count = judged(plan.counts[draft.index] - 1, accepted)
-        tried, right = tried + count, right + accepted
-        before = records.get(name, Learnt(step=plan.step)).by(how, plan.step)
-        records[name] = Learnt(before.told(how, count, accepted), plan.step)
-    overall = drafting.overall.by(how, plan.step).told(how, tried, right)
-    drafting = Drafting(drafting.proposals, records.finish(), Learnt(overall, plan.step))
+    run, places = state.running, [*map(_index, plan.drafts)]
+    if plan.gens != run.gens:  # of who has gone, results do not count
+        here = frozenset(run.gens)
+        places = [at for at in places if plan.gens[at] in here]
+    accepted = [sizes[at] - 1 for at in places]
+    # As `length.judged`.
+    proposed = map(sub, map(plan.counts.__getitem__, places), repeat(1))
+    judged = [*map(min, map(add, accepted, repeat(1)), proposed)]
+    drafting, learning = state.drafting, how.learning
+    before = drafting.overall.by(learning, plan.step)
+    overall = before.told(learning, sum(judged), sum(accepted))
+    if how.adaptive:
+        drafting = _of_each(how, state, plan, places, judged, accepted)
+    drafting = evolve(drafting, overall=Learnt(overall, plan.step))
     return evolve(state, drafting=drafting)
+
+
+def _of_each(
+    how: Speculation,
+    state: EngineState,
+    plan: Plan,
+    places: Sequence[int],
+    judged: Sequence[int],
+    accepted: Sequence[int],
+) -> Drafting:
+    """With the records of the samples in these rows of the plan."""
+    run, learning, step = state.running, how.learning, plan.step
+    names = dict(zip(run.gens, run.ids, strict=True))
+    records = state.drafting.learnt.mutate()
+    new, behind = Learnt(step=step), step - 1
+    for at, count, right in zip(places, judged, accepted, strict=True):
+        name = names[plan.gens[at]]
+        own = records.get(name, new)
+        record = own.record if own.step == behind else own.by(learning, step)
+        records[name] = Learnt(record.told(learning, count, right), step)
+    return evolve(state.drafting, learnt=records.finish())

@@ -30,7 +30,8 @@ The default rule of acceptance yields the same tokens whatever is decided here.
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat, takewhile
+from operator import itemgetter, mul
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -167,15 +168,25 @@ class Row:
 
 
 @frozen
-class Promise:
-    """What a row's drafts are worth."""
+class Promises:
+    """What drafts of rows are worth, as columns: of rows of which anything can be
+    expected.
+    """
 
-    row: int
-    sums: tuple[float, ...]  # tokens that the first, the first two, ... should yield
+    rows: Sequence[int]  # their numbers
+    # Tokens that the first, the first two, ... drafts of each should yield.
+    sums: Sequence[tuple[float, ...]]
 
-    def drafts(self, depth: int) -> int:
-        """How many there are within a depth."""
-        return min(depth, len(self.sums))
+    @property
+    def deepest(self) -> int:
+        """The most drafts of a row."""
+        return max(map(len, self.sums), default=0)
+
+    def tokens(self, depth: int) -> list[float]:
+        """What each row's drafts up to a depth should yield."""
+        if depth <= min(map(len, self.sums)):
+            return [*map(itemgetter(depth - 1), self.sums)]
+        return [some[min(depth, len(some)) - 1] for some in self.sums]
 
 
 @frozen
@@ -183,7 +194,7 @@ class Rectangle:
     """Drafts of the first `count` of some promises, up to a depth."""
 
     depth: int
-    order: Sequence[int]  # places of promises
+    order: Sequence[int]  # places in the columns of promises
     count: int
     tokens: float  # by which the step gets on
     seconds: float
@@ -233,24 +244,21 @@ def lengths(
             best, bar = tried, tried.rate
     if best is None:
         return none
-    taken = [promises[at] for at in best.order[: best.count]]
-    numbers = {one.row: one.drafts(best.depth) for one in taken}
-    each = tuple(numbers.get(row, 0) for row in range(len(rows)))
-    return Lengths(each, best.tokens, best.seconds)
+    each = [0] * len(rows)
+    for at in best.order[: best.count]:
+        each[promises.rows[at]] = min(best.depth, len(promises.sums[at]))
+    return Lengths(tuple(each), best.tokens, best.seconds)
 
 
 def _rectangles(
-    promises: Sequence[Promise],
-    costs: Costs,
-    load: int,
-    room: float,
-    prompts: bool,
+    promises: Promises, costs: Costs, load: int, room: float, prompts: bool
 ) -> Iterator[Rectangle]:
     """All that are worth a try, beside so many inputs that are tokens, too."""
-    for depth in _depths(promises):
-        tokens = [one.sums[:depth][-1] for one in promises]
+    for depth in _depths(promises.deepest):
+        tokens = promises.tokens(depth)
         order = sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
-        sums = [*accumulate((tokens[at] for at in order), initial=float(load))]
+        best = map(tokens.__getitem__, order)
+        sums = [*accumulate(best, initial=float(load))]
         for size, _ in costs.verify:
             count = min(int(min(size - load, room)) // depth, len(order))
             if count > 0:
@@ -259,21 +267,19 @@ def _rectangles(
                 yield Rectangle(depth, order, count, sums[count], seconds)
 
 
-def _promises(rows: Sequence[Row]) -> list[Promise]:
+def _promises(rows: Sequence[Row]) -> Promises:
     """Of each row's drafts, as far as anything can be expected of them."""
-    found = list[Promise]()
-    for at, row in enumerate(rows):
-        sums, tokens, likely = list[float](), 0.0, row.likelihood
-        while len(sums) < row.most and likely >= _HARDLY:
-            tokens += likely
-            sums.append(tokens)
-            likely *= row.likelihood
-        if sums:
-            found.append(Promise(at, tuple(sums)))
-    return found
+    places, sums = list[int](), list[tuple[float, ...]]()
+    for place, row in enumerate(rows):
+        likely = [*accumulate(repeat(row.likelihood, row.most), mul)]
+        if likely and likely[-1] < _HARDLY:
+            likely = [*takewhile(_HARDLY.__le__, likely)]
+        if likely:
+            places.append(place)
+            sums.append(tuple(accumulate(likely)))
+    return Promises(places, sums)
 
 
-def _depths(promises: Sequence[Promise]) -> list[int]:
+def _depths(deepest: int) -> list[int]:
     """The depths that are tried: of many, few."""
-    deepest = max((len(one.sums) for one in promises), default=0)
     return sorted({min(depth, deepest) for depth in (*_DEPTHS, deepest)} - {0})

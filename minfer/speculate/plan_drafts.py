@@ -19,7 +19,10 @@ all before them is known, and its masks can be made for each place. A draft mode
 nobody could make masks for.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, repeat
+from operator import add, attrgetter, eq, gt, sub
+from typing import Final
 
 from attrs import frozen
 
@@ -32,19 +35,45 @@ from minfer.pmap import Map
 from minfer.record import evolve
 from minfer.request import Request
 from minfer.sequence import edited_column
+from minfer.speculate.drafting import Proposed
 from minfer.speculate.length import Row, lengths
 from minfer.speculate.settings import HOST, Speculation
 from minfer.state import EngineState
 from minfer.work import Work
 
+_NOT_PROPOSED: Final = Proposed(-1, ())
+_known, _tokens = attrgetter("known"), attrgetter("tokens")
+
 
 @frozen
-class Drafter:
-    """A running sample that may have drafts."""
+class Drafters:
+    """Running samples that may have drafts, as columns: all drafts of a step are handled
+    in a few passes in C.
+    """
 
-    i: int  # its position among the running
-    most: int  # drafts
-    tokens: tuple[int, ...] = ()  # the host's, if those are what it may have
+    at: Sequence[int]  # positions among the running, in order
+    most: tuple[int, ...]  # drafts
+    tokens: Sequence[tuple[int, ...]] = ()  # the host's, if it is the host that drafts
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def only(self, chosen: Sequence[bool]) -> "Drafters":
+        """Those that are chosen."""
+        if all(chosen):
+            return self
+        return Drafters(
+            tuple(compress(self.at, chosen)),
+            tuple(compress(self.most, chosen)),
+            tuple(compress(self.tokens, chosen)),
+        )
+
+    def with_numbers(self, numbers: tuple[int, ...]) -> "Drafters":
+        """Those that have any of so many drafts each."""
+        return Drafters(self.at, numbers, self.tokens).only(tuple(map(bool, numbers)))
+
+
+_NOBODY: Final = Drafters((), ())
 
 
 def may_draft(request: Request, drafter: str) -> bool:
@@ -79,7 +108,7 @@ def plan_drafts(work: Work) -> None:
     how = work.config.speculation
     if how is None:
         return
-    drafters = [*_drafters(work, how)]
+    drafters = _drafters(work, how)
     if how.drafter == HOST and work.state.drafting.proposals:
         work.state = _all_used(work.state)
     if not drafters or work.room <= 0:
@@ -89,63 +118,67 @@ def plan_drafts(work: Work) -> None:
     inputs -= len(work.shares)
     others, prompts = inputs - len(drafters), bool(work.shares)
     numbers = _numbers(how, work.state, drafters, others, work.room, prompts)
-    each = zip(drafters, numbers, strict=True)
-    _give(work, [evolve(one, most=number) for one, number in each if number])
+    _give(work, drafters.with_numbers(numbers))
 
 
-def _drafters(work: Work, how: Speculation) -> Iterator[Drafter]:
+def _drafters(work: Work, how: Speculation) -> Drafters:
     """Who takes part in the step, decodes, and may have drafts."""
     run = work.state.running
     if 0 < how.rows < len(run) - len(work.idle):
-        return
+        return _NOBODY
     if how.drafter == HOST and work.state.inflight:
-        return
-    some = _proposed_for(how, work.state) if how.drafter == HOST else _all(how, work)
-    for one in some:
-        gen = run.gens[one.i]
-        if gen not in work.idle and gen not in work.shares:
-            yield one
+        return _NOBODY
+    some = _proposed_for if how.drafter == HOST else _all
+    found = some(how, work.state)
+    out = work.idle.union(work.shares)
+    if not out:
+        return found
+    return found.only([run.gens[i] not in out for i in found.at])
 
 
-def _all(how: Speculation, work: Work) -> Iterator[Drafter]:
-    run = work.state.running
-    for i, seq in enumerate(run.seqs):
-        most = min(how.drafts, run.last[i] - run.sched[i] - 1)
-        if most > 0 and may_draft(seq.request, how.drafter):
-            yield Drafter(i, most)
+def _all(how: Speculation, state: EngineState) -> Drafters:
+    """Who could have drafts of the device."""
+    run = state.running
+    left = map(sub, map(sub, run.last, run.sched), ones(len(run)))
+    most = tuple(map(min, left, repeat(how.drafts)))
+    chosen = tuple(map(gt, most, repeat(0)))
+    if state.lockstep or state.filling:  # else all decode, and none is bound to the host
+        may = (may_draft(seq.request, how.drafter) for seq in run.seqs)
+        chosen = tuple([one and other for one, other in zip(chosen, may, strict=True)])
+    return Drafters(range(len(run)), most).only(chosen)
 
 
-def _proposed_for(how: Speculation, state: EngineState) -> Iterator[Drafter]:
-    """Who would have drafts of the host, if nothing were in flight."""
-    run, proposals = state.running, state.drafting.proposals
-    for i, name in enumerate(run.ids):
-        found = proposals.get(name)
-        if (
-            found is None
-            or found.known != run.known[i]
-            or name in state.paused
-            or not may_draft(run.seqs[i].request, HOST)
-        ):
-            continue
-        most = min(how.drafts, len(found.tokens), run.last[i] - run.known[i])
-        if most > 0:
-            yield Drafter(i, most, found.tokens)
+def _proposed_for(how: Speculation, state: EngineState) -> Drafters:
+    """Who would have drafts of the host, if nothing were in flight. What yields no token
+    has none: it has its last one.
+    """
+    run, paused = state.running, state.paused
+    proposals = state.drafting.proposals
+    found = tuple(map(proposals.get, run.ids, repeat(_NOT_PROPOSED)))
+    tokens = tuple(map(_tokens, found))
+    left = map(sub, run.last, run.known)
+    most = tuple(map(min, map(len, tokens), left, repeat(how.drafts)))
+    fresh = map(eq, map(_known, found), run.known)
+    chosen = tuple(map(gt, map(min, most, fresh), repeat(0)))
+    if paused:
+        each = zip(chosen, run.ids, strict=True)
+        chosen = tuple([one and name not in paused for one, name in each])
+    return Drafters(range(len(run)), most, tokens).only(chosen)
 
 
 def _bounded(
-    config: EngineConfig,
-    state: EngineState,
-    how: Speculation,
-    drafters: Iterable[Drafter],
-) -> tuple[list[Drafter], EngineState]:
+    config: EngineConfig, state: EngineState, how: Speculation, drafters: Drafters
+) -> tuple[Drafters, EngineState]:
     """Drafters, with as many drafts as the policy allows, which is asked if there are
     any.
     """
-    some = [*drafters]
-    if not some:
-        return some, state
+    if not drafters:
+        return drafters, state
     most, state = consult.drafts(config, state, load(config, state), how.drafts)
-    return [evolve(one, most=min(one.most, most)) for one in some], state
+    if most < how.drafts:
+        fewer = tuple(map(min, drafters.most, repeat(most)))
+        drafters = evolve(drafters, most=fewer)
+    return drafters, state
 
 
 def _to_be_filled(state: EngineState) -> int:
@@ -160,7 +193,7 @@ def _to_be_filled(state: EngineState) -> int:
 def _numbers(
     how: Speculation,
     state: EngineState,
-    drafters: list[Drafter],
+    drafters: Drafters,
     others: int,
     room: int,
     prompts: bool,
@@ -169,14 +202,14 @@ def _numbers(
     which may be of `prompts`.
     """
     if how.adaptive and how.costs is not None:
-        names, step = state.running.ids, state.next_step
-        rows = [
-            Row(state.drafting.likelihood(how.learning, names[one.i], step), one.most)
-            for one in drafters
-        ]
+        names = map(state.running.ids.__getitem__, drafters.at)
+        likely = state.drafting.likelihoods(how.learning, names, state.next_step)
+        rows = tuple(map(Row, likely, drafters.most))
         found = lengths(rows, how.costs, others, how.margin, room, prompts=prompts)
         return found.drafts
-    return _fitting(tuple(_as_they_come((one.most for one in drafters), room)), room)
+    if len(drafters) * max(drafters.most, default=0) <= room:
+        return drafters.most
+    return _fitting(tuple(_as_they_come(drafters.most, room)), room)
 
 
 def _as_they_come(wanted: Iterable[int], room: int) -> Iterator[int]:
@@ -200,18 +233,40 @@ def _all_used(state: EngineState) -> EngineState:
     return evolve(state, drafting=evolve(drafting, proposals=Map()))
 
 
-def _give(work: Work, drafters: list[Drafter]) -> None:
+def _give(work: Work, drafters: Drafters) -> None:
     """Lay down who has how many drafts, as far as its table goes."""
-    run = work.state.running
-    upto = {one.i: run.sched[one.i] + one.most + 1 for one in drafters}
+    drafters = _in_tables(work, drafters)
+    if not drafters:
+        return
+    run, at = work.state.running, drafters.at
+    gens = map(run.gens.__getitem__, at)
+    if drafters.tokens:
+        each = zip(drafters.tokens, drafters.most, strict=True)
+        said = [tokens[:number] for tokens, number in each]
+        work.drafts.update(zip(gens, said, strict=True))
+    else:
+        work.drafts.update(dict.fromkeys(gens, ()))
+    ahead = tuple(map(add, drafters.most, ones(len(at))))
+    every = len(at) == len(run)
+    cells = dict(zip(at, ahead, strict=True))
+    work.most = ahead if every else edited_column(ones(len(run)), cells)
+
+
+def _in_tables(work: Work, drafters: Drafters) -> Drafters:
+    """Drafters with as many drafts as their tables have room for. What ends before its
+    table should grow (`mark`) has room.
+    """
+    run, at = work.state.running, drafters.at
+    sched = tuple(map(run.sched.__getitem__, at))
+    ends = tuple(map(add, map(add, sched, drafters.most), ones(len(at))))
+    tight = [*compress(range(len(at)), map(gt, ends, map(run.mark.__getitem__, at)))]
+    if not tight:
+        return drafters
+    upto = {at[place]: ends[place] for place in tight}
     work.state, work.grown = make_room(work.config, work.state, upto, work.grown)
-    run = work.state.running
-    most = dict[int, int]()
-    for one in drafters:
-        entries = len(run.tables[one.i]) * work.config.block_size
-        number = min(one.most, entries - run.sched[one.i] - 1)
-        if number > 0:
-            most[one.i] = 1 + number
-            work.drafts[run.gens[one.i]] = one.tokens[:number]
-    if most:
-        work.most = edited_column(ones(len(run)), most)
+    tables, size = work.state.running.tables, work.config.block_size
+    numbers = list(drafters.most)
+    for place in tight:
+        room = len(tables[at[place]]) * size - sched[place] - 1
+        numbers[place] = max(0, min(numbers[place], room))
+    return drafters.with_numbers(tuple(numbers))

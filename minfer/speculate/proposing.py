@@ -23,17 +23,17 @@ def told_of_proposals(
     config: EngineConfig, state: EngineState, proposals: Sequence[Propose]
 ) -> Transition:
     """Keep what may follow, of samples that may have drafts."""
-    kept, reasons = state.drafting.proposals, list[Reason]()
-    running = frozenset(state.running.ids)
+    kept, reasons = state.drafting.proposals.mutate(), list[Reason]()
+    running, drafting = frozenset(state.running.ids), state.drafting
     for one in proposals:
         why = _useless(config, running, one)
         if why:
             who = f"sample {one.sample} of {clip(repr(one.id))}"
             reasons.append(Ignored("propose", f"{who}: {why}"))
         else:
-            kept = kept.set((one.id, one.sample), Proposed(one.known, one.tokens))
-    if kept is not state.drafting.proposals:
-        state = evolve(state, drafting=evolve(state.drafting, proposals=kept))
+            kept[one.id, one.sample] = Proposed(one.known, one.tokens)
+    if len(reasons) < len(proposals):
+        state = evolve(state, drafting=evolve(drafting, proposals=kept.finish()))
     return Transition(state, (), tuple(reasons))
 
 

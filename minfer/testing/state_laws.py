@@ -31,6 +31,9 @@ def check_state(books: Books, after: EngineState) -> None:
     require(dict(drafting.proposals) == proposed, "drafts", "what was proposed")
     strangers = set(drafting.learnt) - accounts.keys()
     require(not strangers, "drafts", f"{strangers} are remembered, and have ended")
+    how = books.config.speculation
+    needless = drafting.learnt and not (how is not None and how.adaptive)
+    require(not needless, "drafts", "records that no number of drafts depends on")
     books.leaving = _fenced(books.leaving, [fence.until for fence in after.fences])
     check_flights(books.flights, after, books.config.block_size)
 

@@ -30,6 +30,7 @@ def tiny(rng: Random) -> dict[str, int]:
         "STOP_IDS": rng.choice((0, 2, 3)),
         "LONG_PREFIX": rng.choice((1, 2)),
         "NEIGHBOURS": rng.choice((1, 2, 3)),
+        "SAT_OUT": rng.choice((0, 1, 16)),
     }
 
 

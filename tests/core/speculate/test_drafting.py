@@ -5,6 +5,7 @@ from attrs import evolve
 
 from minfer.pmap import Map
 from minfer.runs.codec import dump, load
+from minfer.sequence import SampleId
 from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting, Learnt, Proposed
 from minfer.speculate.length import Learning, Record
 
@@ -25,22 +26,29 @@ def test_a_record_fades_once_for_each_step_between() -> None:
     assert learnt.by(HOW, 10) == learnt.by(HOW, 3) == learnt.record, "never grows"
 
 
+def likelihood(drafting: Drafting, name: SampleId, step: int) -> float:
+    """Of one sample; beside others it is the same."""
+    each = drafting.likelihoods(HOW, [("other", 9), name], step)
+    assert drafting.likelihoods(HOW, [name], step) == each[1:]
+    return each[1]
+
+
 def test_nothing_is_known_before_the_first_step() -> None:
     assert Learnt().by(HOW, 0) == Record()
-    assert NOTHING_DRAFTED.likelihood(HOW, ONE, 0) == HOW.assumed
+    assert likelihood(NOTHING_DRAFTED, ONE, 0) == HOW.assumed
 
 
 def test_who_has_no_record_is_as_all_are() -> None:
     everybody = (2.0 + 0.5 * 2.0) / (2.0 + 2.0)
-    assert SOME.likelihood(HOW, ("new", 0), 11) == everybody
-    assert SOME.likelihood(HOW, ("new", 0), 12) == (1.0 + 0.5 * 2.0) / (1.0 + 2.0)
+    assert likelihood(SOME, ("new", 0), 11) == everybody
+    assert likelihood(SOME, ("new", 0), 12) == (1.0 + 0.5 * 2.0) / (1.0 + 2.0)
 
 
 def test_a_record_of_ones_own_begins_with_that_of_all() -> None:
     everybody = (2.0 + 0.5 * 2.0) / (2.0 + 2.0)
-    assert SOME.likelihood(HOW, ONE, 11) == (6.0 + 2.0 * everybody) / (8.0 + 2.0)
-    assert SOME.likelihood(HOW, OTHER, 11) == 2.0 * everybody / (4.0 + 2.0)
-    much_later = SOME.likelihood(HOW, OTHER, 1000)
+    assert likelihood(SOME, ONE, 11) == (6.0 + 2.0 * everybody) / (8.0 + 2.0)
+    assert likelihood(SOME, OTHER, 11) == 2.0 * everybody / (4.0 + 2.0)
+    much_later = likelihood(SOME, OTHER, 1000)
     assert much_later == pytest.approx(HOW.assumed), "given up, and tried again"
 
 

@@ -11,7 +11,7 @@ from minfer.pmap import Map
 from minfer.speculate.drafting import Drafting, Learnt
 from minfer.speculate.length import Costs, Learning, Record
 from minfer.speculate.plan_drafts import (
-    Drafter,
+    Drafters,
     _numbers,
     waits_for_results,
 )
@@ -126,7 +126,7 @@ def test_rows_with_fewer_than_others_cost_as_much(
     step = bench.state.next_step - 1
     records = Map((name, Learnt(one, step)) for name, one in some.items())
     state = evolve(bench.state, drafting=Drafting(learnt=records))
-    drafters = [Drafter(0, 4), Drafter(1, 4)]
+    drafters = Drafters((0, 1), (4, 4))
     assert _numbers(how, state, drafters, 2, room=6, prompts=False) == numbers
 
 

@@ -17,6 +17,7 @@ from minfer.state import Turn
 from tests.circles import seeds
 from tests.core.recorded import recorded
 from tests.core.speculate.drafted import (
+    FLAT,
     HOSTED,
     ON_DEVICE,
     Guess,
@@ -28,10 +29,14 @@ from tests.core.speculate.drafted import (
 from tests.core.test_engine import ask
 
 QUICK = Learning(kept=0.9, rested=0.5, most=20.0)
+LEARNS = evolve(HOSTED, learning=QUICK, adaptive=True, costs=FLAT)
 
 
-def plain(how: Learning, turns: list[Turn]) -> Iterator[Drafting]:
-    """After each turn, what is remembered, all of which fades in each step."""
+def plain(speculation: Speculation, turns: list[Turn]) -> Iterator[Drafting]:
+    """After each turn, what is remembered, all of which fades in each step: of all
+    samples together, and of each if the number of drafts depends on it.
+    """
+    how = speculation.learning
     overall, each = Record(), dict[SampleId, Record]()
     for turn in turns:
         before, after = turn.before, turn.transition.state
@@ -46,7 +51,7 @@ def plain(how: Learning, turns: list[Turn]) -> Iterator[Drafting]:
                 each[name] = each[name].told(how, 0, 0)
             tried, hits = sum(n for _, n, _ in said), sum(n for *_, n in said)
             overall = overall.told(how, tried, hits)
-            for who, count, hit in said:
+            for who, count, hit in said if speculation.adaptive else ():
                 each[who] = each.get(who, Record()).told(how, count, hit)
         live = {*after.running.ids, *(seq.id for seq in after.waiting)}
         # A sample that ended is forgotten, also if another one got its id in this turn.
@@ -86,10 +91,13 @@ def same(how: Learning, one: Drafting, plainly: Drafting) -> bool:
     )
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("how", [HOSTED, ON_DEVICE], ids=["host", "device"])
 @pytest.mark.parametrize("guess", [right, wrong])
-def test_a_run_is_remembered_as_by_a_plain_fold(how: Speculation, guess: Guess) -> None:
-    speculation = evolve(how, learning=QUICK)
+def test_a_run_is_remembered_as_by_a_plain_fold(
+    how: Speculation, guess: Guess, adaptive: bool
+) -> None:
+    speculation = evolve(how, learning=QUICK, adaptive=adaptive, costs=FLAT)
     wishes = [ask("a", 9, 30), ask("bb", 20, 30, n=2), ask("ccc", 3, 2)]
     bench = begun(speculation, *wishes, guess=guess, turns=4)
     bench.guess = nothing
@@ -98,7 +106,7 @@ def test_a_run_is_remembered_as_by_a_plain_fold(how: Speculation, guess: Guess) 
     bench.guess = right
     bench.turn(Cancel("a"), Submit(ask("dddd", 5, 30)))
     bench.drain()
-    folded = [*plain(QUICK, bench.turns)]
+    folded = [*plain(speculation, bench.turns)]
     assert folded[-1].overall.record != Record()
     for turn, plainly in zip(bench.turns, folded, strict=True):
         assert same(QUICK, turn.transition.state.drafting, plainly)
@@ -116,7 +124,8 @@ def test_worlds_are_remembered_as_by_a_plain_fold(seeds: range) -> None:
         # After a failed step, steps count that never happened.
         until = next((at for at, turn in enumerate(turns) if _failed(turn)), len(turns))
         how = config.speculation.learning
-        for turn, plainly in zip(turns[:until], plain(how, turns[:until]), strict=True):
+        folded = plain(config.speculation, turns[:until])
+        for turn, plainly in zip(turns[:until], folded, strict=True):
             drafting = turn.transition.state.drafting
             assert same(how, drafting, plainly), seed
             seen += drafting.overall.record.judged > 0
@@ -139,10 +148,10 @@ def test_only_drafts_that_were_judged_count() -> None:
     while not (plan := bench.state.inflight[0]).drafts:
         bench.turn()
     assert plan.counts == (5,)
-    state = learnt(QUICK, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (2,))
+    state = learnt(LEARNS, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (2,))
     record = Learnt(Record(2.0, 1.0), plan.step)
     assert state.drafting == Drafting(Map(), Map({("a", 0): record}), record)
-    state = learnt(QUICK, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (5,))
+    state = learnt(LEARNS, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (5,))
     assert state.drafting.overall.record == Record(4.0, 4.0)
 
 
@@ -150,5 +159,5 @@ def test_proposals_are_left_as_they_are() -> None:
     bench = begun(HOSTED, ask("a", max_tokens=30), turns=5)
     plan = next(plan for plan in bench.plans if plan.drafts)
     before = bench.state.drafting
-    after = learnt(QUICK, bench.state, plan, (1,)).drafting
+    after = learnt(LEARNS, bench.state, plan, (1,)).drafting
     assert after.proposals is before.proposals

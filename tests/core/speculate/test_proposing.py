@@ -22,6 +22,7 @@ from minfer.state import initial
 from tests.core.speculate.drafted import (
     ALONE,
     BOTH,
+    FLAT,
     HOSTED,
     ON_DEVICE,
     ROOMY,
@@ -148,7 +149,8 @@ def test_while_nothing_is_planned_it_is_kept() -> None:
 
 @pytest.mark.parametrize("end", [Cancel("a"), Finish("a", 0, 1)])
 def test_of_who_has_ended_nothing_is_kept(end: Any) -> None:
-    bench = begun(HOSTED, ask("a", max_tokens=30), ask("bb", max_tokens=30), turns=5)
+    how = evolve(HOSTED, adaptive=True, costs=FLAT)
+    bench = begun(how, ask("a", max_tokens=30), ask("bb", max_tokens=30), turns=5)
     bench.give(Propose("a", 0, 99, (1,)), Propose("bb", 0, 99, (1,)))
     assert set(bench.state.drafting.proposals) == {("a", 0), ("bb", 0)}
     assert set(bench.state.drafting.learnt) == {("a", 0), ("bb", 0)}
@@ -173,7 +175,8 @@ def test_in_the_turn_of_its_last_token_it_is_too_late() -> None:
 def test_who_gives_way_comes_back_with_its_record() -> None:
     config = evolve(ROOMY, num_blocks=9)
     wishes = [ask("a", 9, 24), ask("bb", 9, 24)]
-    bench = begun(HOSTED, *wishes, config=config)
+    how = evolve(HOSTED, adaptive=True, costs=FLAT)
+    bench = begun(how, *wishes, config=config)
     while not bench.reasons_of(Preempted):
         bench.turn()
     gone = bench.reasons_of(Preempted)[0].id, 0
@@ -250,7 +253,8 @@ def test_a_redacted_proposal_that_is_ignored_still_is() -> None:
 
 
 def test_snapshots_and_digests_know_it() -> None:
-    bench = begun(HOSTED, ask("a", max_tokens=30), turns=5)
+    how = evolve(HOSTED, adaptive=True, costs=FLAT)
+    bench = begun(how, ask("a", max_tokens=30), turns=5)
     before = bench.state
     after = told_of_proposals(bench.config, before, [Propose("a", 0, 9, (1, 2))]).state
     assert load(dump(after)) == after

@@ -152,11 +152,11 @@ def test_stale_proposals_are_not_used() -> None:
     known = bench.state.running.known[0]
     with pytest.MonkeyPatch.context() as patch:
         found = drafting._proposed_for(HOSTED, bench.state)
-        assert not [*found]
+        assert not found
         patch.setattr(
             drafting,
             "_proposed_for",
-            lambda *_: [drafting.Drafter(0, 2, (1, 2))],
+            lambda *_: drafting.Drafters((0,), (2,), ((1, 2),)),
         )
         for late in (known, known + 9):
             bench.ledger = Ledger.at(bench.config, bench.state)

@@ -72,6 +72,11 @@ BITES = (
         decoding,
         lambda t: stated(t, drafting=Drafting(learnt=Map({("gone", 0): Learnt()}))),
     ),
+    Bite(
+        "drafts: records that no number",
+        decoding,
+        lambda t: stated(t, drafting=Drafting(learnt=Map({("x", 0): Learnt()}))),
+    ),
     Bite("faults", has(Voided), lambda t: stated(t, faults=()), script=FAILED),
     Bite("device table|coverage", grows, lambda t: planned(t, grows=())),
     Bite("device table|coverage", grows, lambda t: grown(t, blocks=(30,))),
