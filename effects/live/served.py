@@ -187,7 +187,7 @@ class ServedModel(Renders):
     def read_answers(self, parsers: Parsers) -> None:
         """Look for calls of tools and reasoning as `parsers` say, from now on."""
         tokenizer = self.tokenizer
-        self.parsers = parsers.settled(tokenizer.chat_template if tokenizer else None)
+        self.parsers = parsers.settled(tokenizer.all_templates if tokenizer else None)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request that names none: of the model's

@@ -22,6 +22,11 @@ class UnsupportedModelError(CheckpointError):
     """The checkpoint is sound but asks for something that minfer does not do (yet)."""
 
 
+def whole(value: Any) -> Any:
+    """The value; a float that is a whole number as an int: some tools write 128.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Reader:
     """Reads of one config, or of an object in it; null counts as absent. Raises
     `ConfigError`.
@@ -49,7 +54,7 @@ class Reader:
 
     def size(self, key: str, default: int | None = None, low: int = 1) -> int:
         """An integer of at least `low`."""
-        value = default if self.absent(key) else self.config[key]
+        value = default if self.absent(key) else whole(self.config[key])
         # A bool is an int, and not a size.
         if type(value) is not int or not low <= value < TOO_LARGE:
             raise self.error(key, f"an integer of at least {low}")
@@ -75,7 +80,8 @@ class Reader:
     def ids(self, key: str) -> tuple[int, ...]:
         """Token ids without repetition: one, a list of them, or none."""
         value = self.config.get(key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        ids = [*map(whole, listed)]
         if any(type(token) is not int or token < 0 for token in ids):
             raise self.error(key, "a token id, a list of token ids, or null")
         return tuple(dict.fromkeys(ids))

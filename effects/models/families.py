@@ -15,6 +15,7 @@ class Family:
     """One row of the family table; see `layers.py` for the kinds of its layers."""
 
     architecture: str
+    model_type: str
     defaults: Mapping[str, Any]  # config values that transformers assumes when absent
     # Where sliding windows are: in no layer, in every layer if there is a
     # `sliding_window`, or, with `use_sliding_window`, in the layers from
@@ -34,9 +35,12 @@ _LLAMA: Final = {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_
 _LONG: Final = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
 _MISTRAL: Final = _LLAMA | _LONG | {"sliding_window": 4096}
 _ROWS: Final = (
-    Family("Qwen2ForCausalLM", _QWEN2, "upper", qkv_bias=True),
-    Family("Qwen3ForCausalLM", _QWEN3, "upper", ("attention_bias",), qk_norm=True),
-    Family("LlamaForCausalLM", _LLAMA, "none", ("attention_bias", "mlp_bias")),
-    Family("MistralForCausalLM", _MISTRAL, "every"),
+    Family("Qwen2ForCausalLM", "qwen2", _QWEN2, "upper", qkv_bias=True),
+    Family(
+        "Qwen3ForCausalLM", "qwen3", _QWEN3, "upper", ("attention_bias",), qk_norm=True
+    ),
+    Family("LlamaForCausalLM", "llama", _LLAMA, "none", ("attention_bias", "mlp_bias")),
+    Family("MistralForCausalLM", "mistral", _MISTRAL, "every"),
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
+OF_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

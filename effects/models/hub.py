@@ -1,7 +1,7 @@
 """Checkpoints by name: `org/name` or `org/name@revision` becomes a folder of the local
 hub cache.
 
-What is downloaded is data: safetensors, JSON, tokenizers and templates of the top folder.
+What is downloaded is data: safetensors, JSON and tokenizers of the top folder, templates.
 Code and pickles never are. Without a network, what the cache holds is used.
 """
 
@@ -13,8 +13,10 @@ from minfer.checks import ConfigError
 
 _ID: Final = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*(@\w[\w./+-]*)?", re.ASCII)
 WANTED: Final = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
-# Not of folders inside, nor the makers' own copy of the weights.
-UNWANTED: Final = ["*/*", "consolidated*"]
+# Of folders inside only the chat templates, and not the makers' own copy of the weights.
+UNWANTED: Final = [f"*/{name}" for name in WANTED if name != "*.jinja"] + [
+    "consolidated*"
+]
 PRIVATE: Final = (
     "is neither a folder here nor a model on the hub; correct the name, or, if it is "
     "private, run `hf auth login`"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from minfer.effects.models.config_reader import Reader
+from minfer.effects.models.config_reader import ConfigError, Reader
 from minfer.effects.models.dtypes import DTYPE_BYTES
-from minfer.effects.models.families import FAMILIES, Family
+from minfer.effects.models.families import FAMILIES, OF_TYPE, Family
 from minfer.effects.models.layers import read_layers
 from minfer.effects.models.rope import parse_rope
 from minfer.effects.models.spec import ModelSpec
@@ -13,8 +13,11 @@ from minfer.effects.models.spec import ModelSpec
 RMS_NORM_EPS = 1e-6  # where a config says none
 
 
-def parse_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
-    """Turn a config.json's contents into a `ModelSpec`; `where` names it in errors.
+def parse_spec(
+    config: Mapping[str, Any], where: str = "config.json", dtype: str | None = None
+) -> ModelSpec:
+    """Turn a config.json's contents into a `ModelSpec`; `where` names it in errors, and
+    `dtype` is the type that was asked for (None: the config's).
 
     Raises `UnsupportedModelError` for what the family table lacks, `ConfigError` for bad
     values.
@@ -30,7 +33,7 @@ def parse_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSp
         hidden_size=read.size("hidden_size"),
         layers=layers,
         max_position_embeddings=context,
-        dtype=read_dtype(read),
+        dtype=read_dtype(read, dtype),
         eos_ids=read.ids("eos_token_id"),
         rms_norm_eps=read.positive("rms_norm_eps"),
         rope=rope,
@@ -40,30 +43,55 @@ def parse_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSp
 
 
 def _family(read: Reader) -> Family:
-    """The row of the table for a config; refuses what no row says."""
-    names = read.config.get("architectures")
-    if (
-        not isinstance(names, list)
-        or not names
-        or not all(isinstance(n, str) for n in names)
-    ):
-        raise read.error("architectures", "a list of class names")
+    """The row of the table for a config; refuses what no row says.
+
+    As in transformers, `model_type` decides. `architectures` does where there is none,
+    and refuses what is not a causal language model.
+    """
+    names = read_architectures(read)
     known = [FAMILIES[name] for name in names if name in FAMILIES]
-    if not known:
-        what = f"architecture {', '.join(names)} is not supported"
-        raise read.refusal(f"{what}; supported: {', '.join(FAMILIES)}")
+    kind = read.config.get("model_type")
+    family = OF_TYPE.get(kind) if isinstance(kind, str) else next(iter(known), None)
+    own = family is not None and _base_model(family) in names
+    if family is None or (names and not known and not own):
+        if not names and kind is None:
+            raise read.error("architectures", "a list of class names")
+        what = f"architecture {', '.join(names)}" if names else f"model_type {kind!r}"
+        raise read.refusal(f"{what} is not supported; supported: {', '.join(FAMILIES)}")
     if (act := read.config.get("hidden_act", "silu")) != "silu":
         raise read.refusal(f"hidden_act {act!r} is not supported; only 'silu' is")
     if not read.absent("quantization_config"):
         what = "quantized checkpoints (quantization_config) are not supported yet"
         raise read.refusal(f"{what}; use the unquantized checkpoint")
-    return known[0]
+    return family
 
 
-def read_dtype(read: Reader) -> str:
-    """The dtype that a config names. Raises `ConfigError` for one that does not run."""
+def _base_model(family: Family) -> str:
+    """The class without an output head, whose checkpoints a tied model can be read of."""
+    return family.architecture.replace("ForCausalLM", "Model")
+
+
+def read_architectures(read: Reader) -> list[str]:
+    """The class names that a config gives, if it gives any."""
+    names = read.config.get("architectures")
+    listed = [names] if isinstance(names, str) else names
+    if not isinstance(listed, list | None) or not all(
+        isinstance(name, str) for name in listed or ()
+    ):
+        raise read.error("architectures", "a list of class names")
+    return listed or []
+
+
+def read_dtype(read: Reader, asked: str | None = None) -> str:
+    """The dtype that was asked for, or the one that a config names. Raises `ConfigError`
+    for one that does not run.
+    """
+    if asked is not None:
+        return asked
     key = "torch_dtype" if read.absent("dtype") else "dtype"  # transformers 5 renamed it
     name = str(read.config.get(key) or "float32").removeprefix("torch.")
     if name not in DTYPE_BYTES:
-        raise read.error(key, "one of " + ", ".join(DTYPE_BYTES))
+        known = ", ".join(DTYPE_BYTES)
+        found = f"{read.where}: {key} must be one of {known}, found {name!r}"
+        raise ConfigError(f"{found}; run it in one of them with --dtype (dtype=...)")
     return name

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from minfer.checks import ConfigError
 from minfer.config import EngineConfig
@@ -74,10 +74,9 @@ def _folder(model: str | None) -> Path:
 def _spec(folder: Path, dtype: str) -> ModelSpec:
     """The draft model's sizes, in the target's type."""
     try:
-        found = parse_spec(read_config(folder), str(folder / "config.json"))
+        return parse_spec(read_config(folder), str(folder / "config.json"), dtype)
     except CheckpointError as error:
         raise ConfigError(f"speculative_config: as a draft model: {error}") from error
-    return evolve(found, dtype=dtype)
 
 
 def _check_vocabulary(draft: Path, target: Path, size: int) -> None:

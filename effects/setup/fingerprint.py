@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.weight_files import shards
 from minfer.effects.setup.settings import EngineArgs
 
 _HEAD: Final = 1 << 16  # bytes read at the start of a weight file to know it again
@@ -26,9 +28,17 @@ def fingerprint(
     """Digest a model's config.json, the type it runs in, and its weights."""
     weights: list[Any] = [args.executor, args.load_format, args.seed]
     if args.executor == "torch" and args.load_format != "dummy":
-        weights = [_file_identity(path) for path in sorted(folder.glob("*.safetensors"))]
+        weights = [_file_identity(path) for path in sorted(_files(folder))]
     told = json.dumps([config, dtype, weights], sort_keys=True)
     return hashlib.sha256(told.encode()).digest()
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a folder that hold its weights; the loader says what is wrong."""
+    try:
+        return [path for path, _ in shards(folder)]
+    except CheckpointError:
+        return []
 
 
 def _file_identity(path: Path) -> str:

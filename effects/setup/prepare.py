@@ -18,12 +18,12 @@ from minfer.effects.models.checkpoint import (
     CheckpointError,
     eos_ids,
     read_config,
-    read_optional,
 )
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.setup.advice import advised_params
 from minfer.effects.setup.device import Device, DeviceError, find_device
 from minfer.effects.setup.draft import Draft, find_draft
 from minfer.effects.setup.fingerprint import fingerprint
@@ -32,8 +32,7 @@ from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.effects.setup.settings import DTYPES, EngineArgs
 from minfer.effects.setup.speculation import SpeculativeConfig, speculative_config
 from minfer.effects.setup.values import policy_of
-from minfer.params import ADVISED
-from minfer.request import ParameterError, SamplingParams
+from minfer.request import SamplingParams
 
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
 # Parameters times tokens of a step whose products take some 35 ms at 690 TFLOP/s (H200).
@@ -69,9 +68,11 @@ class Setup:
         return SamplingParams(**{**self.default_params, **overrides})
 
 
-def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
+def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -> Setup:
     """Size an engine from config.json alone.
 
+    What generation_config.json has that cannot be used is left out, with a warning if it
+    `warns`.
     `limit` is the memory that may be used, in bytes, on a device that need not be there;
     None: the default share of what is available. Executors that compute nothing have no
     limit. Raises CheckpointError, ConfigError, DeviceError and NotEnoughMemoryError.
@@ -114,7 +115,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         config=evolve(config, num_blocks=blocks, watermark=blocks // ONE_FREE_IN),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw, spec.dtype, folder),
-        default_params=_default_params(folder / "generation_config.json"),
+        default_params=advised_params(folder / "generation_config.json", warns=warns),
     )
 
 
@@ -128,7 +129,7 @@ def prepared_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=None,
     )
-    return prepare(known, limit=sys.maxsize)
+    return prepare(known, limit=sys.maxsize, warns=False)
 
 
 def _device(args: EngineArgs, limit: int | None) -> Device:
@@ -142,18 +143,18 @@ def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
     """The spec by the family table, or by transformers for what is not in it; of the
     dtype that was asked for.
     """
-    spec = _read(config, where)
-    return evolve(spec, dtype=DTYPES.get(dtype, spec.dtype))
-
-
-def _read(config: Mapping[str, Any], where: str) -> ModelSpec:
+    asked = DTYPES.get(dtype)
     try:
-        return parse_spec(config, where)
-    except UnsupportedModelError:
+        return parse_spec(config, where, asked)
+    except CheckpointError as refused:
         # It imports torch and transformers.
         from minfer.effects.models.fallback import fallback_spec
 
-        return fallback_spec(config, where)
+        try:
+            return fallback_spec(config, where, asked)
+        except CheckpointError as error:
+            known = isinstance(refused, UnsupportedModelError)
+            raise (error if known else refused) from None
 
 
 def _check_kernels(spec: ModelSpec, folder: Path) -> None:
@@ -217,18 +218,3 @@ def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: Device) -> int:
         return most
     fit = int(STREAMING_WORK / parameter_count(spec)) // _TOKENS_APART * _TOKENS_APART
     return max(_TOKENS_APART, min(most, fit))
-
-
-def _default_params(path: Path) -> Mapping[str, float]:
-    """What generation_config.json says about sampling. Raises CheckpointError."""
-    advice = read_optional(path)
-    if advice.get("do_sample") is False:
-        return {"temperature": 0}
-    found = {name: advice[name] for name in ADVISED if advice.get(name) is not None}
-    try:
-        SamplingParams(**found)
-    except ParameterError as error:
-        raise CheckpointError(
-            f"{path}: {error}; correct it, or remove it there"
-        ) from None
-    return found

@@ -70,13 +70,10 @@ def render_chat(
         raise ChatTemplateError(
             "a conversation needs the tokenizer; leave skip_tokenizer_init out"
         )
-    if tokenizer.chat_template is None:
-        where = "chat_template.jinja or tokenizer_config.json"
-        remedy = "use a plain prompt, or a model made for chat"
-        raise ChatTemplateError(f"this model has no chat template ({where}); {remedy}")
+    values = _template_values(how)
+    template = _template(tokenizer, with_tools=values["tools"] is not None)
     if not messages:
         raise ChatTemplateError("there are no messages; give at least one")
-    values = _template_values(how)
     goes_on = values.pop("continue_final_message", False)
     if goes_on and values["add_generation_prompt"]:
         both = "add_generation_prompt and continue_final_message"
@@ -85,8 +82,26 @@ def render_chat(
     if goes_on:
         _mark_end(chat[-1])
     tokens = tokenizer.special_tokens
-    text = _either_way(tokenizer.chat_template, chat, tokens, values)
+    text = _either_way(template, chat, tokens, values)
     return _left_open(text) if goes_on else text
+
+
+def _template(tokenizer: "Tokenizer", *, with_tools: bool) -> str:
+    """The template for a conversation. Raises ChatTemplateError if there is none."""
+    templates = tokenizer.templates
+    if with_tools and templates.with_tools is not None:
+        return templates.with_tools
+    if tokenizer.chat_template is not None:
+        return tokenizer.chat_template
+    if templates.names:
+        names = ", ".join(templates.names)
+        raise ChatTemplateError(
+            f"this model's chat templates are named {names}, and none is the default; "
+            f"name one of them `default`, or write it to chat_template.jinja"
+        )
+    where = "chat_template.jinja or tokenizer_config.json"
+    remedy = "use a plain prompt, or a model made for chat"
+    raise ChatTemplateError(f"this model has no chat template ({where}); {remedy}")
 
 
 def _template_values(how: ChatOptions) -> dict[str, Any]:

@@ -1,36 +1,21 @@
 """Text to token ids and back, as the checkpoint's tokenizer has it.
 
 Uses the `tokenizers` library directly: transformers would take seconds to import. Token
-ids agree with transformers' AutoTokenizer, including tokens that only
-tokenizer_config.json names.
+ids agree with those of transformers' AutoTokenizer on the same files.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
-from minfer.effects.models.checkpoint import (
-    CheckpointError,
-    CorruptFileError,
-    eos_ids,
-    read_optional,
-)
+from minfer.effects.models.checkpoint import eos_ids
 from minfer.effects.text.longest import longest_token, state_of
+from minfer.effects.text.tokenizer_loading import TokenizerError as TokenizerError
+from minfer.effects.text.tokenizer_loading import load_backend
 
-NAMED: Final = [
-    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-]
-FLAGS: Final = (
-    "single_word",
-    "lstrip",
-    "rstrip",
-    "normalized",
-    "special",
-)  # of an added token
 # GPT-2's printable stand-ins for bytes: character -> byte.
 _PLAIN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHER: Final = [byte for byte in range(256) if byte not in _PLAIN]
@@ -39,10 +24,6 @@ _ALPHABET: Final = {chr(b): b for b in _PLAIN} | {
 }
 
 _BYTE: Final = re.compile("<0x([0-9A-Fa-f]{2})>")  # how sentencepiece spells a byte
-
-
-class TokenizerError(CheckpointError):
-    """The tokenizer of a checkpoint is missing or unusable."""
 
 
 class TextError(ValueError):
@@ -63,15 +44,9 @@ class Tokenizer:
 
     def __init__(self, folder: str | Path, context: int | None = None) -> None:
         folder = Path(folder)
-        self._backend = backend = _load_backend(folder / "tokenizer.json")
-        config = read_optional(folder / "tokenizer_config.json")
-        older = read_optional(folder / "special_tokens_map.json")
-        named = {name: _content(config.get(name, older.get(name))) for name in NAMED}
-        self.special_tokens = {
-            name: token for name, token in named.items() if token is not None
-        }
-        _add_tokens(backend, config, self.special_tokens)
-        _set_template(backend, config, self.special_tokens)
+        backend, tokens, self.templates = load_backend(folder)
+        self._backend = backend
+        self.special_tokens = tokens.texts
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.added_ids = frozenset(added)
@@ -80,7 +55,7 @@ class Tokenizer:
         self.eos_ids = tuple(
             dict.fromkeys((*eos_ids(folder), *([] if own is None else [own])))
         )
-        self.chat_template = _chat_template(folder, config)
+        self.chat_template = self.templates.plain
         self.byte_level = (
             type(backend.decoder).__name__ == "ByteLevel"
         )  # tokens are plain bytes
@@ -94,6 +69,12 @@ class Tokenizer:
         # Characters of a text that may fit, if that is known.
         self.most = longest * context if longest and context else None
         self.context = context
+
+    @property
+    def all_templates(self) -> str | None:
+        """The texts of the chat templates that conversations are rendered with."""
+        used = [self.chat_template, self.templates.with_tools]
+        return "\n".join(text for text in used if text is not None) or None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises `TextError` if it is not valid Unicode (lone
@@ -113,10 +94,13 @@ class Tokenizer:
                 f"decode"
             )
             raise TextError(f"{why} the bytes it came from as UTF-8") from error
-        # Of one text, but unlike `encode` it lets other threads run meanwhile.
-        return self._backend.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )[0].ids
+        try:
+            # Of one text, but unlike `encode` it lets other threads run meanwhile.
+            return self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )[0].ids
+        except Exception as error:  # as for an unknown token that is no token
+            raise TextError(f"the tokenizer cannot encode the text: {error}") from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence. Ids without a token (padded vocabularies) give no
@@ -174,24 +158,6 @@ class Tokenizer:
         return self._bytes[token]
 
 
-def _load_backend(path: Path) -> Backend:
-    try:
-        backend = Backend.from_file(str(path))
-    except (
-        Exception
-    ) as error:  # the library raises bare Exception for any fault of the file
-        why = (
-            f"corrupt or of an unknown kind ({error})" if path.is_file() else "not found"
-        )
-        remedy = "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
-        raise TokenizerError(
-            f"{path}: {why}; write it with transformers: {remedy}"
-        ) from error
-    backend.no_padding()
-    backend.no_truncation()
-    return backend
-
-
 def _falls_back(backend: Backend) -> int | None:
     """Blanks that a text loses at its beginning, where tokens are sentencepiece's: blanks
     as ▁, and bytes for what is in no other token. None for other kinds.
@@ -205,77 +171,3 @@ def _falls_back(backend: Backend) -> int | None:
         return 0
     usual = strip["content"] == " " and strip["stop"] == 0 and strip["start"] <= 1
     return int(strip["start"]) if usual else None
-
-
-def _content(token: object) -> str | None:
-    """A token's text: configs write either the text or an object that holds it."""
-    content = token.get("content") if isinstance(token, Mapping) else token
-    return content if isinstance(content, str) else None
-
-
-def _add_tokens(
-    backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]
-) -> None:
-    """Add, as transformers does, the tokens that only tokenizer_config.json knows."""
-    wanted: dict[str, AddedToken] = {}
-    listed = config.get("added_tokens_decoder")
-    by_id = listed.items() if isinstance(listed, dict) else ()
-    for _, entry in sorted(
-        by_id, key=lambda one: int(one[0]) if one[0].isdecimal() else -1
-    ):
-        if isinstance(entry, dict) and (content := _content(entry)) is not None:
-            flags = {flag: bool(entry[flag]) for flag in FLAGS if flag in entry}
-            wanted[content] = AddedToken(content, **flags)
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
-    values = (
-        extra.values()
-        if isinstance(extra, dict)
-        else extra
-        if isinstance(extra, list)
-        else ()
-    )
-    for content in [*named.values(), *map(_content, values)]:
-        if content is not None:
-            wanted.setdefault(content, AddedToken(content, special=True))
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    backend.add_tokens(
-        [token for content, token in wanted.items() if content not in known]
-    )
-
-
-def _set_template(
-    backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]
-) -> None:
-    """Begin and end tokens as the config says, where it says or
-    tokenizer.json does not.
-    """
-    stated = "add_bos_token" in config or "add_eos_token" in config
-    if not stated and backend.post_processor is not None:
-        return
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    single = [f"{bos}:0"] * bool(bos) + ["$A:0"] + [f"{eos}:0"] * bool(eos)
-    special = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
-    backend.post_processor = processors.TemplateProcessing(
-        single=single, pair=[*single, "$B:1"], special_tokens=special
-    )
-
-
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    try:
-        if path.is_file():
-            return path.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise CorruptFileError(
-            f"{path}: cannot be read ({error}); download it again"
-        ) from error
-    template = config.get("chat_template")
-    if isinstance(
-        template, list
-    ):  # several by name: [{"name": ..., "template": ...}, ...]
-        named = {
-            t.get("name"): t.get("template") for t in template if isinstance(t, dict)
-        }
-        template = named.get("default")
-    return template if isinstance(template, str) else None

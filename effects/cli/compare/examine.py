@@ -9,6 +9,7 @@ import transformers
 from attrs import asdict, evolve
 
 from minfer.effects.cli.compare import checkpoint, logits, tokens
+from minfer.effects.cli.compare.differences import differences
 from minfer.effects.cli.compare.findings import FAILED, RANDOM, Check
 from minfer.effects.cli.compare.randomness import looks_random
 from minfer.effects.cli.compare.reference import (
@@ -60,6 +61,7 @@ def _examine(
         yield checkpoint.ids(folder, mine, spec)
         yield tokens.template(mine, theirs)
         yield from tokens.tokenizer(folder, mine, theirs)
+        yield from differences(folder)
         passages = [mine.encode(text)[: length // 2] for text in (CODE, PROSE)]
         texts = prompts(passages, count)
         reference = reference_logits(folder, "float32")

@@ -42,6 +42,11 @@ TALKS: Final = (
     [{"role": "system", "content": "Be brief."}, _ASKS],
     [_ASKS, _SAYS, _ASKS],
 )
+_PLACE: Final = {"type": "string", "description": "a town"}
+_WANTED: Final = {"type": "object", "properties": {"place": _PLACE}}
+TOOLS: Final = (
+    {"type": "function", "function": {"name": "weather", "parameters": _WANTED}},
+)
 
 
 def prompts(passages: list[list[int]], count: int) -> list[list[int]]:

@@ -1,13 +1,15 @@
 """Which class of transformers runs a checkpoint, or why none can run here."""
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import transformers
 from attrs import frozen
 
-from minfer.effects.models.config_reader import ConfigError, Reader
+from minfer.effects.models.config_reader import ConfigError, Reader, whole
+from minfer.effects.models.spec_reader import read_architectures
 
 NOT_READ: Final = {"attn_implementation", "experts_implementation", "return_dict"}
 
@@ -38,8 +40,8 @@ def resolve(read: Reader) -> Theirs:
 
     Raises `UnsupportedModelError` if there is none for us, and `ConfigError`.
     """
-    names = read.config.get("architectures") or ["(none)"]
-    what = f"architecture {', '.join(map(str, names))} is not supported:"
+    names = read_architectures(read)
+    what = f"architecture {', '.join(names) or '(none)'} is not supported:"
     config = _config(read, what)
     found: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), object)
     if why := _obstacle(read, config, found, names):
@@ -58,15 +60,23 @@ def _config(read: Reader, what: str) -> Any:
         own = ", and its own code (auto_map) is never executed"
         code = "" if read.absent("auto_map") else own
         raise read.refusal(f"{what} {_version()} has no model_type {kind!r}{code}")
+    theirs: Any = transformers.CONFIG_MAPPING[kind]
     given = {k: v for k, v in read.config.items() if k not in NOT_READ and k[:1] != "_"}
     try:
-        config = transformers.CONFIG_MAPPING[kind].from_dict(given)
+        config = theirs.from_dict(given | _whole_numbers(theirs, given))
     except Exception as error:  # each model's config checks itself, in ways of its own
         why = " ".join(str(error).split())
         raise ConfigError(f"{read.where}: transformers cannot read it: {why}") from error
     # Some look for it in every input, to warn of missing masks.
     config.pad_token_id = None
     return config
+
+
+def _whole_numbers(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a config class takes as whole numbers alone, as such."""
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    named = (k for k in given if "int" in types.get(k, "") and "float" not in types[k])
+    return {name: whole(given[name]) for name in named}
 
 
 def _obstacle(read: Reader, config: Any, found: Any, names: list[Any]) -> str:
@@ -78,7 +88,7 @@ def _obstacle(read: Reader, config: Any, found: Any, names: list[Any]) -> str:
         return "it is an encoder with a decoder"
     if composite or "vision_config" in read.config:
         return "it is multimodal"
-    if found.__name__ not in names:
+    if found is object or (names and found.__name__ not in names):
         return f"it is no causal language model of {_version()}"
     if other:
         return f"it has layers other than attention ({other})"

@@ -1,6 +1,7 @@
 """Weights of a model of transformers: loaded strictly, or drawn; then checked."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from minfer.effects.models.checkpoint import (
     HARMLESS,
     CorruptFileError,
     TensorMismatchError,
-    shards,
 )
 from minfer.effects.models.config_reader import (
     CheckpointError,
@@ -26,8 +26,7 @@ from minfer.effects.models.fallback.paged import PAGED, paged_model
 from minfer.effects.models.fallback.self_check import TOLERANCE, CacheMaker, self_check
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
-
-NAMED = 4  # how many tensors an error lists
+from minfer.effects.models.weight_files import find_tensors, list_names
 
 
 @quiet()
@@ -82,7 +81,8 @@ def _refuse_if_wrong(
 
 def _from_files(theirs: Theirs, folder: Path, **how: Any) -> Any:
     """transformers' loading, made strict."""
-    list(shards(folder))  # all there, and no pickles
+    with ExitStack() as stack:
+        found = find_tensors(folder, stack)  # all there, and no pickles
     how |= {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     how |= {"config": theirs.config, "output_loading_info": True}
     try:
@@ -95,12 +95,11 @@ def _from_files(theirs: Theirs, folder: Path, **how: Any) -> Any:
         raise TensorMismatchError(
             f"{folder}: weights do not fit config.json ({error})"
         ) from error
-    for what in ("missing", "unexpected"):
-        found = (name for name in told[f"{what}_keys"] if not name.endswith(HARMLESS))
-        if bad := sorted(found):
-            names = ", ".join(bad[:NAMED])
+    surplus = filter(found.is_listed, told["unexpected_keys"])
+    for what, names in (("missing", told["missing_keys"]), ("unexpected", surplus)):
+        if bad := sorted(name for name in names if not name.endswith(HARMLESS)):
             raise TensorMismatchError(
-                f"{folder}: {what} tensor {names}; the checkpoint is incomplete or its "
-                f"config.json describes another model"
+                f"{folder}: {what} tensor {list_names(bad)}; the checkpoint is "
+                f"incomplete or its config.json describes another model"
             )
     return model

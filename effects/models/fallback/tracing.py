@@ -59,9 +59,11 @@ _trace: ContextVar[Trace] = ContextVar("_trace")
 
 
 @quiet()
-def fallback_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
+def fallback_spec(
+    config: Mapping[str, Any], where: str = "config.json", dtype: str | None = None
+) -> ModelSpec:
     """The `ModelSpec` of a model that transformers runs, found by tracing it without
-    weights.
+    weights; `dtype` is the type that was asked for.
 
     Raises `UnsupportedModelError` for what cannot run, by name, and `ConfigError`.
     """
@@ -80,12 +82,12 @@ def fallback_spec(config: Mapping[str, Any], where: str = "config.json") -> Mode
     if len(model.get_input_embeddings().weight) < vocab:
         raise read.error("vocab_size", "at most the rows of the embedding")
     return ModelSpec(
-        family=Family(architecture=name, defaults={}),
+        family=Family(architecture=name, model_type="", defaults={}),
         vocab_size=vocab,
         hidden_size=theirs.config.hidden_size,
         layers=_layers(theirs.config, trace),
         max_position_embeddings=context,
-        dtype=read_dtype(read),
+        dtype=read_dtype(read, dtype),
         eos_ids=read.ids("eos_token_id"),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )

@@ -1,0 +1,181 @@
+"""Which file of a checkpoint holds which tensor, as transformers finds them.
+
+`model.safetensors` is read if it is there, else the files that
+`model.safetensors.index.json` names, and of each file every tensor, listed or not. Two
+cases in which transformers chooses in silence are refused: a `model.safetensors` beside
+the whole set of files of an index, and a tensor that two files hold with other values.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
+from minfer.effects.models.json_files import damaged, read_optional
+
+INDEX_NAME: Final = "model.safetensors.index.json"
+SINGLE_NAME: Final = "model.safetensors"
+SUFFIX: Final = ".safetensors"
+# Config field by which transformers 5 names another file than these.
+EXPLICIT: Final = "transformers_weights"
+_log = logging.getLogger("minfer.weights")
+NAMED: Final = 4  # how many names of a kind an error lists
+
+
+@frozen(eq=False)
+class Place:
+    """Where a tensor is."""
+
+    path: Path
+    file: Any  # open; safetensors ships no types
+    name: str  # in the file
+
+    def tensor(self) -> Any:
+        """The tensor, read."""
+        return self.file.get_tensor(self.name)
+
+
+@frozen(eq=False)
+class Found:
+    """The tensors of a checkpoint by the names that files give them."""
+
+    places: Mapping[str, Place]
+    # The file in which the index lists a tensor; None: there is no index.
+    listed: Mapping[str, Path] | None = field(default=None)
+
+    def is_listed(self, name: str) -> bool:
+        """Whether the index speaks of a tensor, or there is none."""
+        return self.listed is None or name in self.listed
+
+
+def list_names(names: list[str]) -> str:
+    """The first of these names, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
+    """Yield each safetensors file and the tensors the index lists in it (None: no index).
+
+    Raises `CorruptFileError`, and `UnsupportedModelError` for pickles.
+    """
+    index, single = folder / INDEX_NAME, folder / SINGLE_NAME
+    explicit = read_optional(folder / "config.json").get(EXPLICIT)
+    if isinstance(explicit, str):
+        single = _inside(folder, explicit, f"{folder / 'config.json'}: {EXPLICIT}")
+        if single.name.endswith(".index.json"):
+            index, single = single, folder / ""
+    elif single.is_file() and index.is_file():
+        _check_beside(folder, single, index)
+    if single.is_file():
+        yield single, None
+    elif index.is_file():
+        yield from _indexed(folder, index)
+    else:
+        raise _no_weights(folder, single)
+
+
+def find_tensors(folder: Path, stack: ExitStack) -> Found:
+    """Open the files of a checkpoint, on `stack`, and find its tensors.
+
+    Raises `CheckpointError` as `shards`, and for damaged files.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    places: dict[str, Place] = {}
+    listed: dict[str, Path] | None = None
+    for path, names in shards(folder):
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            found = [Place(path, file, name) for name in file.keys()]  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise damaged(path, f"truncated or corrupt ({error})") from error
+        for place in found:
+            if (earlier := places.get(place.name)) is not None:
+                check_same(earlier, place)
+            places[place.name] = place
+        if names is not None:
+            listed = (listed or {}) | dict.fromkeys(names, path)
+    return Found(places, listed)
+
+
+def check_same(one: Place, other: Place) -> None:
+    """Raise `CheckpointError` for two places of a tensor with other values."""
+    mine, its = one.tensor(), other.tensor()
+    if mine.dtype != its.dtype or not mine.equal(its):
+        raise CheckpointError(
+            f"{other.path}: tensor {other.name} differs from {one.name} of "
+            f"{one.path.name}, which is the same tensor of the model; remove the wrong "
+            f"one of the two"
+        )
+
+
+def _check_beside(folder: Path, single: Path, index: Path) -> None:
+    """Refuse a model.safetensors beside the whole set of other files of an index, and
+    warn of one beside an index that cannot be used.
+    """
+    try:
+        files = {path for path, _ in _indexed(folder, index)}
+    except CheckpointError as error:
+        _log.warning("%s is read, and not %s: %s", single, index.name, error)
+        return
+    if files != {single}:
+        names = list_names(sorted(str(path.relative_to(folder)) for path in files))
+        raise CheckpointError(
+            f"{folder}: holds both {SINGLE_NAME} and {INDEX_NAME} with all its files "
+            f"({names}); which weights are meant is unknown: remove one of the two"
+        )
+
+
+def _no_weights(folder: Path, single: Path) -> CheckpointError:
+    """What to raise for a folder without safetensors, or with others."""
+    files = sorted(path.name for path in folder.glob("*"))
+    others = [name for name in files if name.endswith(SUFFIX)]
+    if others:
+        what = f"not found (nor {INDEX_NAME}), but {list_names(others)}"
+        alone = f"rename {others[0]} to {SINGLE_NAME}"
+        remedy = alone if len(others) == 1 else f"download {INDEX_NAME} as well"
+        return damaged(single, what, remedy)
+    pickles = [name for name in files if Path(name).suffix in (".bin", ".pt", ".pth")]
+    if pickles:
+        return UnsupportedModelError(
+            f"{folder}: holds {pickles[0]} but no safetensors; pickled weights can "
+            f"execute code and are never read: convert them with transformers' "
+            f"save_pretrained"
+        )
+    remedy = "download the weights, or use --load-format dummy for random ones"
+    return damaged(single, f"not found (nor {INDEX_NAME})", remedy)
+
+
+def _inside(folder: Path, name: object, what: str) -> Path:
+    """A file of the folder, or of one in it, by its name."""
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    outside = not parts or parts[0] == "/" or ".." in parts or "\\" in str(name)
+    if outside:
+        raise damaged(
+            folder, f"{what} is {name!r}, not the name of a file in this folder"
+        )
+    return folder.joinpath(*parts)
+
+
+def _indexed(folder: Path, index: Path) -> Iterator[tuple[Path, set[str]]]:
+    """The files that an index names, and the tensors in each."""
+    weight_map = read_optional(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise damaged(index, "weight_map must map tensor names to files")
+    by_file: dict[Path, set[str]] = {}
+    for name, file in weight_map.items():
+        path = _inside(folder, file, f"{index.name}: the file of tensor {name}")
+        if path.suffix != SUFFIX:
+            what = f"tensor {name} is said to be in {file!r}, which is no safetensors"
+            raise UnsupportedModelError(f"{index}: {what}; convert it with transformers")
+        by_file.setdefault(path, set()).add(name)
+    for path, names in sorted(by_file.items()):
+        if not path.is_file():
+            what = f"not found, but {index.name} says it holds {len(names)} tensors"
+            raise damaged(path, what, "download it")
+        yield path, names

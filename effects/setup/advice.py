@@ -1,0 +1,78 @@
+"""What the makers of a model advise about sampling, in its generation_config.json.
+
+The file never stops a model from loading: `do_sample: false` stands for temperature 0,
+whole floats are taken as whole numbers, and what cannot be used is left out with one
+warning. What a user sets comes first. transformers' `generate` reads more than minfer
+does: fields of `NOT_APPLIED` change its texts, and `minfer verify` names those that a
+checkpoint sets.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from minfer.effects.models.config_reader import whole
+from minfer.effects.models.json_files import read_optional
+from minfer.params import ADVISED, ROW_FIELDS
+from minfer.request import ParameterError, SamplingParams
+
+# Fields of transformers that minfer has nothing for, and the values that do nothing.
+NOT_APPLIED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "encoder_repetition_penalty": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "exponential_decay_length_penalty": (),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "guidance_scale": (1.0,),
+    "max_length": (20,),
+    "max_new_tokens": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "penalty_alpha": (0.0,),
+    "sequence_bias": ({},),
+    "stop_strings": ([],),
+    "suppress_tokens": ([],),
+    "top_h": (),
+}
+_log = logging.getLogger("minfer.model")
+
+
+def advised_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
+    """What generation_config.json says about sampling. Raises CorruptFileError for a file
+    that is not JSON.
+    """
+    file = read_optional(path)
+    found: dict[str, float] = {}
+    left_out = []
+    for name in ADVISED:
+        value = file.get(name)
+        if ROW_FIELDS[name].word == "int32":
+            value = whole(value)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+            found[name] = value
+        except ParameterError as error:
+            left_out.append(str(error))
+    if file.get("do_sample") is False:
+        found["temperature"] = 0
+    if left_out and warns:
+        _log.warning("%s: left out what cannot be used: %s", path, "; ".join(left_out))
+    return found
+
+
+def not_applied(path: Path) -> list[str]:
+    """The fields of generation_config.json that transformers applies and minfer not."""
+    file = read_optional(path)
+    return [
+        name
+        for name, idle in NOT_APPLIED.items()
+        if file.get(name) is not None and file[name] not in idle
+    ]

@@ -1,0 +1,212 @@
+"""One reader of the files beside tokenizer.json, as transformers 5 reads them.
+
+What holds where several files speak (`tests/effects/text/test_side_files.py` holds each
+row against the installed transformers):
+
+| what | holds |
+| --- | --- |
+| vocabulary, merges, post-processor | tokenizer.json |
+| `add_bos_token`, `add_eos_token` | nothing: the post-processor of tokenizer.json does |
+| normalizer, pre-tokenizer, decoder | tokenizer.json, but those of the class where \
+`tokenizer_classes` lists it (then `legacy`, `add_prefix_space` count) |
+| added tokens and their flags | `added_tokens_decoder` of tokenizer_config.json; \
+without it added_tokens.json, and over it tokenizer.json |
+| ids of added tokens | the vocabulary; others follow it in the order of their keys |
+| named tokens (`eos_token`, `image_token`, ...) | tokenizer_config.json; without \
+`added_tokens_decoder`, special_tokens_map.json before it; the class's own last |
+| more special tokens | `extra_special_tokens`; `additional_special_tokens` if that is \
+empty; those of special_tokens_map.json likewise, without `added_tokens_decoder` |
+| chat templates | chat_template.jinja and additional_chat_templates/ together; without \
+them `chat_template` of tokenizer_config.json; never chat_template.json |
+
+Where transformers stops (an object without `__type` as a named token, an unknown flag, a
+list of objects in `additional_special_tokens`), the token is read for what it says.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+from tokenizers import AddedToken
+
+from minfer.effects.models.checkpoint import CorruptFileError, read_optional
+
+NAMED: Final = tuple(
+    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
+_FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_EXTRA, _OLDER = "extra_special_tokens", "additional_special_tokens"
+_DEFAULT: Final = "default"
+_TOOL_USE: Final = "tool_use"
+Token = str | AddedToken
+
+
+@frozen(eq=False, kw_only=True)
+class SpecialTokens:
+    """The tokens that files name: `added` in the order of their ids."""
+
+    added: tuple[AddedToken, ...]
+    named: Mapping[str, Token]
+    extra: tuple[Token, ...]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The named tokens, as chat templates see them."""
+        return {name: text_of(token) for name, token in self.named.items()}
+
+
+@frozen
+class Templates:
+    """The chat templates of a checkpoint: that of a plain conversation, that of one with
+    tools if there is another, and the names of all, where they have names.
+    """
+
+    plain: str | None = None
+    with_tools: str | None = None
+    names: tuple[str, ...] = ()
+
+
+def text_of(token: Token) -> str:
+    """A token's text."""
+    return token if isinstance(token, str) else token.content
+
+
+def special_tokens(
+    folder: Path,
+    config: Mapping[str, Any],
+    stored: Mapping[int, AddedToken],
+    defaults: Mapping[str, str],
+) -> SpecialTokens:
+    """The tokens that the files of a folder name.
+
+    `config` is tokenizer_config.json, `stored` are the added tokens of tokenizer.json,
+    `defaults` the named tokens of the tokenizer's class.
+    """
+    said = dict(config)
+    if not said.get(_EXTRA) and _OLDER in said:
+        said[_EXTRA] = said.pop(_OLDER)
+    others = _taken_out(said)
+    listed = said.get("added_tokens_decoder")
+    if isinstance(listed, Mapping):
+        added = _listed(listed)
+    else:
+        _overlay(said, read_optional(folder / "special_tokens_map.json"))
+        others |= _taken_out(said, objects_alone=True)
+        added = _added_file(folder, said) | dict(stored)
+    if _EXTRA not in said and _OLDER in said:
+        said[_EXTRA] = said.pop(_OLDER)
+    named = {name: said.get(name, defaults.get(name)) for name in NAMED}
+    named |= {name: said[name] for name in said if _is_other(name)} | others
+    known = {token.content: token for token in added.values()}
+    tokens = {name: _token(value) for name, value in named.items()}
+    return SpecialTokens(
+        added=tuple(token for _, token in sorted(added.items(), key=lambda one: one[0])),
+        named={
+            name: known.get(text_of(token), token) if name in NAMED else token
+            for name, token in tokens.items()
+            if token is not None
+        },
+        extra=_tokens(said.get(_EXTRA)),
+    )
+
+
+def _token(value: object, **flags: bool) -> Token | None:
+    """A token as files write it: its text, or an object with its text and flags."""
+    if isinstance(value, str | AddedToken):
+        return value
+    content = value.get("content") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(content, str):
+        return None
+    stated = {flag: bool(value[flag]) for flag in _FLAGS if value.get(flag) is not None}
+    return AddedToken(content, **{**stated, **flags})
+
+
+def _tokens(values: object) -> tuple[Token, ...]:
+    listed = values if isinstance(values, list) else []
+    return tuple(token for one in listed if (token := _token(one)) is not None)
+
+
+def _is_other(name: str) -> bool:
+    """Whether a setting names a token that is not one of the usual ones."""
+    return name.endswith("_token") and name not in NAMED
+
+
+def _taken_out(said: dict[str, Any], *, objects_alone: bool = False) -> dict[str, Any]:
+    """Take out of what is said the tokens with names of their own."""
+    names = [n for n in said if _is_other(n) and isinstance(said[n], str)]
+    found = {} if objects_alone else {name: said.pop(name) for name in names}
+    if isinstance(said.get(_EXTRA), Mapping):
+        found |= said.pop(_EXTRA)
+    return found
+
+
+def _listed(entries: Mapping[str, object]) -> dict[int, AddedToken]:
+    """The tokens of an `added_tokens_decoder`, by their keys."""
+    found = {}
+    for number, entry in entries.items():
+        token = _token(entry)
+        if isinstance(token, AddedToken) and number.isdecimal():
+            found[int(number)] = token
+    return found
+
+
+def _overlay(said: dict[str, Any], older: Mapping[str, Any]) -> None:
+    """Put what special_tokens_map.json says over what tokenizer_config.json says."""
+    for name, value in older.items():
+        if name == _EXTRA and isinstance(value, list):
+            before = said.get(_EXTRA) or []
+            said[name] = [*before, *(one for one in value if one not in before)]
+        elif name != _EXTRA and isinstance(value, Mapping):
+            said[name] = _token(value, special=True)
+        else:
+            said[name] = value
+
+
+def _added_file(folder: Path, said: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """The tokens of added_tokens.json by id: special are those that `said` names, but by
+    an object.
+    """
+    extra = said.get(_EXTRA)
+    named = [said.get(name) for name in NAMED] + (
+        extra if isinstance(extra, list) else []
+    )
+    special = {text_of(one) for one in named if isinstance(one, str | AddedToken)}
+    return {
+        number: AddedToken(text, special=text in special, normalized=text not in special)
+        for text, number in read_optional(folder / "added_tokens.json").items()
+        if type(number) is int
+    }
+
+
+def read_templates(folder: Path, config: Mapping[str, Any]) -> Templates:
+    """The chat templates of a folder whose tokenizer_config.json is `config`.
+
+    Raises CorruptFileError for files that are not text, or templates without a name.
+    """
+    files = {_DEFAULT: folder / "chat_template.jinja"}
+    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    files |= {path.name.removesuffix(".jinja"): path for path in more}
+    found: Any = {name: _text(path) for name, path in files.items() if path.is_file()}
+    if list(found) == [_DEFAULT]:
+        return Templates(found[_DEFAULT])
+    found = found or config.get("chat_template")
+    where = f"{folder / 'tokenizer_config.json'}: chat_template"
+    if isinstance(found, list):
+        try:
+            found = {one["name"]: one["template"] for one in found}
+        except (TypeError, KeyError):
+            what = "must be a template, or a list of objects with name and template"
+            raise CorruptFileError(f"{where} {what}; correct it") from None
+    if isinstance(found, dict):
+        named = {str(name): text for name, text in found.items() if isinstance(text, str)}
+        return Templates(named.get(_DEFAULT), named.get(_TOOL_USE), tuple(sorted(named)))
+    return Templates(found if isinstance(found, str) else None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        what = f"cannot be read ({error}); download it again"
+        raise CorruptFileError(f"{path}: {what}") from error

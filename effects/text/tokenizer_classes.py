@@ -1,0 +1,234 @@
+"""The tokenizer classes of transformers 5 that rebuild what tokenizer.json holds.
+
+`AutoTokenizer` chooses a class by config.json's `model_type` and by the `tokenizer_class`
+of tokenizer_config.json. Most checkpoints get the plain class, which takes tokenizer.json
+as it is. The classes below keep its vocabulary, merges and post-processor, and bring a
+normalizer, a pre-tokenizer, a decoder and special tokens of their own: the same files
+give other token ids. Classes that are not listed are for models that minfer does not
+run; their tokenizer.json is taken as it is, and `minfer verify` says so.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from attrs import frozen
+
+PLAIN: Final = "TokenizersBackend"  # takes tokenizer.json as it is
+State = dict[str, Any]  # a part of a tokenizer, as tokenizer.json spells it
+
+
+@frozen(kw_only=True)
+class TokenizerClass:
+    """What a class brings. `parts` and `model` are made from tokenizer_config.json."""
+
+    special_tokens: Mapping[str, str]  # by name, where the config names none
+    model: Mapping[str, Any]  # settings of its byte-pair encoding
+    parts: Callable[[Mapping[str, Any]], State]  # normalizer, pre_tokenizer, decoder
+    adds_no_template: bool = False  # the post-processor of tokenizer.json is dropped
+    # All special tokens are added once more: by their texts, without the flags that files
+    # give them (single_word, lstrip, ...), or as they are, as special ones.
+    adds_again: Literal["nothing", "texts", "tokens"] = "nothing"
+    unknown_token: bool = False  # byte-pair encoding gets the `unk_token`
+
+
+def _byte_level(prefix: bool, regex: bool = True, trim: bool = True) -> State:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": prefix,
+        "trim_offsets": trim,
+        "use_regex": regex,
+    }
+
+
+def _metaspace_parts(config: Mapping[str, Any]) -> State:
+    """Llama's: blanks as ▁, one before the text, or behind each special token too."""
+    prefix = _prefix_space(config, default=True)
+    scheme = ("always" if config.get("legacy") else "first") if prefix else "never"
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Metaspace",
+            "replacement": "▁",
+            "prepend_scheme": scheme,
+            "split": False,
+        },
+        "decoder": _fallback_decoder(*[strip] * prefix),
+    }
+
+
+def _fallback_decoder(*more: State) -> State:
+    blanks = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    parts = [blanks, {"type": "ByteFallback"}, {"type": "Fuse"}, *more]
+    return {"type": "Sequence", "decoders": parts}
+
+
+def _gemma_parts(_config: Mapping[str, Any]) -> State:
+    blank = {"String": " "}
+    split = {"behavior": "MergedWithPrevious", "invert": False}
+    return {
+        "normalizer": {"type": "Replace", "pattern": blank, "content": "▁"},
+        "pre_tokenizer": {"type": "Split", "pattern": blank, **split},
+        "decoder": _fallback_decoder(),
+    }
+
+
+def _qwen_parts(letters: str, marks: str) -> Callable[[Mapping[str, Any]], State]:
+    """Qwen's: words by a regular expression over classes of characters."""
+    regex = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?" + letters + r"+|\p{N}"
+        r"| ?[^\s\p{L}" + marks + r"\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    how = {"behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": regex}, **how}
+
+    def parts(config: Mapping[str, Any]) -> State:
+        level = _byte_level(_prefix_space(config), regex=False)
+        return {
+            "normalizer": {"type": "NFC"},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+            "decoder": _byte_level(prefix=True),
+        }
+
+    return parts
+
+
+def _gpt2_parts(config: Mapping[str, Any]) -> State:
+    return {
+        "normalizer": None,
+        "pre_tokenizer": _byte_level(_prefix_space(config)),
+        "decoder": _byte_level(prefix=True),
+    }
+
+
+def _neox_parts(config: Mapping[str, Any]) -> State:
+    trim = bool(config.get("trim_offsets", True))
+    level = _byte_level(_prefix_space(config), trim=trim)
+    return {**_gpt2_parts(config), "normalizer": {"type": "NFC"}, "pre_tokenizer": level}
+
+
+def _cohere_parts(config: Mapping[str, Any]) -> State:
+    level = _byte_level(_prefix_space(config))
+    digits = {"type": "Digits", "individual_digits": True}
+    return {
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, level]},
+        "decoder": level,
+    }
+
+
+def _prefix_space(config: Mapping[str, Any], *, default: bool = False) -> bool:
+    value = config.get("add_prefix_space")
+    return default if value is None else bool(value)
+
+
+def _named(text: str, *names: str) -> dict[str, str]:
+    return {f"{name}_token": text for name in names}
+
+
+_SPM: Final = {"fuse_unk": True, "byte_fallback": True}
+_AFFIXES: Final = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+_ENDS: Final = _named("<|endoftext|>", "unk", "eos")
+_QWEN: Final = _ENDS | _named("<|endoftext|>", "pad")
+_GPT2: Final = _ENDS | _named("<|endoftext|>", "bos")
+CLASSES: Final[Mapping[str, TokenizerClass]] = {
+    "LlamaTokenizer": TokenizerClass(
+        special_tokens={"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+        model=_SPM,
+        parts=_metaspace_parts,
+    ),
+    "GemmaTokenizer": TokenizerClass(
+        special_tokens={
+            f"{name}_token": f"<{name}>" for name in ("unk", "bos", "eos", "pad", "mask")
+        },
+        model=_SPM,
+        parts=_gemma_parts,
+        unknown_token=True,
+    ),
+    "Qwen2Tokenizer": TokenizerClass(
+        special_tokens=_QWEN,
+        model=_AFFIXES,
+        parts=_qwen_parts(r"\p{L}", ""),
+        adds_again="texts",
+    ),
+    "Qwen3_5Tokenizer": TokenizerClass(
+        special_tokens=_QWEN,
+        model=_AFFIXES,
+        parts=_qwen_parts(r"[\p{L}\p{M}]", r"\p{M}"),
+    ),
+    "GPT2Tokenizer": TokenizerClass(
+        special_tokens=_GPT2, model=_AFFIXES, parts=_gpt2_parts
+    ),
+    "GPTNeoXTokenizer": TokenizerClass(
+        special_tokens=_GPT2 | {"pad_token": "<|padding|>"},
+        model=_AFFIXES,
+        parts=_neox_parts,
+        adds_no_template=True,
+    ),
+    "CohereTokenizer": TokenizerClass(
+        special_tokens={
+            "unk_token": "<UNK>",
+            "bos_token": "<BOS_TOKEN>",
+            "eos_token": "<|END_OF_TURN_TOKEN|>",
+            "pad_token": "<PAD>",
+            "cls_token": "<CLS>",
+            "sep_token": "<SEP>",
+            "mask_token": "<MASK_TOKEN>",
+        },
+        model=_AFFIXES,
+        parts=_cohere_parts,
+        adds_again="tokens",
+    ),
+}
+# The class of a `model_type`, in transformers; others have none of their own.
+_OF_TYPES: Final = {
+    "Qwen2Tokenizer": "dots3_note moss_transcribe_diarize qwen2 qwen2_moe qwen3 "
+    "qwen3_moe qwen3_next",
+    "Qwen3_5Tokenizer": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen4_exp",
+    "GPT2Tokenizer": "codegen dbrx emu3 gpt2 gpt_neo gptj jais2 opt phi starcoder2",
+    "GPTNeoXTokenizer": "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
+    "GemmaTokenizer": "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text "
+    "recurrent_gemma zaya",
+    "CohereTokenizer": "cohere cohere2",
+    PLAIN: "beam bigbird_pegasus ernie4_5 ernie4_5_moe flex_olmo fuyu glm glm4 glm4_moe "
+    "glm4_moe_lite got_ocr2 gpt_bigcode granite granitemoe granitemoehybrid "
+    "granitemoeshared hyperclovax internlm3 iquestcoder jamba kimi_linear mimo_v2_flash "
+    "minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert-decoder "
+    "nemotron olmo2 olmo3 olmo_hybrid persimmon phi3 phimoe stablelm xlm-roberta-xl",
+}
+CLASS_OF: Final[Mapping[str, str]] = {
+    kind: name for name, kinds in _OF_TYPES.items() for kind in kinds.split()
+}
+_MISTRAL: Final = {"ministral", "ministral3", "mistral", "mixtral"}
+# Types whose class holds whatever tokenizer_config.json names.
+_OVERRULED: Final = (
+    "ernie4_5 ernie4_5_moe fuyu hyperclovax internlm3 iquestcoder jamba minicpm3 "
+    "minimax_m2 modernbert-decoder nemotron phi3 phimoe qwen2 qwen3_5 qwen3_5_moe "
+    "qwen3_5_moe_text qwen4_exp"
+)
+OVERRULED: Final = frozenset(_OVERRULED.split())
+
+
+def class_name(
+    model: Mapping[str, Any], tokenizer: Mapping[str, Any], byte_level: bool
+) -> str:
+    """The class that `AutoTokenizer` chooses, of `CLASSES`, or `PLAIN`.
+
+    `model` is config.json, `tokenizer` tokenizer_config.json; `byte_level` says that
+    tokenizer.json mentions ByteLevel.
+    """
+    kind = str(model.get("model_type") or "")
+    own = CLASS_OF.get(kind)
+    named = tokenizer.get("tokenizer_class") or model.get("tokenizer_class")
+    if not isinstance(named, str):
+        return own or PLAIN
+    named = named.removesuffix("Fast")
+    code = tokenizer.get("auto_map")
+    if not (code.get("AutoTokenizer") if isinstance(code, dict) else code):
+        overruled = kind in OVERRULED
+        foreign = named == "LlamaTokenizer" and byte_level
+        if foreign and not overruled and kind not in _MISTRAL:
+            return PLAIN
+        if own and own != named:
+            named = PLAIN if own == PLAIN else own if overruled else named
+    return named if named in CLASSES else PLAIN
