@@ -18,9 +18,10 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.cli.compare.findings import NOTE, Check
-from minfer.effects.models.checkpoint import eos_ids, read_optional
+from minfer.effects.models.checkpoint import read_optional
 from minfer.effects.models.config_reader import whole
 from minfer.effects.setup.advice import advised_params, not_applied
+from minfer.effects.text.tokenizer import Tokenizer
 from minfer.params import ADVISED
 
 GENERATION: Final = "generation_config.json"
@@ -54,7 +55,7 @@ def _more_ends(folder: Path) -> list[str]:
     theirs = [*map(whole, value if isinstance(value, list) else [value])]
     if value is None:
         return []
-    return [str(token) for token in eos_ids(folder) if token not in theirs]
+    return [str(token) for token in Tokenizer(folder).eos_ids if token not in theirs]
 
 
 def _clean_up(folder: Path) -> list[str]:
@@ -94,7 +95,7 @@ DIFFERENCES: Final = (
         _drawn,
     ),
     Difference(
-        "end a sequence too, as config.json says",
+        "end a sequence too, as config.json or the tokenizer says",
         "transformers heeds generation_config.json alone, and goes on behind the end of "
         "a turn where that file is incomplete",
         _more_ends,
