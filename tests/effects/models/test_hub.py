@@ -153,6 +153,7 @@ def test_only_data_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "tokenizer.model",
         "chat_template.jinja",
         "merges.txt",
+        "additional_chat_templates/tool_use.jinja",
         "modeling_own.py",
         "pytorch_model.bin",
         "model.pt",
@@ -163,4 +164,4 @@ def test_only_data_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "README.md",
     ]
     how = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects(files, **how)) == files[:6]
+    assert list(filter_repo_objects(files, **how)) == files[:7]

@@ -49,9 +49,6 @@ def bos_template() -> Backend:
     "options",
     [
         {},
-        {"add_bos_token": True},
-        {"add_bos_token": True, "add_eos_token": True},
-        {"add_bos_token": False},
         {"extra_special_tokens": ["<think>", "</think>"]},
         {"eos_token": "<|other end|>"},
     ],

@@ -1,0 +1,100 @@
+"""What generation_config.json advises: it never stops a model, and users come first."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer.effects.models.json_files import CorruptFileError
+from minfer.effects.setup.advice import NOT_APPLIED, advised_params, not_applied
+from minfer.effects.setup.prepare import prepare, prepared_elsewhere
+from minfer.effects.setup.settings import EngineArgs
+from minfer.params import ADVISED
+from tests.effects.tiny_model import write_checkpoint
+
+
+def write(folder: Path, **advice: Any) -> Path:
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(advice))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("advice", "found"),
+    [
+        ({}, {}),
+        ({"do_sample": False}, {"temperature": 0}),
+        (
+            {"do_sample": False, "temperature": 0.7, "repetition_penalty": 1.8},
+            {"temperature": 0, "repetition_penalty": 1.8},
+        ),
+        ({"do_sample": False, "top_k": 20}, {"temperature": 0, "top_k": 20}),
+        ({"do_sample": True, "temperature": 0.7}, {"temperature": 0.7}),
+        ({"top_k": 50.0, "top_p": 1, "min_p": None}, {"top_k": 50, "top_p": 1}),
+        ({"top_k": 0, "temperature": 0.0}, {"top_k": 0, "temperature": 0.0}),
+        ({"max_new_tokens": 9, "transformers_version": "4.1"}, {}),
+    ],
+)
+def test_what_is_taken(
+    tmp_path: Path,
+    advice: dict[str, Any],
+    found: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    taken = advised_params(write(tmp_path, **advice))
+    assert taken == found
+    assert {n: type(v) for n, v in taken.items()} == {
+        n: type(v) for n, v in found.items()
+    }
+    assert not caplog.messages
+
+
+ODD = (50.5, -9, 1e30, "0.9", True, [], {}, float("nan"), float("inf"), "inf", 10**400)
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: f"{value!r:.9}")
+@pytest.mark.parametrize("name", ADVISED)
+def test_what_cannot_be_used_is_left_out_with_one_warning(
+    tmp_path: Path, name: str, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    fits = name == "temperature" and value == 50.5
+    path = write(tmp_path, **{name: value, "do_sample": True})
+    assert advised_params(path) == ({name: value} if fits else {})
+    assert len(caplog.messages) == (not fits)
+    for said in caplog.messages:
+        assert f"{path}: left out what cannot be used: {name}: must be" in said
+
+
+def test_one_warning_names_all_and_comes_once_for_a_deployment(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    write(folder, top_p=0.0, repetition_penalty=7, top_k=50.0, temperature=0.5)
+    args = EngineArgs(model=str(folder), device="cpu")
+    setup = prepare(args)
+    prepared_elsewhere(args, "cpu", setup.memory.num_blocks)
+    (said,) = caplog.messages
+    assert "top_p: must be above 0" in said
+    assert "repetition_penalty: must be from 0 to 2, not 7" in said
+    assert caplog.records[0].levelno == logging.WARNING
+    assert setup.default_params == {"top_k": 50, "temperature": 0.5}
+    asked = setup.default_sampling_params(top_p=0.4, top_k=3)
+    assert (asked.top_p, asked.top_k, asked.temperature) == (0.4, 3, 0.5)
+
+
+def test_a_file_that_is_not_json_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "generation_config.json"
+    assert advised_params(path) == {}
+    path.write_text("{")
+    with pytest.raises(CorruptFileError, match="JSON"):
+        advised_params(path)
+
+
+def test_fields_that_change_texts_elsewhere_are_named(tmp_path: Path) -> None:
+    idle = {name: values[0] for name, values in NOT_APPLIED.items() if values}
+    assert not_applied(write(tmp_path, **idle, top_k=3)) == []
+    assert not_applied(write(tmp_path, no_repeat_ngram_size=3)) == [
+        "no_repeat_ngram_size"
+    ]

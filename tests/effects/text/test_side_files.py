@@ -1,0 +1,294 @@
+"""What holds where the files of a tokenizer speak of the same thing: each row of the
+table in `side_files` against transformers, on files that are written by hand.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers, processors
+from transformers import AutoTokenizer
+from transformers.models.auto import tokenization_auto as auto
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from minfer.effects.text.tokenizer import TextError, Tokenizer, TokenizerError
+from minfer.effects.text.tokenizer_classes import (
+    CLASS_OF,
+    CLASSES,
+    OVERRULED,
+    PLAIN,
+    class_name,
+)
+from tests.effects.text.trained import BACKEND, falls_back
+
+CONFIG: Final = "tokenizer_config.json"
+MAP: Final = "special_tokens_map.json"
+ADDED: Final = "added_tokens.json"
+TEXTS: Final = ("a b", "ab <think>b", " a  <think> b", "a<think>", "cafe\u0301 ▁a")
+FLAGS: Final = dict.fromkeys(
+    ("single_word", "lstrip", "rstrip", "normalized", "special"), False
+)
+
+
+def write(folder: Path, backend: Backend | None = None, **files: Any) -> None:
+    """A tokenizer and the files beside it; `kind` is the model type."""
+    (backend or Backend.from_str(BACKEND)).save(str(folder / "tokenizer.json"))
+    kind = files.pop("kind", "llama")
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    for name, value in files.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+def agree(folder: Path, *texts: str) -> list[list[str]]:
+    """The tokens of texts, which are transformers'."""
+    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    found = []
+    for text in texts or TEXTS:
+        for special in (True, False):
+            ids = ours.encode(text, add_special_tokens=special)
+            assert ids == theirs.encode(text, add_special_tokens=special)
+            text_of = theirs.decode(ids, skip_special_tokens=special)
+            assert ours.decode(ids, skip_special_tokens=special) == text_of
+        found.append(ours.names(ours.encode(text)))
+    assert ours.special_tokens == theirs.special_tokens_map
+    return found
+
+
+def entry(text: str, **flags: bool) -> dict[str, Any]:
+    return {"content": text, **FLAGS, **flags}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "olmo"])
+@pytest.mark.parametrize("adds", [{"bos": True}, {"bos": True, "eos": True}, {}])
+def test_the_post_processor_holds_whatever_the_config_says_of_begin_and_end(
+    tmp_path: Path, kind: str, adds: dict[str, bool]
+) -> None:
+    said = {"bos_token": "<|start|>", "eos_token": "<|end|>"}
+    said |= {f"add_{name}_token": adds.get(name, False) for name in ("bos", "eos")}
+    write(tmp_path, kind=kind, **{CONFIG: said})
+    assert json.loads((tmp_path / CONFIG).read_text()) == said
+    assert agree(tmp_path, "x") == [["x"]]
+    backend = Backend.from_str(BACKEND)
+    backend.post_processor = processors.TemplateProcessing(
+        "<|start|> $A", "<|start|> $A $B", [("<|start|>", 1)]
+    )
+    write(tmp_path, backend, kind=kind, **{CONFIG: said})
+    # This class drops it.
+    wanted = ["x"] if kind == "olmo" else ["<|start|>", "x"]
+    assert agree(tmp_path, "x") == [wanted]
+
+
+@pytest.mark.parametrize("legacy", [True, False, None, "absent"])
+@pytest.mark.parametrize("prefix", [True, False, None])
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_llamas_blanks(
+    tmp_path: Path, *, legacy: Any, prefix: bool | None, normalizes: bool
+) -> None:
+    """Yi-1.5's case: no `▁` behind a special token, unless `legacy` is true."""
+    backend = falls_back()
+    if normalizes:
+        parts = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        backend.normalizer = normalizers.Sequence(parts)
+        backend.pre_tokenizer = None
+    said = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": prefix}
+    if legacy != "absent":
+        said["legacy"] = legacy
+    write(tmp_path, backend, **{CONFIG: said})
+    (found,) = agree(tmp_path, "<|start|>ab")
+    behind = prefix is not False and legacy is True
+    assert found == ["<|start|>", *(["▁ab"] if behind else ["ab"])]
+    agree(tmp_path)
+
+
+NEW = {"340": entry("<think>")}
+ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    # files, and the tokens of "a <think>b"
+    "added_tokens.json alone": ({ADDED: {"<think>": 340}}, ["a", "Ġ", "<think>", "b"]),
+    "added_tokens.json beside added_tokens_decoder": (
+        {ADDED: {"<think>": 340}, CONFIG: {"added_tokens_decoder": {}}},
+        ["a", "Ġ", "<", "t", "h", "i", "n", "k", ">", "b"],
+    ),
+    "additional_special_tokens": (
+        {CONFIG: {"additional_special_tokens": ["<think>"]}},
+        ["a", "Ġ", "<think>", "b"],
+    ),
+    "additional_special_tokens beside extra_special_tokens": (
+        {
+            CONFIG: {
+                "additional_special_tokens": ["<think>"],
+                "extra_special_tokens": ["b"],
+            }
+        },
+        ["a", "Ġ", "<", "t", "h", "i", "n", "k", ">", "b"],
+    ),
+    "extra_special_tokens with names": (
+        {CONFIG: {"extra_special_tokens": {"think_token": "<think>"}}},
+        ["a", "Ġ", "<think>", "b"],
+    ),
+    "a token with a name of its own": (
+        {CONFIG: {"think_token": "<think>"}},
+        ["a", "Ġ", "<think>", "b"],
+    ),
+    "additional_special_tokens of the map": (
+        {MAP: {"additional_special_tokens": ["<think>"]}},
+        ["a", "Ġ", "<think>", "b"],
+    ),
+    "the map beside added_tokens_decoder": (
+        {
+            MAP: {"additional_special_tokens": ["b"], "pad_token": "a"},
+            CONFIG: {"added_tokens_decoder": NEW, "pad_token": "<think>"},
+        },
+        ["a", "Ġ", "<think>", "b"],
+    ),
+    "the map before the config": (
+        {MAP: {"pad_token": "<think>"}, CONFIG: {"pad_token": "Ġ<"}},
+        ["a", "Ġ", "<think>", "b"],
+    ),
+    "an object in the map": (
+        {MAP: {"pad_token": entry("<think>", lstrip=True)}},
+        ["a", "<think>", "b"],
+    ),
+    "an object with a type in the config": (
+        {
+            CONFIG: {
+                "pad_token": {"__type": "AddedToken", **entry("<think>", rstrip=True)}
+            }
+        },
+        ["a", "Ġ", "<think>", "b"],
+    ),
+    "flags of added_tokens_decoder": (
+        {CONFIG: {"added_tokens_decoder": {"340": entry("<think>", lstrip=True)}}},
+        ["a", "<think>", "b"],
+    ),
+    "single words of added_tokens_decoder": (
+        {CONFIG: {"added_tokens_decoder": {"340": entry("<think>", single_word=True)}}},
+        ["a", "Ġ", "<", "t", "h", "i", "n", "k", ">", "b"],
+    ),
+    "flags of a token that tokenizer.json has": (
+        {
+            CONFIG: {
+                "added_tokens_decoder": {"2": entry("<|end|>", special=True), **NEW},
+                "eos_token": "<|end|>",
+            }
+        },
+        ["a", "Ġ", "<think>", "b"],
+    ),
+    "a flag that is none": (
+        {CONFIG: {"added_tokens_decoder": {"340": {**entry("<think>"), "new": 1}}}},
+        ["a", "Ġ", "<think>", "b"],
+    ),
+    "a named token that nothing else has": (
+        {CONFIG: {"bos_token": "<think>", "eos_token": None}},
+        ["a", "Ġ", "<think>", "b"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("row", ROWS)
+def test_added_tokens(tmp_path: Path, row: str, kind: str) -> None:
+    files, wanted = ROWS[row]
+    write(tmp_path, kind=kind, **files)
+    found = agree(tmp_path, "a <think>b")
+    # Qwen's class takes the flags off named tokens.
+    assert found == [wanted] or (kind == "qwen2" and row == "an object in the map")
+    agree(tmp_path)
+
+
+def test_special_tokens_are_skipped_by_the_last_word_on_them(tmp_path: Path) -> None:
+    for special in (True, False):
+        listed = {"2": entry("<|end|>", special=special)}
+        write(tmp_path, **{CONFIG: {"added_tokens_decoder": listed}})
+        agree(tmp_path, "a<|end|>b")
+        assert (2 in Tokenizer(tmp_path).special_ids) is special
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({CONFIG: {"pad_token": entry("<think>", lstrip=True)}}, ["a", "<think>", "b"]),
+        (
+            {MAP: {"additional_special_tokens": [entry("<think>")]}},
+            ["a", "Ġ", "<think>", "b"],
+        ),
+        ({CONFIG: {"pad_token": 3, "extra_special_tokens": 4}}, None),
+    ],
+)
+def test_what_transformers_refuses_is_read_for_what_it_says(
+    tmp_path: Path, files: dict[str, Any], wanted: list[str] | None
+) -> None:
+    write(tmp_path, **files)
+    with pytest.raises((TypeError, AttributeError)):
+        AutoTokenizer.from_pretrained(tmp_path).encode("a")
+    tokenizer = Tokenizer(tmp_path)
+    if wanted is not None:
+        assert tokenizer.names(tokenizer.encode("a <think>b")) == wanted
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("pieces", [True, False])
+def test_classes_that_bring_parts_of_their_own(
+    tmp_path: Path, name: str, *, pieces: bool
+) -> None:
+    """Whatever tokenizer.json has, but where the class is known to be wrong for it."""
+    backend = falls_back() if pieces else None
+    said = {"tokenizer_class": f"{name}Fast", "unk_token": "a"}
+    write(tmp_path, backend, **{CONFIG: said})
+    theirs = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
+    foreign = name == "LlamaTokenizer" and not pieces
+    assert theirs == (PLAIN if foreign else name)
+    agree(tmp_path, "a b", "cafe\u0301 12 ab", "<|start|>a")
+
+
+def test_the_table_of_classes_is_transformers() -> None:
+    known = {*CLASSES, PLAIN}
+    theirs = {
+        kind: auto.TOKENIZER_MAPPING_NAMES.get(kind)
+        for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    }
+    assert {kind: name for kind, name in theirs.items() if name in known} == CLASS_OF
+    overruled = auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
+    assert overruled & CLASS_OF.keys() == OVERRULED
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "phi3", "mistral", "none"])
+@pytest.mark.parametrize("byte_level", [True, False])
+@pytest.mark.parametrize(
+    "named", [None, "PreTrainedTokenizerFast", "LlamaTokenizerFast", "GPT2Tokenizer"]
+)
+def test_which_class_is_chosen(
+    tmp_path: Path, kind: str, *, byte_level: bool, named: str | None
+) -> None:
+    said = {} if named is None else {"tokenizer_class": named}
+    write(tmp_path, None if byte_level else falls_back(), kind=kind, **{CONFIG: said})
+    theirs = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
+    assert class_name({"model_type": kind}, said, byte_level) == theirs
+
+
+def test_special_tokens_that_are_to_be_split(tmp_path: Path) -> None:
+    write(tmp_path, **{CONFIG: {"split_special_tokens": True}})
+    (found,) = agree(tmp_path, "a<|end|>")
+    assert "<|end|>" not in found
+
+
+def test_an_unknown_token_that_is_no_token_is_said_with_the_text(tmp_path: Path) -> None:
+    said = {"tokenizer_class": "GemmaTokenizer", "unk_token": "<none>"}
+    write(tmp_path, kind="gemma", **{CONFIG: said})
+    with pytest.raises(TextError, match="cannot encode the text: Unk token `<none>`"):
+        Tokenizer(tmp_path).encode(" ")
+
+
+def test_a_tokenizer_that_its_class_cannot_take(tmp_path: Path) -> None:
+    write(tmp_path, **{CONFIG: {"tokenizer_class": "LlamaTokenizer"}})
+    path = tmp_path / "tokenizer.json"
+    state = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], **state}))
+    agree(tmp_path, "a")
+    path.write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: corrupt"):
+        Tokenizer(tmp_path)
