@@ -31,6 +31,7 @@ from attrs import frozen
 from tokenizers import AddedToken
 
 from minfer.effects.models.checkpoint import CorruptFileError, read_optional
+from minfer.effects.text.tokenizer_classes import TokenizerClass
 
 NAMED: Final = tuple(
     f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -76,13 +77,14 @@ def special_tokens(
     folder: Path,
     config: Mapping[str, Any],
     stored: Mapping[int, AddedToken],
-    defaults: Mapping[str, str],
+    kind: TokenizerClass | None,
 ) -> SpecialTokens:
     """The tokens that the files of a folder name.
 
     `config` is tokenizer_config.json, `stored` are the added tokens of tokenizer.json,
-    `defaults` the named tokens of the tokenizer's class.
+    `kind` is the tokenizer's class, if it is one that brings tokens of its own.
     """
+    defaults = {} if kind is None else kind.special_tokens
     said = dict(config)
     if not said.get(_EXTRA) and _OLDER in said:
         said[_EXTRA] = said.pop(_OLDER)
@@ -97,7 +99,9 @@ def special_tokens(
     if _EXTRA not in said and _OLDER in said:
         said[_EXTRA] = said.pop(_OLDER)
     named = {name: said.get(name, defaults.get(name)) for name in NAMED}
+    named |= {name: defaults[name] for name in defaults if _is_other(name)}
     named |= {name: said[name] for name in said if _is_other(name)} | others
+    more = [] if kind is None else [*kind.more_tokens]
     known = {token.content: token for token in added.values()}
     tokens = {name: _token(value) for name, value in named.items()}
     return SpecialTokens(
@@ -107,7 +111,7 @@ def special_tokens(
             for name, token in tokens.items()
             if token is not None
         },
-        extra=_tokens(said.get(_EXTRA)),
+        extra=_tokens(said.get(_EXTRA, more)),
     )
 
 

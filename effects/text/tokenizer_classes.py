@@ -24,7 +24,9 @@ class TokenizerClass:
     special_tokens: Mapping[str, str]  # by name, where the config names none
     model: Mapping[str, Any]  # settings of its byte-pair encoding
     parts: Callable[[Mapping[str, Any]], State]  # normalizer, pre_tokenizer, decoder
-    adds_no_template: bool = False  # the post-processor of tokenizer.json is dropped
+    more_tokens: tuple[str, ...] = ()  # special, where the config lists none
+    # What begins each text, whatever the post-processor of tokenizer.json says.
+    begins: Literal["as the file says", "plain", "with bos_token"] = "as the file says"
     # All special tokens are added once more: by their texts, without the flags that files
     # give them (single_word, lstrip, ...), or as they are, as special ones.
     adds_again: Literal["nothing", "texts", "tokens"] = "nothing"
@@ -126,16 +128,38 @@ def _named(text: str, *names: str) -> dict[str, str]:
     return {f"{name}_token": text for name in names}
 
 
+def _code_llama_parts(config: Mapping[str, Any]) -> State:
+    """Llama's, but for a first blank that is taken off whether one was put there or not,
+    and never a blank behind a special token.
+    """
+    found = _metaspace_parts({**config, "legacy": False})
+    return {**found, "decoder": _metaspace_parts({})["decoder"]}
+
+
 _SPM: Final = {"fuse_unk": True, "byte_fallback": True}
+_LLAMA: Final = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+_FILL: Final = {
+    "prefix_token": "▁<PRE>",
+    "middle_token": "▁<MID>",
+    "suffix_token": "▁<SUF>",
+    "eot_token": "▁<EOT>",
+    "fill_token": "<FILL_ME>",
+}
 _AFFIXES: Final = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
 _ENDS: Final = _named("<|endoftext|>", "unk", "eos")
 _QWEN: Final = _ENDS | _named("<|endoftext|>", "pad")
 _GPT2: Final = _ENDS | _named("<|endoftext|>", "bos")
 CLASSES: Final[Mapping[str, TokenizerClass]] = {
     "LlamaTokenizer": TokenizerClass(
-        special_tokens={"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+        special_tokens=_LLAMA, model=_SPM, parts=_metaspace_parts
+    ),
+    "CodeLlamaTokenizer": TokenizerClass(
+        special_tokens=_LLAMA | _FILL,
+        more_tokens=tuple(_FILL.values()),
         model=_SPM,
-        parts=_metaspace_parts,
+        parts=_code_llama_parts,
+        unknown_token=True,
+        begins="with bos_token",
     ),
     "GemmaTokenizer": TokenizerClass(
         special_tokens={
@@ -163,7 +187,7 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
         special_tokens=_GPT2 | {"pad_token": "<|padding|>"},
         model=_AFFIXES,
         parts=_neox_parts,
-        adds_no_template=True,
+        begins="plain",
     ),
     "CohereTokenizer": TokenizerClass(
         special_tokens={

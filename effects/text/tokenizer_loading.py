@@ -41,16 +41,20 @@ def load_backend(folder: Path) -> tuple[Backend, SpecialTokens, Templates]:
     model = read_optional(folder / "config.json")
     kind = CLASSES.get(class_name(model, config, b'"ByteLevel"' in data))
     stored = backend.get_added_tokens_decoder()
-    defaults = {} if kind is None else kind.special_tokens
-    tokens = special_tokens(folder, config, stored, defaults)
+    tokens = special_tokens(folder, config, stored, kind)
     try:
         if kind is not None and not _is_made_so(backend, kind, config, tokens):
             backend = Backend.from_str(json.dumps(_remade(data, kind, config, tokens)))
     except Exception as error:  # the library raises bare Exception
         raise _unusable(path, f"not what its tokenizer_class takes ({error})") from error
     _add_tokens(backend, tokens, kind)
-    if kind is not None and kind.adds_no_template:
-        backend.post_processor = processors.TemplateProcessing("$A", "$A $B", [])
+    if kind is not None and kind.begins != "as the file says":
+        bos = tokens.texts.get("bos_token") if kind.begins == "with bos_token" else None
+        ids = [] if bos is None else [(bos, backend.token_to_id(bos))]
+        begin = "" if bos is None else f"{bos} "
+        backend.post_processor = processors.TemplateProcessing(
+            f"{begin}$A", f"{begin}$A $B", ids
+        )
     backend.encode_special_tokens = config.get("split_special_tokens") is True
     backend.no_padding()
     backend.no_truncation()

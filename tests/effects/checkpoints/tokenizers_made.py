@@ -28,6 +28,7 @@ CLASSES: Final = (
     "GemmaTokenizerFast",
     "CohereTokenizerFast",
     "Qwen3_5Tokenizer",
+    "CodeLlamaTokenizer",
     "TokenizersBackend",
     "NoSuchTokenizer",
 )

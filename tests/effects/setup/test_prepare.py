@@ -6,8 +6,12 @@ from pathlib import Path
 import attrs
 import pytest
 
+from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
+from tests.effects.tiny_model import CONFIG, write_checkpoint
 
 
 @pytest.mark.parametrize(("hidden", "tokens"), [(64, 8192), (8192, 512)])
@@ -28,3 +32,33 @@ def test_where_tokens_are_streamed_a_steps_work_is_bounded(
     assert prepare(by_hand, limit=10**13).config.max_num_batched_tokens == 4096
     whole = attrs.evolve(args, streaming=False)
     assert prepare(whole, limit=10**13).config.max_num_batched_tokens == 8192
+
+
+def say(folder: Path, **changes: object) -> EngineArgs:
+    """A checkpoint whose config has these changes; the settings for it."""
+    write_checkpoint(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**CONFIG, "torch_dtype": None, **changes}))
+    return EngineArgs(model=str(folder), dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("dtype", ["float64", "float8_e4m3fn", "auto"])
+def test_a_config_that_names_a_type_that_does_not_run(
+    tmp_path: Path, name: str, dtype: str
+) -> None:
+    args = say(tmp_path, **{name: dtype})
+    assert prepare(args).spec.dtype == "float32"
+    says = rf"{name} must be one of .*{dtype}.*--dtype"
+    with pytest.raises(CheckpointError, match=says):
+        prepare(attrs.evolve(args, dtype="auto"))
+
+
+def test_what_the_family_table_refuses_is_tried_with_transformers(tmp_path: Path) -> None:
+    """And if that refuses too, the error is the first one."""
+    args = say(tmp_path, rms_norm_eps=0.0)
+    with pytest.raises(CheckpointError, match="rms_norm_eps must be a positive number"):
+        parse_spec(read_config(tmp_path))
+    assert prepare(args).spec.parameters
+    with pytest.raises(CheckpointError, match="hidden_size must be an integer"):
+        prepare(say(tmp_path, hidden_size="many"))

@@ -1,9 +1,11 @@
 """What cannot run is refused by name, before weights are read."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minfer.effects.models.checkpoint import read_config
 from minfer.effects.models.config_reader import ConfigError, UnsupportedModelError
 from minfer.effects.models.fallback import fallback_spec
 
@@ -135,3 +137,18 @@ def test_a_config_that_transformers_cannot_read_is_named() -> None:
     config = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
     with pytest.raises(ConfigError, match="max_position_embeddings must be an integer"):
         fallback_spec({**config, "max_position_embeddings": 8})
+
+
+def test_a_config_may_leave_out_its_architectures_and_write_whole_numbers_as_floats(
+    neox: Path,
+) -> None:
+    config = read_config(neox)
+    wanted = fallback_spec(config)
+    sizes = ("hidden_size", "num_attention_heads", "vocab_size")
+    floats = {name: float(config[name]) for name in sizes}
+    for architectures in (None, [], config["architectures"][0]):
+        said = {**config, **floats, "architectures": architectures}
+        assert fallback_spec(said) == wanted
+    with pytest.raises(ConfigError, match=r"dtype must be one of .* found 'float64'"):
+        fallback_spec({**config, "dtype": "float64"})
+    assert fallback_spec({**config, "dtype": "float64"}, dtype="float32") == wanted
