@@ -101,10 +101,10 @@ def make(folder: Path, seed: int) -> Made:
 
 
 def _config(kind: str, tied: bool) -> dict[str, Any]:
-    made: dict[str, Any] = transformers.AutoConfig.for_model(kind, **SIZES).to_dict()
-    name = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[
-        type(transformers.AutoConfig.for_model(kind))
-    ].__name__
+    theirs: Any = transformers.AutoConfig.for_model(kind, **SIZES)
+    made: dict[str, Any] = theirs.to_dict()
+    model: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(theirs)]
+    name = model.__name__
     made |= {"tie_word_embeddings": tied, "architectures": [name], "eos_token_id": 7}
     return {key: value for key, value in made.items() if not key.startswith("_")}
 

@@ -25,6 +25,10 @@ from tests.effects.tiny_model import expected_tensors, read_spec
 Tensors = dict[str, torch.Tensor]
 
 
+def without(name: str) -> Callable[[Tensors], None]:
+    return lambda tensors: tensors.__delitem__(name)
+
+
 @pytest.mark.parametrize(
     ("index", "says"),
     [
@@ -45,7 +49,7 @@ Tensors = dict[str, torch.Tensor]
 )
 def test_bad_index(tmp_path: Path, index: str, says: str) -> None:
     save(tmp_path)
-    edit_tensors(tmp_path, lambda tensors: tensors.pop("model.norm.weight"))
+    edit_tensors(tmp_path, without("model.norm.weight"))
     single, path = (tmp_path / name for name in (SINGLE_NAME, INDEX_NAME))
     single.rename(tmp_path / "one.safetensors")
     path.write_text(index)
@@ -154,6 +158,6 @@ def test_names_that_transformers_takes(
 
 def test_a_missing_output_head_says_what_helps(tmp_path: Path) -> None:
     save(tmp_path)
-    edit_tensors(tmp_path, lambda tensors: tensors.pop(LM_HEAD))
+    edit_tensors(tmp_path, without(LM_HEAD))
     with pytest.raises(TensorMismatchError, match="set tie_word_embeddings to true"):
         load_weights(tmp_path, read_spec(tmp_path))

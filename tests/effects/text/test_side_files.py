@@ -3,6 +3,7 @@ table in `side_files` against transformers, on files that are written by hand.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,10 +33,14 @@ FLAGS: Final = dict.fromkeys(
 )
 
 
-def write(folder: Path, backend: Backend | None = None, **files: Any) -> None:
+def write(
+    folder: Path,
+    files: Mapping[str, Any],
+    backend: Backend | None = None,
+    kind: str = "llama",
+) -> None:
     """A tokenizer and the files beside it; `kind` is the model type."""
     (backend or Backend.from_str(BACKEND)).save(str(folder / "tokenizer.json"))
-    kind = files.pop("kind", "llama")
     (folder / "config.json").write_text(json.dumps({"model_type": kind}))
     for name, value in files.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -68,16 +73,16 @@ def entry(text: str, **flags: bool) -> dict[str, Any]:
 def test_the_post_processor_holds_whatever_the_config_says_of_begin_and_end(
     tmp_path: Path, kind: str, adds: dict[str, bool]
 ) -> None:
-    said = {"bos_token": "<|start|>", "eos_token": "<|end|>"}
+    said: dict[str, Any] = {"bos_token": "<|start|>", "eos_token": "<|end|>"}
     said |= {f"add_{name}_token": adds.get(name, False) for name in ("bos", "eos")}
-    write(tmp_path, kind=kind, **{CONFIG: said})
+    write(tmp_path, {CONFIG: said}, kind=kind)
     assert json.loads((tmp_path / CONFIG).read_text()) == said
     assert agree(tmp_path, "x") == [["x"]]
     backend = Backend.from_str(BACKEND)
     backend.post_processor = processors.TemplateProcessing(
         "<|start|> $A", "<|start|> $A $B", [("<|start|>", 1)]
     )
-    write(tmp_path, backend, kind=kind, **{CONFIG: said})
+    write(tmp_path, {CONFIG: said}, backend, kind=kind)
     # This class drops it.
     wanted = ["x"] if kind == "olmo" else ["<|start|>", "x"]
     assert agree(tmp_path, "x") == [wanted]
@@ -98,7 +103,7 @@ def test_llamas_blanks(
     said = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": prefix}
     if legacy != "absent":
         said["legacy"] = legacy
-    write(tmp_path, backend, **{CONFIG: said})
+    write(tmp_path, {CONFIG: said}, backend)
     (found,) = agree(tmp_path, "<|start|>ab")
     behind = prefix is not False and legacy is True
     assert found == ["<|start|>", *(["▁ab"] if behind else ["ab"])]
@@ -193,7 +198,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("row", ROWS)
 def test_added_tokens(tmp_path: Path, row: str, kind: str) -> None:
     files, wanted = ROWS[row]
-    write(tmp_path, kind=kind, **files)
+    write(tmp_path, files, kind=kind)
     found = agree(tmp_path, "a <think>b")
     # Qwen's class takes the flags off named tokens.
     assert found == [wanted] or (kind == "qwen2" and row == "an object in the map")
@@ -203,7 +208,7 @@ def test_added_tokens(tmp_path: Path, row: str, kind: str) -> None:
 def test_special_tokens_are_skipped_by_the_last_word_on_them(tmp_path: Path) -> None:
     for special in (True, False):
         listed = {"2": entry("<|end|>", special=special)}
-        write(tmp_path, **{CONFIG: {"added_tokens_decoder": listed}})
+        write(tmp_path, {CONFIG: {"added_tokens_decoder": listed}})
         agree(tmp_path, "a<|end|>b")
         assert (2 in Tokenizer(tmp_path).special_ids) is special
 
@@ -222,7 +227,7 @@ def test_special_tokens_are_skipped_by_the_last_word_on_them(tmp_path: Path) -> 
 def test_what_transformers_refuses_is_read_for_what_it_says(
     tmp_path: Path, files: dict[str, Any], wanted: list[str] | None
 ) -> None:
-    write(tmp_path, **files)
+    write(tmp_path, files)
     with pytest.raises((TypeError, AttributeError)):
         AutoTokenizer.from_pretrained(tmp_path).encode("a")
     tokenizer = Tokenizer(tmp_path)
@@ -238,7 +243,7 @@ def test_classes_that_bring_parts_of_their_own(
     """Whatever tokenizer.json has, but where the class is known to be wrong for it."""
     backend = falls_back() if pieces else None
     said = {"tokenizer_class": f"{name}Fast", "unk_token": "a"}
-    write(tmp_path, backend, **{CONFIG: said})
+    write(tmp_path, {CONFIG: said}, backend)
     theirs = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
     foreign = name == "LlamaTokenizer" and not pieces
     assert theirs == (PLAIN if foreign else name)
@@ -265,26 +270,26 @@ def test_which_class_is_chosen(
     tmp_path: Path, kind: str, *, byte_level: bool, named: str | None
 ) -> None:
     said = {} if named is None else {"tokenizer_class": named}
-    write(tmp_path, None if byte_level else falls_back(), kind=kind, **{CONFIG: said})
+    write(tmp_path, {CONFIG: said}, None if byte_level else falls_back(), kind)
     theirs = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
     assert class_name({"model_type": kind}, said, byte_level) == theirs
 
 
 def test_special_tokens_that_are_to_be_split(tmp_path: Path) -> None:
-    write(tmp_path, **{CONFIG: {"split_special_tokens": True}})
+    write(tmp_path, {CONFIG: {"split_special_tokens": True}})
     (found,) = agree(tmp_path, "a<|end|>")
     assert "<|end|>" not in found
 
 
 def test_an_unknown_token_that_is_no_token_is_said_with_the_text(tmp_path: Path) -> None:
     said = {"tokenizer_class": "GemmaTokenizer", "unk_token": "<none>"}
-    write(tmp_path, kind="gemma", **{CONFIG: said})
+    write(tmp_path, {CONFIG: said}, kind="gemma")
     with pytest.raises(TextError, match="cannot encode the text: Unk token `<none>`"):
         Tokenizer(tmp_path).encode(" ")
 
 
 def test_a_tokenizer_that_its_class_cannot_take(tmp_path: Path) -> None:
-    write(tmp_path, **{CONFIG: {"tokenizer_class": "LlamaTokenizer"}})
+    write(tmp_path, {CONFIG: {"tokenizer_class": "LlamaTokenizer"}})
     path = tmp_path / "tokenizer.json"
     state = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
     path.write_text(json.dumps({"version": "1.0", "added_tokens": [], **state}))

@@ -14,7 +14,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 from tests.effects.text.test_side_files import CONFIG, write
 
 TALK: Final = [{"role": "user", "content": "hi"}]
-TOOLS: Final = [{"type": "function", "function": {"name": "f"}}]
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "f"}}]
 NAMED: Final = [
     {"name": "default", "template": "plain"},
     {"name": "tool_use", "template": "tools"},
@@ -45,7 +45,7 @@ MORE: Final = "additional_chat_templates__tool_use.jinja"
 def test_chat_templates(
     tmp_path: Path, files: dict[str, Any], plain: str | None, with_tools: str | None
 ) -> None:
-    write(tmp_path, **files)
+    write(tmp_path, files)
     ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     for tools, wanted in ((None, plain), (TOOLS, with_tools), ([], with_tools)):
         if wanted is None:
@@ -60,7 +60,7 @@ def test_chat_templates(
 
 
 def test_templates_without_a_default_are_named(tmp_path: Path) -> None:
-    write(tmp_path, **{CONFIG: {"chat_template": NAMED[1:]}})
+    write(tmp_path, {CONFIG: {"chat_template": NAMED[1:]}})
     with pytest.raises(
         ChatTemplateError, match="named tool_use, and none is the default"
     ):
@@ -68,7 +68,7 @@ def test_templates_without_a_default_are_named(tmp_path: Path) -> None:
 
 
 def test_templates_that_cannot_be_read(tmp_path: Path) -> None:
-    write(tmp_path, **{CONFIG: {"chat_template": [{"name": "default"}]}})
+    write(tmp_path, {CONFIG: {"chat_template": [{"name": "default"}]}})
     with pytest.raises(CorruptFileError, match=r"config\.json: chat_template must be"):
         Tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
@@ -82,7 +82,7 @@ def test_named_tokens_reach_the_template(tmp_path: Path) -> None:
         "audio_token": "<audio>",
         "chat_template": "{{ image_token }}{{ audio_token }}",
     }
-    write(tmp_path, **{CONFIG: said})
+    write(tmp_path, {CONFIG: said})
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     found = render_chat(Tokenizer(tmp_path), TALK, {})
     assert found == theirs.apply_chat_template(TALK, tokenize=False) == "<image><audio>"

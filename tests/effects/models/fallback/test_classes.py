@@ -146,7 +146,8 @@ def test_a_config_may_leave_out_its_architectures_and_write_whole_numbers_as_flo
     wanted = fallback_spec(config)
     sizes = ("hidden_size", "num_attention_heads", "vocab_size")
     floats = {name: float(config[name]) for name in sizes}
-    for architectures in (None, [], config["architectures"][0]):
+    names: list[Any] = [None, [], config["architectures"][0]]
+    for architectures in names:
         said = {**config, **floats, "architectures": architectures}
         assert fallback_spec(said) == wanted
     with pytest.raises(ConfigError, match=r"dtype must be one of .* found 'float64'"):
