@@ -22,14 +22,13 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.schemas import checked_schema
+from minfer.effects.text.grammars.schemas import OPTIONS, checked_schema
 
 # Rules, each with the most brackets within each other that are in it. A stack of 8 MiB,
 # which threads get, is over at 2,500.
 MOST_DEEP: Final = 1000
 _NO_FORCING: Final = '%llguidance {"no_forcing": true}'
 _SCHEMA: Final = "%json"
-_OPTIONS: Final = "x-guidance"
 _LONGEST: Final = 64  # characters of a name that an error shows
 # What is passed over whole, and a name of a token. None of it is tried again from within
 # if it has no end: it ends with the text.
@@ -72,7 +71,7 @@ def as_compiled(text: str, ids: Mapping[str, int], param: str) -> str:
     nothing forced. Raises GrammarError.
     """
     made = []
-    for part in _parts(text, param):
+    for part in _parts(text, param, compiled=True):
         if part.kind == "<" and part.text not in ids:
             why = f"{param}: the model has no marker {part.text[:_LONGEST]!r}"
             raise GrammarError(why, param)
@@ -105,31 +104,33 @@ class _Depth:
 _SIGNS: Final = re.compile(r"[:()\[\]]")
 
 
-def _parts(text: str, param: str) -> Iterator[_Part]:
+def _parts(text: str, param: str, *, compiled: bool = False) -> Iterator[_Part]:
     at = 0
     while (word := _WORD.search(text, at)) is not None:
         yield _Part(text[at : word.start()])
         at = word.end()
         if word[0].startswith(_SCHEMA):
-            schema, at = _schema(text, at, param)
+            schema, at = _schema(text, at, param, compiled=compiled)
             yield _Part(f"{_SCHEMA} {schema}", _SCHEMA)
         else:
             yield _Part(word[0], word[0][0])
     yield _Part(text[at:])
 
 
-def _schema(text: str, at: int, param: str) -> tuple[str, int]:
-    """A schema as it is enforced, and where it ends."""
+def _schema(text: str, at: int, param: str, *, compiled: bool) -> tuple[str, int]:
+    """A schema as it is enforced, and where it ends; in the compiler's words, if it is to
+    be `compiled` next.
+    """
     try:
         schema, end = json.JSONDecoder().raw_decode(text, at)
     except (ValueError, RecursionError) as error:
         why = f"{param}: what is behind {_SCHEMA} is not valid JSON: {error}"
         raise GrammarError(why, param) from None
-    options = schema.pop(_OPTIONS, None) if isinstance(schema, dict) else None
-    if isinstance(options, dict) and options.get("lenient"):
+    options = schema.pop(OPTIONS, {}) if isinstance(schema, dict) else {}
+    if not isinstance(options, dict) or options.get("lenient"):
         why = f"{param}: lenient schemas are not enforced; leave it out"
         raise GrammarError(why, param)
-    made = json.loads(checked_schema(json.dumps(schema), param))
-    if options is not None:
-        made[_OPTIONS] = options
+    made = json.loads(checked_schema(json.dumps(schema), param, compiled=compiled))
+    if options:
+        made[OPTIONS] = {**options, **made.get(OPTIONS, {})}
     return json.dumps(made), end

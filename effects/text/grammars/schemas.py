@@ -9,13 +9,15 @@ satisfy the schema, is the compiler's to say.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from math import lcm
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.patterns import rewritten
 from minfer.effects.text.grammars.protocol import GrammarError
 
 Number = TypeVar("Number", int, float)
@@ -41,7 +43,10 @@ _COMMENTS: Final = frozenset(
 # Of these a value that asks for nothing, which the compiler does not know, is dropped.
 _IDLE: Final = {"uniqueItems": False, "unevaluatedProperties": True}
 # The compiler's own, by which a schema could have it ignore what it cannot enforce.
-_FORBIDDEN: Final = "x-guidance"
+OPTIONS: Final = "x-guidance"
+# Escapes within texts, where patterns decide about names: a name that may be written as
+# "\u0061", too, would not be taken for one that a pattern matches.
+_ONE_SPELLING: Final = 'nrbtf\\"'
 _DEEPEST: Final = 100  # objects and lists within each other
 # The compiler keeps numbers as doubles, and whole ones as 64 bits: where those end it
 # never comes back, and takes the process with it.
@@ -61,30 +66,43 @@ class _Place:
     depth: int = 0
 
 
-def checked_schema(text: str, param: str) -> str:
-    """A schema as text, of which everything will be enforced. Raises GrammarError."""
+def checked_schema(text: str, param: str, *, compiled: bool = False) -> str:
+    """A schema as text, of which everything will be enforced. Raises GrammarError.
+
+    With `compiled`, it is for the compiler alone: its patterns are in the compiler's
+    words, and cannot be checked again.
+    """
     try:
         schema = json.loads(text, parse_int=_whole, parse_float=_real)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"{param}: is not valid JSON: {error}", param) from None
-    due = [_Place(schema, "")]
+    due, seen, named = [_Place(schema, "")], set[int](), False
     try:
         _check_multiples(schema)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None
     while due:
         place = due.pop()
+        if id(place.part) in seen:  # references lead to it
+            continue
+        seen.add(id(place.part))
         try:
-            due += _parts(place)
+            due += [*_parts(place), *_referred(place, schema)]
+            if compiled and isinstance(place.part, dict):
+                place.part.update(_compiled_patterns(place.part))
+                named = named or bool(place.part.get("patternProperties"))
         except GrammarError as error:
             where = f" (at {place.path})" if place.path else ""
             raise GrammarError(f"{param}: {error}{where}", param) from None
     if schema is False:
         raise GrammarError(f"{param}: there is no text that false allows", param)
     # The compiler takes objects alone at the top; this one allows as much as `true`.
-    return json.dumps({} if schema is True else schema)
+    made = {} if schema is True else schema
+    if named:
+        made[OPTIONS] = {"json_allowed_escapes": _ONE_SPELLING}
+    return json.dumps(made)
 
 
 def _parts(place: _Place) -> list[_Place]:
@@ -103,15 +121,31 @@ def _parts(place: _Place) -> list[_Place]:
         _check_word(word)
         if word in _SAYS:
             _check_exact(value)
-        elif word == "pattern" or word == "patternProperties":
-            _check_patterns([value] if word == "pattern" else value)
+    _compiled_patterns(schema)
     within = [_Place(one, path, place.depth + 1) for path, one in _within(schema)]
     return [_Place(one.part, place.path + one.path, one.depth) for one in within]
 
 
+def _referred(place: _Place, root: Any) -> list[_Place]:
+    """What a schema refers to by its place, wherever that is."""
+    refers = place.part.get("$ref") if isinstance(place.part, dict) else None
+    if not isinstance(refers, str) or not refers.startswith("#/"):
+        return []
+    part = root
+    for step in unquote(refers).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, dict):
+            part = part.get(name)
+        elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+            part = part[int(name)]
+        else:
+            return []
+    return [_Place(part, refers[:64], place.depth)] if isinstance(part, dict) else []
+
+
 def _check_word(word: str) -> None:
     known = _VALUES | _SCHEMA | _SCHEMAS | _NAMED | _COMMENTS
-    extension = word.startswith("x-") and word != _FORBIDDEN
+    extension = word.startswith("x-") and word != OPTIONS
     if word not in known and not extension:
         raise GrammarError(
             f"the keyword {word[:64]!r} cannot be enforced; leave it out, or say it "
@@ -175,13 +209,23 @@ def _hard_part(number: float) -> int:
     return int("".join(map(str, Decimal(repr(number)).normalize().as_tuple().digits)))
 
 
-def _check_patterns(patterns: Iterable[Any]) -> None:
-    """Raise GrammarError for a pattern that ends within an escape: the compiler, which
-    puts something behind it, would take that for a part of it.
-    """
-    for one in patterns:
-        if isinstance(one, str) and ends_in_escape(one):
-            raise GrammarError("a pattern ends with a single backslash")
+def _compiled_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+    """What of a schema has patterns, in the compiler's words. Raises GrammarError."""
+    found: dict[str, Any] = {}
+    if isinstance(pattern := schema.get("pattern"), str):
+        found["pattern"] = _rewritten(pattern)
+    if isinstance(named := schema.get("patternProperties"), dict):
+        made = {_rewritten(pattern): one for pattern, one in named.items()}
+        if len(made) < len(named):
+            raise GrammarError("two patterns of patternProperties mean the same")
+        found["patternProperties"] = made
+    return found
+
+
+def _rewritten(pattern: str) -> str:
+    if ends_in_escape(pattern):
+        raise GrammarError("a pattern ends with a single backslash")
+    return rewritten(pattern)
 
 
 def ends_in_escape(pattern: str) -> bool:

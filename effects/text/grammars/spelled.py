@@ -11,7 +11,7 @@ from attrs import frozen
 
 from minfer.effects.text.grammars.lark import checked_lark
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.schemas import checked_schema, ends_in_escape
+from minfer.effects.text.grammars.schemas import OPTIONS, checked_schema, ends_in_escape
 from minfer.structured import StructuredOutputs
 
 # A blank, or a new line and its indentation.
@@ -45,7 +45,7 @@ def spelled(asked: StructuredOutputs) -> Spelled:
         case "structural_tag":
             return Spelled("lark", _tags(asked.text, param))
         case _:
-            return Spelled("json", checked_schema(asked.text, param))
+            return Spelled("json", checked_schema(asked.text, param, compiled=True))
 
 
 def _whole_regex(text: str, param: str) -> str:
@@ -66,7 +66,7 @@ def json_rule(schema: str, *, whitespace: bool = True) -> str:
         options["whitespace_pattern"] = WHITESPACE
     made = json.loads(schema)
     if isinstance(made, dict):
-        made["x-guidance"] = options
+        made[OPTIONS] = {**made.get(OPTIONS, {}), **options}
     return f"%json {json.dumps(made)}"
 
 
@@ -165,7 +165,8 @@ def _tag(one: dict[str, Any], number: int, text: str, param: str) -> _Tag:
         why = f"{param}: {where}: begins with none of the triggers"
         raise GrammarError(why, param)
     try:
-        schema = checked_schema(json.dumps(one["schema"]), f"{where}.schema")
+        said = json.dumps(one["schema"])
+        schema = checked_schema(said, f"{where}.schema", compiled=True)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None
     return _Tag(begin, trigger, schema, end)

@@ -1,0 +1,245 @@
+r"""Patterns of JSON schemas, rewritten so that the compiler lets through what they mean.
+
+Two things in llguidance 1.9 let texts through that a pattern forbids:
+
+* A set of characters becomes a set of JSON's escapes. Where it holds all of U+0000 to
+  U+001F (U+000A aside), the escapes of `"` and of the backslash are added, whether it
+  holds these or not: `[^"]` matches `"`. Alternatives are joined into one set before, so
+  this depends on the whole pattern. In such a pattern each set that lacks `"` or the
+  backslash loses U+0001: then no join of them holds all.
+* It reads sets as Rust does: `[a&&b]` is an intersection, and `\S` and `\W` hold more
+  than those of Python's `re`. So each set is written anew, with its characters by number.
+  Where `re` and ECMA 262 differ, it holds what both allow.
+
+Groups, repetitions and anchors are handed on: the compiler refuses those that it cannot
+enforce.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.protocol import GrammarError
+
+_ASCII: Final = frozenset(range(128))
+_CONTROLS: Final = frozenset(range(32))
+_WITHOUT_LINE_FEED: Final = _CONTROLS - {ord("\n")}
+_ESCAPED: Final = frozenset(map(ord, '"\\'))
+_DROPPED: Final = r"\x{1}"
+_SURROGATES: Final = range(0xD800, 0xE000)
+_LONGEST: Final = 16  # characters that an error shows
+_CHARACTER: Final = r"""
+    \\x[0-9A-Fa-f]{2} | \\u[0-9A-Fa-f]{4} | \\U[0-9A-Fa-f]{8}
+    | \\[xu]\{[0-9A-Fa-f]{1,6}\}       # a character by its number
+    | \\[pP](?:\{[^{}]*\}|[A-Za-z])    # a property of Unicode
+    | \\[0-9]{2,}                      # a number of what came before, or in octal
+    | \\.                              # any other escape
+    | .
+"""
+_WITHIN: Final = re.compile(_CHARACTER, re.VERBOSE | re.DOTALL)
+_OUTSIDE: Final = re.compile(
+    rf"""
+    (?P<repeated>[*+?]|\{{[0-9]*,?[0-9]*\}})
+    | (?P<flags>\(\?[A-Za-z-]*[:)])
+    | (?P<handed>\(\?(?:P?<\w+>|<?[=!])|[()|.^$])
+    | (?P<character>{_CHARACTER})
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_FLAGS: Final = frozenset("is-")  # that mean the same everywhere
+_BY_LETTER: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
+_SPACES: Final = r"\x09-\x0D\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
+_MORE_SPACES: Final = rf"{_SPACES}\x1C-\x1F\x85\uFEFF"
+# Escapes that stand for sets: what both `re` and ECMA 262 mean, and what either does.
+_BOTH: Final = {
+    "d": "0-9",
+    "w": "0-9A-Za-z_",
+    "s": _SPACES,
+    "D": r"[^\p{Nd}]",
+    "W": r"[^\p{L}\p{N}_]",
+    "S": f"[^{_MORE_SPACES}]",
+}
+_EITHER: Final = {
+    "d": r"\p{Nd}",
+    "w": r"\p{L}\p{N}_",
+    "s": _MORE_SPACES,
+    "D": "[^0-9]",
+    "W": "[^0-9A-Za-z_]",
+    "S": f"[^{_SPACES}]",
+}
+
+
+@frozen
+class _Set:
+    """A set of characters as Rust writes it, and which of them are ASCII."""
+
+    text: str
+    ascii: frozenset[int]
+    known: bool = True  # whether it holds no other ASCII characters
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it might get escapes of characters that it lacks."""
+        return not self.known or not self.ascii >= _ESCAPED
+
+    @property
+    def controls(self) -> frozenset[int]:
+        """The control characters that it may hold."""
+        return self.ascii & _CONTROLS if self.known else _CONTROLS
+
+    def without_dropped(self) -> str:
+        """The set without U+0001, if that has to go. Raises GrammarError if nothing is
+        left then.
+        """
+        if not self.suspect or 1 not in self.controls:
+            return self.text
+        if self.text == f"[{_DROPPED}]":
+            why = "a pattern cannot have U+0001 and sets of all other control characters"
+            raise GrammarError(f"{why}; leave U+0001 out")
+        return f"[{self.text}--{_DROPPED}]"
+
+
+def rewritten(pattern: str) -> str:
+    """A pattern as the compiler is to read it. Raises GrammarError."""
+    parts = [*_parts(pattern)]
+    suspects = [one for one in parts if isinstance(one, _Set) and one.suspect]
+    held = frozenset[int]().union(*(one.controls for one in suspects))
+    dropping = held >= _WITHOUT_LINE_FEED
+    return "".join([_written(one, dropping=dropping) for one in parts])
+
+
+def _written(part: str | _Set, *, dropping: bool) -> str:
+    if isinstance(part, str):
+        return part
+    return part.without_dropped() if dropping else part.text
+
+
+def _parts(pattern: str) -> Iterator[str | _Set]:
+    """Its sets, and what stands between them."""
+    at, repeated = 0, False
+    while at < len(pattern):
+        if pattern[at] == "[":
+            part, at = _set(pattern, at + 1)
+            repeated = False
+            yield part
+            continue
+        if (match := _OUTSIDE.match(pattern, at)) is None:
+            raise AssertionError("it takes any character")
+        at = match.end()
+        kind = match.lastgroup
+        if kind == "repeated" and repeated and match[0] != "?":
+            raise _refused(pattern[at - 2 : at], "repetition")
+        if kind == "flags" and not _FLAGS.issuperset(match[0][2:-1]):
+            raise _refused(match[0], "flag")
+        repeated = kind == "repeated"
+        yield _alone(match[0]) if kind == "character" else match[0]
+
+
+def _alone(token: str) -> str | _Set:
+    """A character, or an escape of several, outside of sets."""
+    if (several := _several(token, negated=False)) is not None:
+        return _Set(f"[{several.text}]", several.ascii, several.known)
+    number = _number(token, within=False)
+    if number not in _CONTROLS:
+        return _character(number)
+    return _Set(f"[{_character(number)}]", frozenset({number}))
+
+
+def _set(pattern: str, at: int) -> tuple[_Set, int]:
+    """The set behind a bracket, and where it ends. A bracket that closes it comes behind
+    at least one member.
+    """
+    negated = pattern.startswith("^", at)
+    begin = at = at + negated
+    members: list[_Set] = []
+    while at == begin or not pattern.startswith("]", at):
+        member, at = _member(pattern, at, negated=negated)
+        members.append(member)
+    text = "".join([one.text for one in members])
+    if not text:  # surrogates alone, of which no text has any
+        text, negated = r"\x{0}-\x{10FFFF}", not negated
+    held = frozenset[int]().union(*(one.ascii for one in members))
+    known = all(one.known for one in members)
+    if negated:
+        return _Set(f"[^{text}]", _ASCII - held, known), at + 1
+    return _Set(f"[{text}]", held, known), at + 1
+
+
+def _member(pattern: str, at: int, *, negated: bool) -> tuple[_Set, int]:
+    """A member of a set, without its brackets, and where it ends."""
+    token, at = _taken(pattern, at)
+    if (several := _several(token, negated=negated)) is not None:
+        return several, at
+    low = high = _number(token, within=True)
+    if pattern.startswith("-", at) and not pattern.startswith("-]", at):
+        token, at = _taken(pattern, at + 1)
+        high = _number(token, within=True)
+    if low > high:
+        raise _refused(f"{chr(low)}-{chr(high)}", "range")
+    return _Set(_range(low, high), _ASCII.intersection(range(low, high + 1))), at
+
+
+def _taken(pattern: str, at: int) -> tuple[str, int]:
+    """A character, or an escape, within a set, and where it ends."""
+    match = _WITHIN.match(pattern, at)
+    if match is None:
+        raise GrammarError("a pattern ends within a set: a bracket is not closed")
+    return match[0], match.end()
+
+
+def _several(token: str, *, negated: bool) -> _Set | None:
+    """What stands for several characters, as members of a set; None if it is one."""
+    letter = token[1:2] if token[0] == "\\" else ""
+    if letter in ("p", "P"):
+        return _Set(token, frozenset(), known=False)
+    if not letter or letter not in _BOTH:
+        return None
+    text = (_EITHER if negated else _BOTH)[letter]
+    # Of ASCII, `re` has more spaces than ECMA 262.
+    more = negated != letter.isupper()
+    flags = re.NOFLAG if more else re.ASCII
+    matches = re.compile(token, flags).match
+    return _Set(text, frozenset(at for at in _ASCII if matches(chr(at))))
+
+
+def _number(token: str, *, within: bool) -> int:
+    """The character that a token stands for. Raises GrammarError if it is another escape,
+    of a place or of what came before, say.
+    """
+    if token[0] != "\\":
+        return ord(token)
+    letter = token[1:2]
+    if len(token) > 2 and not letter.isdigit():
+        number = int(token[2:].strip("{}"), 16)
+        if number <= 0x10FFFF:
+            return number
+    elif letter == "b" and within:
+        return ord("\b")
+    elif token[1:] in _BY_LETTER:
+        return _BY_LETTER[letter]
+    elif letter and not letter.isalnum():
+        return ord(letter)
+    raise _refused(token, "escape")
+
+
+def _range(low: int, high: int) -> str:
+    """Characters from `low` to `high`, as members of a set: without surrogates."""
+    before = (low, min(high, _SURROGATES.start - 1))
+    behind = (max(low, _SURROGATES.stop), high)
+    return "".join([_span(*one) for one in (before, behind) if one[0] <= one[1]])
+
+
+def _span(low: int, high: int) -> str:
+    return _character(low) if low == high else f"{_character(low)}-{_character(high)}"
+
+
+def _character(number: int) -> str:
+    """A character as Rust writes it, within sets and outside."""
+    text = chr(number)
+    return text if text.isascii() and text.isalnum() else f"\\x{{{number:X}}}"
+
+
+def _refused(said: str, kind: str) -> GrammarError:
+    return GrammarError(f"the {kind} {said[:_LONGEST]!r} in a pattern cannot be enforced")

@@ -1,0 +1,282 @@
+"""No output breaks the pattern that it was held to, however much it is led to."""
+
+import contextlib
+import json
+import random
+import re
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+
+from minfer.effects.text.grammars.patterns import rewritten
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.tools.forms import Callee, Calling, arguments_schema, grammar
+from tests.circles import claimed, long
+from tests.effects.text.grammars.bundled import (
+    ENDS,
+    allowed,
+    matcher,
+    refusal,
+    takes,
+    takes_value,
+    tokenizer,
+    vocab,
+)
+
+LONGEST = 24  # tokens, after which an output is led to its end
+BEYOND = "é¡Ωж中﻿ \x85\u2028٣ª̈🙂\u200d"
+OUTSIDE = ["a", "b", '"', r"\\", r"\x01", r"\n", ".", r"\W", r"\S", r"\D", r"\d", r"\."]
+Random = random.Random
+
+
+@cache
+def texts() -> list[str]:
+    """What each token adds to an output, as far as it can be seen."""
+    decode = tokenizer().decode
+    return [decode([i], skip_special_tokens=False) for i in range(vocab())]
+
+
+@cache
+def tempting() -> frozenset[int]:
+    """Tokens that outputs are led to: quotes, backslashes, controls and escapes."""
+    odd = re.compile(r'["\\\x00-\x1f\x7f]|u00|[^\x00-\x7f]')
+    return frozenset(i for i, text in enumerate(texts()) if odd.search(text))
+
+
+def written(rng: Random, asked: dict[str, Any], start: str = "") -> str | None:
+    """An output under a constraint that is led astray; None: it did not end."""
+    walk = matcher(**asked)
+    tokens = tokenizer().encode(start, add_special_tokens=False)
+    walk.advance(tokens)
+    for count in range(4 * LONGEST):
+        there = allowed(walk.mask())
+        if there & ENDS and (there <= ENDS or count > LONGEST or rng.random() < 0.2):
+            return tokenizer().decode(tokens, skip_special_tokens=False)
+        may = sorted(there - ENDS)
+        wanted = [one for one in may if one in tempting()] or may
+        if count > LONGEST:
+            closing = [one for one in may if texts()[one][:1] in '"}]>']
+            wanted = closing or may
+        tokens.append(rng.choice(wanted if rng.random() < 0.8 else may))
+        walk.advance(tokens[-1:])
+    return None
+
+
+def any_set(rng: Random) -> str:
+    """A set of characters, in one of the ways in which sets are written."""
+    few = rng.random() < 0.5
+    there = rng.sample(range(128), rng.randint(1, 6) if few else rng.randint(90, 127))
+    if rng.random() < 0.5:  # all controls, or nearly
+        there = [*{*there, *range(32)} - {*rng.sample(range(32), rng.randint(0, 2))}]
+    if rng.random() < 0.3:
+        there = [*{*there} - {34, 92, rng.randrange(128)}]
+    parts = [one_of(rng, number) for number in there or [97]]
+    parts += rng.sample(BEYOND, rng.randint(0, 3))
+    parts += rng.sample([r"\d", r"\w", r"\s", r"\W", r"\S", r"\D"], rng.random() < 0.3)
+    if rng.random() < 0.5:
+        low, high = sorted(rng.sample(range(128), 2))
+        parts.append(f"\\x{low:02x}-\\x{high:02x}")
+    rng.shuffle(parts)
+    if rng.random() < 0.2:
+        parts.insert(0, "]")
+    if rng.random() < 0.2:
+        parts.append(rng.choice(["&&a", "--b", "~~c", "[", "[:alpha:", "-"]))
+    return f"[{'^' if rng.random() < 0.6 else ''}{''.join(parts)}]"
+
+
+def one_of(rng: Random, number: int) -> str:
+    """A character within a set."""
+    plain = chr(number)
+    if plain.isalnum() or (plain not in "\\]^-[&~|" and rng.random() < 0.4):
+        return plain
+    return rng.choice([f"\\x{number:02x}", f"\\u{number:04X}"])
+
+
+def any_pattern(rng: Random) -> str:
+    """A regular expression that `re` takes."""
+    while True:
+        pattern = maybe_pattern(rng)
+        with contextlib.suppress(re.error):
+            re.compile(pattern)
+            return pattern
+
+
+def maybe_pattern(rng: Random) -> str:
+    atoms = [
+        any_set(rng) if rng.random() < 0.8 else rng.choice(OUTSIDE)
+        for _ in range(rng.randint(1, 3))
+    ]
+    atoms = [one + rng.choice(["", "", "+", "*", "?", "{1,3}", "+?"]) for one in atoms]
+    body = "".join(atoms)
+    if rng.random() < 0.3:
+        body = f"({body}|{any_set(rng)})"
+    if rng.random() < 0.1:
+        body = f"(?i:{body})"
+    return f"^{body}$" if rng.random() < 0.8 else body
+
+
+def value_of(pattern: str) -> Any:
+    return {"type": "string", "pattern": pattern}
+
+
+def object_of(pattern: str, others: Any) -> Any:
+    return {
+        "type": "object",
+        "patternProperties": {pattern: {"type": "integer"}},
+        "additionalProperties": others,
+    }
+
+
+def as_value(rng: Random, pattern: str) -> bool:
+    text = written(rng, {"json": value_of(pattern)}, '"')
+    if text is not None:
+        check(json.loads(text), value_of(pattern), pattern)
+    return text is not None
+
+
+def as_name(rng: Random, pattern: str) -> bool:
+    schema = object_of(pattern, rng.choice([False, {"type": "boolean"}]))
+    text = written(rng, {"json": schema}, '{"')
+    if text is None:
+        return False
+    # What `json.loads` makes of two equal names is the last one's alone.
+    for name, value in json.loads(text, object_pairs_hook=list):
+        jsonschema.validate({name: value}, schema)
+        if value is not True and value is not False:
+            assert re.search(pattern, name), (pattern, name)
+    return True
+
+
+def as_argument(rng: Random, pattern: str) -> bool:
+    schema = {
+        "type": "object",
+        "properties": {"a": value_of(pattern)},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    calling = Calling(
+        format="hermes",
+        callees=(Callee("f", arguments_schema(schema, "tools[0]")),),
+        must=True,
+        several=False,
+        token=tokenizer().added,
+    )
+    start = '<tool_call>\n{"name": "f", "arguments": {"a": "'
+    text = written(rng, {"grammar": grammar(calling)}, start)
+    if text is not None:
+        body = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
+        found = json.loads(body)["arguments"]
+        check(found["a"], value_of(pattern), pattern)
+    return text is not None
+
+
+def check(text: str, schema: Any, pattern: str) -> None:
+    assert re.search(pattern, text), (pattern, text)
+    jsonschema.validate(text, schema)
+
+
+@pytest.mark.filterwarnings("ignore:Possible")  # sets, of which others have operations
+@pytest.mark.parametrize(
+    "numbers", [*long([range(40)]), *claimed([range(40, 2040)])], ids=str
+)
+def test_outputs_are_as_their_patterns_say(numbers: range) -> None:
+    ended = refused = 0
+    for number in numbers:
+        rng = Random(number)
+        pattern = any_pattern(rng)
+        for form in (as_value, as_name, as_argument):
+            try:
+                ended += form(rng, pattern)
+            except GrammarError:  # there is no text, or none that goes on as it began
+                refused += 1
+    assert ended > 2 * len(numbers)
+    assert refused < len(numbers) / 4
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        ('^[^"]+$', ["a\n\x00é", "\\"], ['"', 'a"']),
+        (r"^[^\\]+$", ['a"\x1f'], ["\\"]),
+        (r"^[\x00-\x1f]+$", ["\x00\n\x1f"], ['"', "\\", "a"]),
+        (r"^[\x00-\x09\x0b-\x1f]$", ["\x02", "\x1f"], ['"', "\\", "\n"]),
+        (r"^([\x00-\x0f]|[\x10-\x1f])$", ["\x00"], ['"', "\\"]),
+        (r"^\p{Cc}$", ["\x00"], ['"', "\\"]),
+        (r"^[\s\S]+$", ['a"\\\n\x01'], []),
+        ("^.$", ['"', "\\", "\x01"], ["\n"]),
+        ("^[^a&&b]+$", ["c"], ["a", "&", "b"]),
+        ("^[a[b]+$", ["[ab"], ["]"]),
+        (r"^[]\-x]+$", ["]-x"], ["\\"]),
+        (r"^\S+$", ["é中"], ["\x1c", "\ufeff", " "]),
+        (r"^[\W\d]+$", ["! 5"], ["é", "a", "_"]),
+        (r"^[^\W]+$", ["aZ_9"], ["é", " "]),
+        (r"^\D\s$", ["x\n"], ["٣ ", "x\x1c"]),
+        (r"^\<a{2}/\x41\u0042\t$", ["<aa/AB\t"], ["aa/AB\t"]),
+        ("^{x}]$", ["{x}]"], ["x"]),
+        (r"^[\ud800-\udfffa]$", ["a"], ["b"]),
+        (r"^[^\ud800-\udfff]$", ["a"], []),
+        (r"^(?P<a>b)(?:c|d)*?$", ["bcd"], ["b|"]),
+        ("^(?i:[^k])$", ["x"], ["k", "K"]),
+        (r"^\p{L}+$", ["aé"], ["1"]),
+    ],
+)
+def test_a_pattern_means_what_it_says(
+    pattern: str, right: list[str], wrong: list[str]
+) -> None:
+    for text in right:
+        assert takes_value(value_of(pattern), text)
+    for text in wrong:
+        assert not takes_value(value_of(pattern), text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        (r"\bx", r"the escape '\\b'"),
+        (r"^\Ax\Z", r"the escape '\\A'"),
+        (r"(a)\1", r"the escape '\\1'"),
+        (r"\012", r"the escape '\\012'"),
+        (r"\cA", r"the escape '\\c'"),
+        ("(?x)a b", "the flag '(?x)'"),
+        ("^a*+$", "the repetition '*+'"),
+        ("[b-a]", "the range 'b-a'"),
+        ("[a", "a bracket is not closed"),
+        ('^[^"]$|\x01', "leave U+0001 out"),
+        ("a\\", "single backslash"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_name(pattern: str, why: str) -> None:
+    for schema in (value_of(pattern), object_of(pattern, others=False)):
+        error = refusal(json={"items": schema})
+        assert why in str(error)
+        assert "(at /items)" in str(error)
+
+
+def test_patterns_that_references_lead_to_are_rewritten() -> None:
+    for place in ("$defs", "default", "x-parts"):
+        there = {"a/b": value_of('^[^"]$')}
+        schema = {"$ref": f"#/{place}/a~1b", place: there}
+        assert takes_value(schema, "x")
+        assert not takes_value(schema, '"')
+    loops = {"type": "array", "items": {"$ref": "#"}}
+    assert takes_value(loops, [[], [[]]])
+
+
+def test_a_name_has_one_spelling_where_patterns_decide_about_names() -> None:
+    schema = object_of("^a", {"type": "string"})
+    assert takes('{"a": 1, "b": "x"}', json=schema)
+    assert not takes('{"a": "x"}', json=schema)
+    assert not takes(r'{"\u0061": "x"}', json=schema)
+
+
+def test_two_patterns_that_are_the_same_are_refused() -> None:
+    named = {"patternProperties": {"^a": {"type": "integer"}, r"^\x61": {}}}
+    assert "mean the same" in str(refusal(json=named))
+
+
+def test_sets_are_left_whole_where_that_is_safe() -> None:
+    assert rewritten("^[^a]$") == "^[^a]$"
+    assert rewritten('^[^"]$') == r"^[[^\x{22}]--\x{1}]$"
+    assert rewritten('^[^"\x05]$') == r"^[^\x{22}\x{5}]$"
