@@ -4,11 +4,20 @@ Of these many, a few are supported. The others are refused by their type, before
 is said about their fields.
 """
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Protocol
 
-from pydantic import model_validator
+from pydantic import PlainValidator, TypeAdapter, model_validator
 
 from minfer.effects.serving.bodies import StrictObject, shown, wrong
+
+
+class Spoken(Protocol):
+    """A part of content."""
+
+    @property
+    def text(self) -> str:
+        """What it says."""
 
 
 class TypedObject(StrictObject):
@@ -29,6 +38,20 @@ class TypedObject(StrictObject):
         return given
 
 
-def as_parts(kind: str, content: object) -> object:
-    """Content as a list of parts: a string is one, of the type `kind`."""
-    return [{"type": kind, "text": content}] if isinstance(content, str) else content
+def text_or_parts(kind: Any, most: Any) -> PlainValidator:
+    """Content that is a text, or a list of parts, `most` so many: to some templates it
+    makes a difference which of these it is.
+    """
+    parts: TypeAdapter[Any] = TypeAdapter(Annotated[list[kind], most])
+
+    def read(given: object) -> object:
+        return given if isinstance(given, str) else parts.validate_python(given)
+
+    return PlainValidator(read, json_schema_input_type=str | list[kind])
+
+
+def told_content(content: str | Sequence[Spoken]) -> str | list[dict[str, str]]:
+    """Content as chat templates take it."""
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]

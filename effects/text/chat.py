@@ -9,14 +9,24 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
 from jinja2 import Template
-from jinja2.exceptions import SecurityError, TemplateError, UndefinedError
+from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.utils import Namespace
 
 from minfer.effects.text.template_limits import BoundedSandbox, Rounds
+from minfer.effects.text.turns import (
+    Message,
+    Written,
+    lines_joined,
+    marked,
+    probe,
+    read_message,
+    shows_texts,
+    ways,
+)
 
 if TYPE_CHECKING:
     from minfer.effects.text.tokenizer import Tokenizer
@@ -78,10 +88,11 @@ def render_chat(
     if goes_on and values["add_generation_prompt"]:
         both = "add_generation_prompt and continue_final_message"
         raise ChatTemplateError(f"{both} exclude each other; set one of them to false")
-    chat = [_message(message) for message in messages]
-    if goes_on:
-        _mark_end(chat[-1])
     tokens = tokenizer.special_tokens
+    takes_lists = partial(_takes_lists, template, tuple(tokens.items()))
+    chat = [lines_joined(_message(message), takes_lists) for message in messages]
+    if goes_on:
+        chat[-1] = _with_mark(chat[-1])
     text = _either_way(template, chat, tokens, values)
     return _left_open(text) if goes_on else text
 
@@ -120,12 +131,17 @@ def _template_values(how: ChatOptions) -> dict[str, Any]:
     return values
 
 
-def _mark_end(message: dict[str, Any]) -> None:
-    """Put a mark behind the message that is to be continued."""
-    if not isinstance(message.get("content"), str):
-        needs = "a last message whose content is text"
-        raise ChatTemplateError(f"continue_final_message needs {needs}")
-    message["content"] += f"{_END} "
+def _with_mark(message: Message) -> Message:
+    """The message that is to be continued, with a mark behind its text."""
+    content = message.get("content", ())
+    if content is None or isinstance(content, str):
+        return {**message, "content": f"{content or ''}{_END} "}
+    last = content[-1] if isinstance(content, list | tuple) and content else None
+    if isinstance(last, Mapping) and isinstance(last.get("text"), str):
+        part = {**last, "text": f"{last['text']}{_END} "}
+        return {**message, "content": [*(content or ())[:-1], part]}
+    needs = "a last message whose content is text"
+    raise ChatTemplateError(f"continue_final_message needs {needs}")
 
 
 def _left_open(text: str) -> str:
@@ -141,45 +157,47 @@ def _left_open(text: str) -> str:
 
 def _either_way(
     template: str,
-    chat: list[dict[str, Any]],
+    chat: list[Message],
     tokens: Mapping[str, str],
     values: dict[str, Any],
 ) -> str:
-    """A conversation as its template takes it. Most take arguments of calls as objects;
-    DeepSeek's put them into the text as they are, and look whether content is null.
-    """
+    """A conversation in the first of its ways that the template takes."""
+    first: ChatTemplateError | None = None
+    for way in ways(chat):
+        try:
+            text = _render(template, {"messages": way, **tokens}, values)
+        except ChatTemplateError as error:
+            first = first or error
+            continue
+        if not _writes_null(text, way):
+            return text
+    if first is None:
+        raise AssertionError("a conversation without null is among its ways")
+    raise first
+
+
+def _writes_null(text: str, chat: list[Message]) -> bool:
+    """Whether a template may have written null as a word, as Python spells it."""
+    null = any(one.get("content", "") is None for one in chat)
+    return null and text.count("None") > json.dumps(chat).count("None")
+
+
+@lru_cache(maxsize=64)
+def _takes_lists(template: str, tokens: tuple[tuple[str, str], ...], role: str) -> bool:
+    """Whether a template reads content as a list of texts, in messages of a role."""
+    values = _template_values({})
     try:
-        return _render(template, {"messages": chat, **tokens}, values)
-    except ChatTemplateError as error:
-        written = [_with_written_calls(message) for message in chat]
-        odd = isinstance(error.__cause__, TypeError | UndefinedError)
-        if not odd or written == chat:
-            raise
-        return _render(template, {"messages": written, **tokens}, values)
-
-
-def _with_written_calls(message: dict[str, Any]) -> dict[str, Any]:
-    """A message in which the arguments of calls, if it has any, are text."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list | tuple):
-        return message
-    return {"content": None, **message, "tool_calls": [*map(_written, calls)]}
-
-
-def _written(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments")
-    if not isinstance(arguments, Mapping):
-        return call
-    return {**call, "function": {**function, "arguments": _tojson(_plain(arguments))}}
+        text = _render(template, {"messages": probe(role), **dict(tokens)}, values)
+    except ChatTemplateError:
+        return False
+    return shows_texts(text)
 
 
 def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:
     try:
         # Values come before tokens of the same name, as in transformers.
         shown = {**_plain(ours), **_plain(values), "range": Rounds().range}
+        shown["messages"] = marked(shown["messages"])
         return _compile(template).render(shown)
     except RecursionError as error:
         raise ChatTemplateError(
@@ -195,16 +213,13 @@ def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:
         raise ChatTemplateError(why) from error
 
 
-def _message(message: Any) -> dict[str, Any]:
-    """A message without absent fields: templates ask whether a field is there, not
-    whether null.
-    """
+def _message(message: Any) -> Message:
     if not isinstance(message, Mapping):
         kind = type(message).__name__
         raise ChatTemplateError(
             f"a message must be an object with role and content, found {kind}"
         )
-    return {name: value for name, value in message.items() if value is not None}
+    return read_message(message)
 
 
 def _plain(value: Any) -> Any:
@@ -246,6 +261,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(value, Written):
+        return str(value)
     # jinja2's own filter escapes HTML, which models were not trained on.
     return json.dumps(
         value,

@@ -5,14 +5,13 @@ messages with calls, and messages of tools instead. `turns_of` makes these of th
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
 from minfer.effects.serving.calling import CHOICE, Offer, Wish, check_names
-from minfer.effects.serving.typed import TypedObject, as_parts
+from minfer.effects.serving.typed import TypedObject, text_or_parts, told_content
 
 MAX_ITEMS: Final = 4096  # messages; blocks of one
 _OF_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -31,13 +30,7 @@ class TextBlock(TypedObject):
     text: str
 
 
-Texts = Annotated[
-    list[TextBlock],
-    Few,
-    BeforeValidator(
-        partial(as_parts, "text"), json_schema_input_type=str | list[TextBlock]
-    ),
-]
+Texts = Annotated[str | list[TextBlock], text_or_parts(TextBlock, Few)]
 
 
 class ThinkingBlock(TypedObject):
@@ -46,6 +39,12 @@ class ThinkingBlock(TypedObject):
     kinds = ("thinking",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"signature": (ANYTHING,)}
     thinking: str
+
+
+def _input(given: object) -> object:
+    if not isinstance(given, dict | str):
+        raise wrong("must be an object")
+    return given
 
 
 class ToolUseBlock(TypedObject):
@@ -58,7 +57,11 @@ class ToolUseBlock(TypedObject):
     }
     id: Annotated[str, Field(min_length=1)]
     name: str
-    input: dict[str, Any]
+    # As text, if it broke off where it was written.
+    input: Annotated[
+        dict[str, Any] | str,
+        PlainValidator(_input, json_schema_input_type=dict[str, Any] | str),
+    ] = ""
 
     def told(self) -> Turn:
         """As chat templates take it."""
@@ -79,7 +82,7 @@ class ToolResultBlock(TypedObject):
 
     def told(self) -> Turn:
         """As chat templates take it."""
-        content = joined(self.content or [])
+        content = told_content(self.content or "")
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
 
 
@@ -106,38 +109,44 @@ def _block(given: object) -> object:
     return _KINDS[kind].model_validate(given)
 
 
-Blocks = Annotated[
-    list[Annotated[Block, BeforeValidator(_block, json_schema_input_type=Block)]],
-    Few,
-    BeforeValidator(partial(as_parts, "text"), json_schema_input_type=str | list[Block]),
-]
+AnyBlock = Annotated[Block, BeforeValidator(_block, json_schema_input_type=Block)]
+Blocks = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, Few)]
 
 
-def check_role(role: str, blocks: Sequence[Block]) -> None:
+def check_role(role: str, blocks: str | Sequence[Block]) -> None:
     """Raise an error about the first block that cannot be in a turn of this role."""
-    for at, block in enumerate(blocks):
+    for at, block in enumerate(() if isinstance(blocks, str) else blocks):
         if block.type not in _OF_ROLES[role]:
             said = f"{shown(block.type)} cannot be in a message of the {role}"
             raise wrong(said, f"content[{at}].type")
 
 
-def joined(blocks: Sequence[TextBlock]) -> str:
-    """The text of blocks; each is a line."""
-    return "\n".join([block.text for block in blocks])
-
-
-def turns_of(role: str, blocks: Sequence[Block]) -> list[Turn]:
-    """Blocks as messages: results before all else that the user says with them."""
+def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]:
+    """What was said in turns of one role as messages: results before all else that the
+    user says with them.
+    """
+    if len(contents) == 1 and isinstance(contents[0], str):
+        return [{"role": role, "content": contents[0]}]
+    blocks = [block for content in contents for block in _blocks(content)]
     results = [one.told() for one in blocks if isinstance(one, ToolResultBlock)]
     calls = [one.told() for one in blocks if isinstance(one, ToolUseBlock)]
     thoughts = [one.thinking for one in blocks if isinstance(one, ThinkingBlock)]
     texts = [one for one in blocks if isinstance(one, TextBlock)]
-    turn: Turn = {"role": role, "content": joined(texts)}
+    turn: Turn = {"role": role, "content": told_content(texts) or _nothing(role)}
     if thoughts:
         turn["reasoning_content"] = "\n".join(thoughts)
     if calls:
         turn["tool_calls"] = calls
     return [*results, turn] if texts or not results else results
+
+
+def _nothing(role: str) -> str | None:
+    """The content of a turn without text."""
+    return None if role == "assistant" else ""
+
+
+def _blocks(content: str | Sequence[Block]) -> Sequence[Block]:
+    return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
 
 
 class Tool(StrictObject):

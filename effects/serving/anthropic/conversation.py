@@ -17,14 +17,15 @@ from minfer.effects.serving.anthropic.blocks import (
     Texts,
     Tool,
     ToolChoice,
+    Turn,
     check_choice,
     check_role,
-    joined,
     turns_of,
 )
 from minfer.effects.serving.bodies import ANYTHING, StrictObject
 from minfer.effects.serving.parsed import check_template
 from minfer.effects.serving.protocol import Grounds
+from minfer.effects.serving.typed import told_content
 
 # Fields that are not supported, with the values at which they ask for nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -83,17 +84,16 @@ class ConversationBody(StrictObject):
         """The conversation as token ids, up to where the answer begins. Raises
         ChatTemplateError, RequestError and ApiError.
         """
-        turns = (
-            [{"role": "system", "content": joined(self.system)}] if self.system else []
-        )
+        system = told_content(self.system or "")
+        turns: list[Turn] = [{"role": "system", "content": system}] if system else []
         for role, of_role in groupby(self.messages, key=lambda one: one.role):
-            blocks = [block for one in of_role for block in one.content]
-            turns += turns_of(role, blocks)
+            turns += turns_of(role, [one.content for one in of_role])
         if self.offered:
             check_template(llm.parsers, "tools")
         elif any("tool_calls" in turn or turn["role"] == "tool" for turn in turns):
             check_template(llm.parsers, "messages")
-        begun = self.messages[-1].role == "assistant"
+        # Behind a call the answer is a turn of its own.
+        begun = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
         return llm.render(
             turns,
             tools=[tool.told() for tool in self.offered] or None,

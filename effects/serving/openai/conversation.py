@@ -6,8 +6,9 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, model_validator
 
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
-from minfer.effects.serving.openai.fields import MAX_ITEMS, Few
+from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.tools import ToolCall
+from minfer.effects.serving.typed import TypedObject, text_or_parts, told_content
 
 # Fields that are not supported, with the values at which they ask for nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -19,26 +20,12 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-class TextPart(StrictObject):
-    """A part of a message's content, as it is described: `_text` reads it."""
+class TextPart(TypedObject):
+    """A part of a message's content."""
 
-    type: Literal["text"]
+    kinds = ("text",)
+    neutral = {"cache_control": (ANYTHING,)}  # noqa: RUF012  # as of all objects here
     text: str
-
-
-def _text(content: Any) -> Any:
-    """A message's text; parts are lines of it, as in vLLM."""
-    if not isinstance(content, list):
-        return content
-    if len(content) > MAX_ITEMS:
-        raise wrong(f"must have at most {MAX_ITEMS} parts")
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else part
-        if kind != "text":
-            raise wrong(f"must be 'text', not {shown(kind)}", "type")
-        if len(part) > 2 or not isinstance(part.get("text"), str):
-            raise wrong("must be a string, and the only field beside the type", "text")
-    return "\n".join(part["text"] for part in content)
 
 
 def _role(role: object) -> object:
@@ -61,10 +48,9 @@ class Message(StrictObject):
             ],
         ),
     ]
-    content: Annotated[
-        str | None,
-        BeforeValidator(_text, json_schema_input_type=str | list[TextPart]),
-    ] = None  # only beside calls
+    content: Annotated[str | list[TextPart] | None, text_or_parts(TextPart, Few)] = (
+        None  # only beside calls or reasoning
+    )
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Few] | None = None
     tool_call_id: str | None = None  # of the call that a tool message answers
@@ -76,20 +62,26 @@ class Message(StrictObject):
     def _fits_its_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise wrong("are of assistant messages; leave them out", "tool_calls")
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not (self.tool_calls or self._thought):
             raise wrong("is missing", "content")
         if self.role == "tool" and self.tool_call_id is None:
             raise wrong("is missing: which call is answered?", "tool_call_id")
         return self
 
+    @property
+    def _thought(self) -> str:
+        """The reasoning of an assistant."""
+        thought = self.reasoning_content or self.reasoning or ""
+        return thought if self.role == "assistant" else ""
+
     def told(self) -> dict[str, Any]:
         """As chat templates take it: templates ask whether a field is there."""
-        found: dict[str, Any] = {"role": self.role, "content": self.content or ""}
-        thought = self.reasoning_content or self.reasoning
+        said = None if self.content is None else told_content(self.content)
+        found: dict[str, Any] = {"role": self.role, "content": said}
         if self.name is not None:
             found["name"] = self.name
-        if self.role == "assistant" and thought:
-            found["reasoning_content"] = thought
+        if self._thought:
+            found["reasoning_content"] = self._thought
         if self.tool_calls:
             found["tool_calls"] = [call.told() for call in self.tool_calls]
         if self.role == "tool":

@@ -22,10 +22,9 @@ from minfer.effects.serving.openai.tools import (
     NamedTool,
     Tool,
     ToolName,
-    as_arguments,
     read_choice,
 )
-from minfer.effects.serving.typed import TypedObject, as_parts
+from minfer.effects.serving.typed import TypedObject, text_or_parts, told_content
 
 _OF_PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "annotations": ([],),
@@ -39,6 +38,7 @@ _OF_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 _OF_CALLS: Final = {**_OF_ITEMS, "caller": (ANYTHING,), "parsed_arguments": (ANYTHING,)}
 _OF_REASONING: Final = {**_OF_ITEMS, "encrypted_content": (), "summary": (ANYTHING,)}
+_PARAGRAPH: Final = "\n\n"
 Turn = dict[str, Any]  # a message as chat templates take it
 
 
@@ -55,13 +55,7 @@ def _role(role: object) -> object:
     return "system" if role == "developer" else role
 
 
-Parts = Annotated[
-    list[Part],
-    Few,
-    BeforeValidator(
-        partial(as_parts, "input_text"), json_schema_input_type=str | list[Part]
-    ),
-]
+Parts = Annotated[str | list[Part], text_or_parts(Part, Few)]
 Role = Annotated[
     Literal["system", "user", "assistant"],
     BeforeValidator(
@@ -81,8 +75,8 @@ class Item(TypedObject):
     content: Parts
 
     def told(self) -> Turn:
-        """The message as chat templates take it; its parts are lines."""
-        return {"role": self.role, "content": "\n".join([p.text for p in self.content])}
+        """The message as chat templates take it."""
+        return {"role": self.role, "content": told_content(self.content)}
 
 
 class Call(TypedObject):
@@ -96,9 +90,7 @@ class Call(TypedObject):
     }
     call_id: Annotated[str, Field(min_length=1)]
     name: str
-    arguments: Annotated[
-        dict[str, Any], BeforeValidator(as_arguments, json_schema_input_type=str)
-    ]
+    arguments: str  # as it was written, be it JSON or not
 
     def told(self) -> Turn:
         """As chat templates take it."""
@@ -119,7 +111,7 @@ class Output(TypedObject):
 
     def told(self) -> Turn:
         """As chat templates take it."""
-        said = "\n".join([part.text for part in self.output])
+        said = told_content(self.output)
         return {"role": "tool", "tool_call_id": self.call_id, "content": said}
 
 
@@ -183,19 +175,46 @@ def turns_of(items: Sequence[AnyItem]) -> list[Turn]:
     for item in items:
         match item:
             case Reasoning():
-                thought = "\n".join([part.text for part in item.content or ()])
-                continue
-            case Call():
-                last = turns[-1] if turns else {"role": ""}
-                if last["role"] != "assistant" or thought:
-                    turns.append({"role": "assistant", "content": ""})
-                turns[-1].setdefault("tool_calls", []).append(item.told())
+                texts = [part.text for part in item.content or ()]
+                thought = "\n".join([thought, *texts] if thought else texts)
+            case Call() | Item(role="assistant"):
+                _say(turns, item, thought)
+                thought = ""
             case _:
+                turns += _thinking(thought)
                 turns.append(item.told())
-        if thought and turns[-1]["role"] == "assistant":
-            turns[-1]["reasoning_content"] = thought
-        thought = ""
-    return turns
+                thought = ""
+    return turns + _thinking(thought)
+
+
+def _thinking(thought: str) -> list[Turn]:
+    """The turn of an answer that ended within its reasoning."""
+    turn = {"role": "assistant", "content": None, "reasoning_content": thought}
+    return [turn] if thought else []
+
+
+def _say(turns: list[Turn], item: Item | Call, thought: str) -> None:
+    """Add what the assistant said, which may go on with its last turn."""
+    last: Turn = turns[-1] if turns else {"role": ""}
+    # Behind calls, text is of the same answer: their outputs come later.
+    same = isinstance(item, Call) or "tool_calls" in last
+    if last["role"] != "assistant" or thought or not same:
+        last = {"role": "assistant", "content": None}
+        turns.append(last)
+    if thought:
+        last["reasoning_content"] = thought
+    if isinstance(item, Call):
+        last.setdefault("tool_calls", []).append(item.told())
+    elif last["content"] is None:
+        last["content"] = told_content(item.content)
+    else:
+        both = (last["content"], told_content(item.content))
+        last["content"] = _PARAGRAPH.join(map(_text, both))
+
+
+def _text(content: str | list[dict[str, str]]) -> str:
+    texts = [content] if isinstance(content, str) else [one["text"] for one in content]
+    return "".join(texts)
 
 
 class FunctionTool(TypedObject):

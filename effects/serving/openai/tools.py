@@ -6,7 +6,6 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_core import from_json
 
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
 from minfer.effects.serving.calling import CHOICE, Offer, Wish, check_names
@@ -143,27 +142,12 @@ def offers_of(tools: Sequence[Tool], inside: str = ".function") -> list[Offer]:
     ]
 
 
-def as_arguments(given: object) -> object:
-    """Arguments as an object, which is what templates take."""
-    if not isinstance(given, str):
-        raise wrong("must be a string that holds a JSON object")
-    try:
-        found = from_json(given or "{}", allow_inf_nan=False)
-    except ValueError as error:
-        raise wrong(f"must be a JSON object: {error}") from None
-    if not isinstance(found, dict):
-        raise wrong("must be a JSON object")
-    return found
-
-
 class Called(StrictObject):
     """A function that was called, and with which arguments."""
 
     neutral = _OF_CALLED
     name: str
-    arguments: Annotated[
-        dict[str, Any], BeforeValidator(as_arguments, json_schema_input_type=str)
-    ]
+    arguments: str  # as it was written, be it JSON or not
 
 
 class ToolCall(TypedObject):

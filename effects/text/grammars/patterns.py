@@ -9,7 +9,8 @@ Two things in llguidance 1.9 let texts through that a pattern forbids:
   backslash loses U+0001: then no join of them holds all.
 * It reads sets as Rust does: `[a&&b]` is an intersection, and `\S` and `\W` hold more
   than those of Python's `re`. So each set is written anew, with its characters by number.
-  Where `re` and ECMA 262 differ, it holds what both allow.
+  Where `re` and ECMA 262 differ, it holds what both allow; but in a name that decides
+  what its value may be it is as `re` has it, so that no name is taken for another one.
 
 Groups, repetitions and anchors are handed on: the compiler refuses those that it cannot
 enforce.
@@ -28,6 +29,8 @@ _CONTROLS: Final = frozenset(range(32))
 _WITHOUT_LINE_FEED: Final = _CONTROLS - {ord("\n")}
 _ESCAPED: Final = frozenset(map(ord, '"\\'))
 _DROPPED: Final = r"\x{1}"
+# What JSON has no escape for but one by number.
+UNNAMED: Final = (_CONTROLS | {127}) - set(map(ord, "\n\r\t\b\f"))
 _SURROGATES: Final = range(0xD800, 0xE000)
 _LONGEST: Final = 16  # characters that an error shows
 _CHARACTER: Final = r"""
@@ -69,6 +72,13 @@ _EITHER: Final = {
     "W": "[^0-9A-Za-z_]",
     "S": f"[^{_SPACES}]",
 }
+_AS_RE: Final = {
+    **_EITHER,
+    "s": rf"{_SPACES}\x1C-\x1F\x85",
+    "D": _BOTH["D"],
+    "W": _BOTH["W"],
+    "S": rf"[^{_SPACES}\x1C-\x1F\x85]",
+}
 
 
 @frozen
@@ -78,6 +88,7 @@ class _Set:
     text: str
     ascii: frozenset[int]
     known: bool = True  # whether it holds no other ASCII characters
+    beyond: bool = False  # whether it may hold characters beyond ASCII
 
     @property
     def suspect(self) -> bool:
@@ -100,14 +111,32 @@ class _Set:
             raise GrammarError(f"{why}; leave U+0001 out")
         return f"[{self.text}--{_DROPPED}]"
 
+    def check_named(self, *, dropping: bool) -> None:
+        """Raise GrammarError if no escape but one by number stands for what it holds."""
+        left = self.ascii - {1} if dropping else self.ascii
+        if self.known and not self.beyond and left and left <= UNNAMED:
+            raise unnamed(min(left))
 
-def rewritten(pattern: str) -> str:
-    """A pattern as the compiler is to read it. Raises GrammarError."""
-    parts = [*_parts(pattern)]
-    suspects = [one for one in parts if isinstance(one, _Set) and one.suspect]
-    held = frozenset[int]().union(*(one.controls for one in suspects))
+
+def rewritten(pattern: str, *, decides: bool = False) -> str:
+    """A pattern as the compiler is to read it. It `decides` if names that it does not
+    match may come, too, and texts have no escapes by number then. Raises GrammarError.
+    """
+    parts = [*_parts(pattern, decides=decides)]
+    sets = [one for one in parts if isinstance(one, _Set)]
+    held = frozenset[int]().union(*(one.controls for one in sets if one.suspect))
     dropping = held >= _WITHOUT_LINE_FEED
+    for one in sets if decides else ():
+        one.check_named(dropping=dropping)
     return "".join([_written(one, dropping=dropping) for one in parts])
+
+
+def unnamed(number: int) -> GrammarError:
+    """The error about a control character in a schema whose texts have no escapes by
+    number.
+    """
+    why = "cannot be written beside patternProperties with additionalProperties"
+    return GrammarError(f"U+{number:04X} {why}; leave one of them out")
 
 
 def _written(part: str | _Set, *, dropping: bool) -> str:
@@ -116,12 +145,12 @@ def _written(part: str | _Set, *, dropping: bool) -> str:
     return part.without_dropped() if dropping else part.text
 
 
-def _parts(pattern: str) -> Iterator[str | _Set]:
+def _parts(pattern: str, *, decides: bool) -> Iterator[str | _Set]:
     """Its sets, and what stands between them."""
     at, repeated = 0, False
     while at < len(pattern):
         if pattern[at] == "[":
-            part, at = _set(pattern, at + 1)
+            part, at = _set(pattern, at + 1, decides=decides)
             repeated = False
             yield part
             continue
@@ -134,20 +163,25 @@ def _parts(pattern: str) -> Iterator[str | _Set]:
         if kind == "flags" and not _FLAGS.issuperset(match[0][2:-1]):
             raise _refused(match[0], "flag")
         repeated = kind == "repeated"
-        yield _alone(match[0]) if kind == "character" else match[0]
+        if kind == "character":
+            yield _alone(match[0], decides=decides)
+        elif decides and match[0] == "$":  # `re` finds a last line break behind it
+            yield from (_alone("\n", decides=True), "?$")
+        else:
+            yield match[0]
 
 
-def _alone(token: str) -> str | _Set:
+def _alone(token: str, *, decides: bool) -> str | _Set:
     """A character, or an escape of several, outside of sets."""
-    if (several := _several(token, negated=False)) is not None:
+    if (several := _several(token, negated=False, decides=decides)) is not None:
         return _Set(f"[{several.text}]", several.ascii, several.known)
     number = _number(token, within=False)
-    if number not in _CONTROLS:
+    if number not in UNNAMED | _CONTROLS:
         return _character(number)
     return _Set(f"[{_character(number)}]", frozenset({number}))
 
 
-def _set(pattern: str, at: int) -> tuple[_Set, int]:
+def _set(pattern: str, at: int, *, decides: bool) -> tuple[_Set, int]:
     """The set behind a bracket, and where it ends. A bracket that closes it comes behind
     at least one member.
     """
@@ -155,7 +189,7 @@ def _set(pattern: str, at: int) -> tuple[_Set, int]:
     begin = at = at + negated
     members: list[_Set] = []
     while at == begin or not pattern.startswith("]", at):
-        member, at = _member(pattern, at, negated=negated)
+        member, at = _member(pattern, at, negated=negated, decides=decides)
         members.append(member)
     text = "".join([one.text for one in members])
     if not text:  # surrogates alone, of which no text has any
@@ -163,14 +197,15 @@ def _set(pattern: str, at: int) -> tuple[_Set, int]:
     held = frozenset[int]().union(*(one.ascii for one in members))
     known = all(one.known for one in members)
     if negated:
-        return _Set(f"[^{text}]", _ASCII - held, known), at + 1
-    return _Set(f"[{text}]", held, known), at + 1
+        return _Set(f"[^{text}]", _ASCII - held, known, beyond=True), at + 1
+    beyond = any(one.beyond for one in members)
+    return _Set(f"[{text}]", held, known, beyond), at + 1
 
 
-def _member(pattern: str, at: int, *, negated: bool) -> tuple[_Set, int]:
+def _member(pattern: str, at: int, *, negated: bool, decides: bool) -> tuple[_Set, int]:
     """A member of a set, without its brackets, and where it ends."""
     token, at = _taken(pattern, at)
-    if (several := _several(token, negated=negated)) is not None:
+    if (several := _several(token, negated=negated, decides=decides)) is not None:
         return several, at
     low = high = _number(token, within=True)
     if pattern.startswith("-", at) and not pattern.startswith("-]", at):
@@ -178,7 +213,8 @@ def _member(pattern: str, at: int, *, negated: bool) -> tuple[_Set, int]:
         high = _number(token, within=True)
     if low > high:
         raise _refused(f"{chr(low)}-{chr(high)}", "range")
-    return _Set(_range(low, high), _ASCII.intersection(range(low, high + 1))), at
+    held = _ASCII.intersection(range(low, high + 1))
+    return _Set(_range(low, high), held, beyond=high not in _ASCII), at
 
 
 def _taken(pattern: str, at: int) -> tuple[str, int]:
@@ -189,16 +225,17 @@ def _taken(pattern: str, at: int) -> tuple[str, int]:
     return match[0], match.end()
 
 
-def _several(token: str, *, negated: bool) -> _Set | None:
+def _several(token: str, *, negated: bool, decides: bool) -> _Set | None:
     """What stands for several characters, as members of a set; None if it is one."""
     letter = token[1:2] if token[0] == "\\" else ""
     if letter in ("p", "P"):
         return _Set(token, frozenset(), known=False)
     if not letter or letter not in _BOTH:
         return None
-    text = (_EITHER if negated else _BOTH)[letter]
+    table = _EITHER if negated else _BOTH
+    text = (_AS_RE if decides else table)[letter]
     # Of ASCII, `re` has more spaces than ECMA 262.
-    more = negated != letter.isupper()
+    more = decides or negated != letter.isupper()
     flags = re.NOFLAG if more else re.ASCII
     matches = re.compile(token, flags).match
     return _Set(text, frozenset(at for at in _ASCII if matches(chr(at))))

@@ -9,7 +9,7 @@ satisfy the schema, is the compiler's to say.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from math import lcm
 from typing import Any, Final, TypeVar
@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from attrs import frozen
 
-from minfer.effects.text.grammars.patterns import rewritten
+from minfer.effects.text.grammars.patterns import UNNAMED, rewritten, unnamed
 from minfer.effects.text.grammars.protocol import GrammarError
 
 Number = TypeVar("Number", int, float)
@@ -78,31 +78,70 @@ def checked_schema(text: str, param: str, *, compiled: bool = False) -> str:
         raise GrammarError(f"{param}: {error}", param) from None
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"{param}: is not valid JSON: {error}", param) from None
-    due, seen, named = [_Place(schema, "")], set[int](), False
     try:
         _check_multiples(schema)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None
-    while due:
-        place = due.pop()
-        if id(place.part) in seen:  # references lead to it
-            continue
-        seen.add(id(place.part))
-        try:
-            due += [*_parts(place), *_referred(place, schema)]
-            if compiled and isinstance(place.part, dict):
-                place.part.update(_compiled_patterns(place.part))
-                named = named or bool(place.part.get("patternProperties"))
-        except GrammarError as error:
-            where = f" (at {place.path})" if place.path else ""
-            raise GrammarError(f"{param}: {error}{where}", param) from None
+    parts = _all_parts(schema, param)
     if schema is False:
         raise GrammarError(f"{param}: there is no text that false allows", param)
     # The compiler takes objects alone at the top; this one allows as much as `true`.
-    made = {} if schema is True else schema
-    if named:
-        made[OPTIONS] = {"json_allowed_escapes": _ONE_SPELLING}
-    return json.dumps(made)
+    whole = {} if schema is True else schema
+    given = json.dumps(whole)
+    _put_patterns(whole, parts, param)
+    return json.dumps(whole) if compiled else given
+
+
+def _all_parts(schema: Any, param: str) -> list[_Place]:
+    """A schema and all in it, once their keywords are good. Raises GrammarError."""
+    due, found = [_Place(schema, "")], dict[int, _Place]()
+    while due:
+        place = due.pop()
+        if id(place.part) in found:  # references lead to it
+            continue
+        found[id(place.part)] = place
+        try:
+            due += [*_parts(place), *_referred(place, schema)]
+        except GrammarError as error:
+            raise _at(place, error, param) from None
+    return [one for one in found.values() if isinstance(one.part, dict)]
+
+
+def _at(place: _Place, error: GrammarError, param: str) -> GrammarError:
+    where = f" (at {place.path})" if place.path else ""
+    return GrammarError(f"{param}: {error}{where}", param)
+
+
+def _put_patterns(schema: dict[str, Any], parts: Sequence[_Place], param: str) -> None:
+    """Put all patterns of a schema into the compiler's words. Raises GrammarError."""
+    decides = any(_decides_by_patterns(one.part) for one in parts)
+    for place in parts:
+        try:
+            if decides:
+                _check_named(place.part)
+            place.part.update(_compiled_patterns(place.part, decides=decides))
+        except GrammarError as error:
+            raise _at(place, error, param) from None
+    if decides:
+        schema[OPTIONS] = {"json_allowed_escapes": _ONE_SPELLING}
+
+
+def _decides_by_patterns(schema: dict[str, Any]) -> bool:
+    """Whether it depends on a name's pattern what its value may be."""
+    others = schema.get("additionalProperties") is not False
+    return bool(schema.get("patternProperties")) and others
+
+
+def _check_named(schema: dict[str, Any]) -> None:
+    """Raise GrammarError for texts that could be written by number alone."""
+    values = [schema.get(word) for word in ("const", "enum", "required")]
+    properties = schema.get("properties")
+    names = [*properties] if isinstance(properties, dict) else []
+    for one in _everything([*values, names]):
+        texts = one if isinstance(one, dict) else [one]
+        for text in texts:
+            if isinstance(text, str) and (odd := UNNAMED.intersection(map(ord, text))):
+                raise unnamed(min(odd))
 
 
 def _parts(place: _Place) -> list[_Place]:
@@ -121,7 +160,6 @@ def _parts(place: _Place) -> list[_Place]:
         _check_word(word)
         if word in _SAYS:
             _check_exact(value)
-    _compiled_patterns(schema)
     within = [_Place(one, path, place.depth + 1) for path, one in _within(schema)]
     return [_Place(one.part, place.path + one.path, one.depth) for one in within]
 
@@ -209,23 +247,23 @@ def _hard_part(number: float) -> int:
     return int("".join(map(str, Decimal(repr(number)).normalize().as_tuple().digits)))
 
 
-def _compiled_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+def _compiled_patterns(schema: dict[str, Any], *, decides: bool) -> dict[str, Any]:
     """What of a schema has patterns, in the compiler's words. Raises GrammarError."""
+
+    def made(pattern: str) -> str:
+        if ends_in_escape(pattern):
+            raise GrammarError("a pattern ends with a single backslash")
+        return rewritten(pattern, decides=decides)
+
     found: dict[str, Any] = {}
     if isinstance(pattern := schema.get("pattern"), str):
-        found["pattern"] = _rewritten(pattern)
+        found["pattern"] = made(pattern)
     if isinstance(named := schema.get("patternProperties"), dict):
-        made = {_rewritten(pattern): one for pattern, one in named.items()}
-        if len(made) < len(named):
+        patterns = {made(pattern): one for pattern, one in named.items()}
+        if len(patterns) < len(named):
             raise GrammarError("two patterns of patternProperties mean the same")
-        found["patternProperties"] = made
+        found["patternProperties"] = patterns
     return found
-
-
-def _rewritten(pattern: str) -> str:
-    if ends_in_escape(pattern):
-        raise GrammarError("a pattern ends with a single backslash")
-    return rewritten(pattern)
 
 
 def ends_in_escape(pattern: str) -> bool:

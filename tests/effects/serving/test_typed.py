@@ -1,13 +1,14 @@
 """Objects of other types are refused by their type, not by their fields."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 
-from minfer.effects.serving.bodies import read_body
+from minfer.effects.serving.bodies import StrictObject, read_body
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.typed import TypedObject, as_parts
+from minfer.effects.serving.typed import TypedObject, text_or_parts, told_content
 
 
 class Shape(TypedObject):
@@ -34,6 +35,36 @@ def test_other_types_are_refused_whatever_their_fields(kind: Any) -> None:
     assert words in str(caught.value)
 
 
-def test_a_string_is_one_part() -> None:
-    assert as_parts("text", "x") == [{"type": "text", "text": "x"}]
-    assert as_parts("text", [1]) == [1]
+class Part(TypedObject):
+    kinds = ("text",)
+    text: str
+
+
+class Says(StrictObject):
+    content: Annotated[str | list[Part], text_or_parts(Part, Field(max_length=2))]
+
+
+def test_a_text_stays_a_text_and_parts_stay_parts() -> None:
+    for content in (
+        "x",
+        [],
+        [{"type": "text", "text": ""}, {"type": "text", "text": "x"}],
+    ):
+        read = read_body(Says, json.dumps({"content": content}).encode())
+        assert told_content(read.content) == content
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (5, "content"),
+        ([5], "content[0]"),
+        ([{"type": "text", "text": 5}], "content[0].text"),
+        ([{"type": "text", "text": ""}, {"type": "image"}], "content[1].type"),
+        ([{"type": "text", "text": ""}] * 3, "content"),
+    ],
+)
+def test_wrong_parts_are_refused_by_their_place(content: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_body(Says, json.dumps({"content": content}).encode())
+    assert caught.value.param == param

@@ -20,23 +20,26 @@ CALL = {
 
 def turns(role: str, *blocks: dict[str, Any]) -> list[dict[str, Any]]:
     (_, turn) = body(messages=[*HI, {"role": role, "content": list(blocks)}]).messages
-    return turns_of(turn.role, turn.content)
+    return turns_of(turn.role, [turn.content])
 
 
 def test_calls_are_of_the_message_around_them() -> None:
-    plain = {"role": "assistant", "content": "x"}
+    plain = {"role": "assistant", "content": [TEXT]}
     assert turns("assistant", TEXT, USE) == [{**plain, "tool_calls": [CALL]}]
     thought = {"type": "thinking", "thinking": "hm", "signature": ""}
     (turn,) = turns("assistant", thought, TEXT, USE)
     assert turn["reasoning_content"] == "hm"
-    assert turns("assistant", USE)[0]["content"] == ""
+    assert turns("assistant", USE)[0]["content"] is None
+    for cut in ('{"a": [1', ""):
+        (call,) = turns("assistant", {**USE, "input": cut})[0]["tool_calls"]
+        assert call["function"]["arguments"] == cut
 
 
 def test_results_are_messages_of_their_own() -> None:
     told = {"role": "tool", "tool_call_id": "t1", "content": "5"}
     assert turns("user", RESULT) == [told]
     parts = {**RESULT, "content": [TEXT, TEXT], "is_error": True}
-    both = [{**told, "content": "x\nx"}, {"role": "user", "content": "x"}]
+    both = [{**told, "content": [TEXT, TEXT]}, {"role": "user", "content": [TEXT]}]
     assert turns("user", TEXT, parts) == both
     nothing = {"type": "tool_result", "tool_use_id": "t1"}
     assert turns("user", nothing) == [{**told, "content": ""}]
@@ -47,7 +50,7 @@ def test_results_are_messages_of_their_own() -> None:
     [
         ("user", USE, "type"),
         ("assistant", RESULT, "type"),
-        ("assistant", {**USE, "input": "{}"}, "input"),
+        ("assistant", {**USE, "input": 5}, "input"),
         ("assistant", {**USE, "id": ""}, "id"),
         ("user", {**RESULT, "content": [{"type": "image"}]}, "content[0].type"),
         ("user", {"type": "tool_result"}, "tool_use_id"),

@@ -33,10 +33,10 @@ def block(text: str, **more: Any) -> dict[str, Any]:
 def test_a_system_prompt_is_the_first_turn() -> None:
     hi = {"role": "user", "content": "hi"}
     assert rendered().turns == [hi]
-    first = {"role": "system", "content": "a\nb"}
+    first = {"role": "system", "content": [block("a"), block("b")]}
     cached = block("b", cache_control={"type": "ephemeral"})
     assert rendered(system=[block("a"), cached]).turns == [first, hi]
-    assert rendered(system="a\nb").turns == [first, hi]
+    assert rendered(system="ab").turns == [{"role": "system", "content": "ab"}, hi]
 
 
 def test_turns_of_one_role_are_one() -> None:
@@ -47,7 +47,7 @@ def test_turns_of_one_role_are_one() -> None:
         {"role": "user", "content": "e"},
     ]
     assert rendered(messages=messages).turns == [
-        {"role": "user", "content": "a\nb\nc"},
+        {"role": "user", "content": [block("a"), block("b"), block("c")]},
         {"role": "assistant", "content": "d"},
         {"role": "user", "content": "e"},
     ]

@@ -20,7 +20,11 @@ THOUGHT = {
 }
 SAID = {"role": "assistant", "content": "x"}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-TOLD = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+TOLD = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "f", "arguments": '{"a": 1}'},
+}
 
 
 def body(**fields: Any) -> ResponsesBody:
@@ -39,9 +43,23 @@ def test_what_the_assistant_does_at_once_is_one_message() -> None:
         {**SAID, "reasoning_content": "hm", "tool_calls": calls},
         result,
     ]
-    alone = {"role": "assistant", "content": "", "tool_calls": [TOLD]}
+    alone = {"role": "assistant", "content": None, "tool_calls": [TOLD]}
     assert turns(CALL, OUTPUT) == [alone, result]
     assert turns(THOUGHT, CALL) == [{**alone, "reasoning_content": "hm"}]
+    behind = {**SAID, "content": [{"type": "output_text", "text": "y"}]}
+    assert turns(SAID, CALL, behind, OUTPUT) == [
+        {**SAID, "content": "x\n\ny", "tool_calls": [TOLD]},
+        result,
+    ]
+    assert turns(SAID, SAID) == [SAID, SAID]
+
+
+def test_reasoning_that_is_all_there_is_is_a_turn() -> None:
+    thought = {"role": "assistant", "content": None, "reasoning_content": "hm"}
+    user = {"role": "user", "content": "go on"}
+    assert turns(THOUGHT, user) == [thought, user]
+    assert turns(user, THOUGHT) == [user, thought]
+    assert turns(THOUGHT, THOUGHT, SAID) == [{**SAID, "reasoning_content": "hm\nhm"}]
 
 
 SOME: dict[str, Any] = {"type": "allowed_tools", "mode": "required"}
@@ -51,7 +69,7 @@ SOME: dict[str, Any] = {"type": "allowed_tools", "mode": "required"}
     ("fields", "param"),
     [
         ({"input": [OUTPUT]}, "input[0].call_id"),
-        ({"input": [{**CALL, "arguments": "["}]}, "input[0].arguments"),
+        ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments"),
         ({"input": [{**CALL, "call_id": ""}]}, "input[0].call_id"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         (

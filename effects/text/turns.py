@@ -1,0 +1,203 @@
+"""Messages as chat templates take them, in whichever form they were sent.
+
+HTTP's bodies and Python's callers hand over the same messages. What depends on the
+template is decided here, for all of them:
+
+* Content in several texts is a list where the template reads lists in messages of that
+  role, as transformers has it. For other templates the texts are lines of one.
+* Arguments of calls are objects. Text that holds no JSON object, as of a call that broke
+  off, stays as it was written, and `tojson` writes it so, too.
+* Where a template fails on null, on arguments of a kind, or on several calls at once,
+  others are tried: `ways`.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+Message = dict[str, Any]
+_FIRST: Final = "first of two"
+_SECOND: Final = "second of two"
+_HI: Final[Message] = {"role": "user", "content": "hi"}
+_CALLED: Final[Message] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "call00000",
+            "type": "function",
+            "function": {"name": "f", "arguments": {}},
+        }
+    ],
+}
+
+
+class Written(str):
+    """Arguments of a call that are text: the template is to write them as they are."""
+
+    __slots__ = ()
+
+
+def read_message(message: Mapping[str, Any]) -> Message:
+    """A message with arguments as objects, and without absent fields: templates ask
+    whether a field is there. What an assistant did not say is null, as in transformers.
+    """
+    told = {name: value for name, value in message.items() if value is not None}
+    if told.get("role") == "assistant" and "content" in message:
+        told.setdefault("content", None)
+    return _with_arguments(told, _read)
+
+
+def lines_joined(message: Message, takes_lists: Callable[[str], bool]) -> Message:
+    """A message whose content is one text if the template takes no lists of them."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple) or not all(map(_is_text, content)):
+        return message
+    if takes_lists(str(message.get("role"))):
+        return message
+    return {**message, "content": "\n".join([part["text"] for part in content])}
+
+
+def probe(role: str) -> list[Message]:
+    """A conversation that has a list of texts in a message of this role."""
+    parts = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
+    asked = {"role": role, "content": parts}
+    match role:
+        case "system":
+            return [asked, _HI]
+        case "tool":
+            return [_HI, _CALLED, {**asked, "tool_call_id": "call00000", "name": "f"}]
+        case "assistant":
+            return [_HI, asked, _HI]
+    return [asked]
+
+
+def shows_texts(rendered: str) -> bool:
+    """Whether the texts of `probe` are in what a template made of it, as texts: some
+    write a list as Python does.
+    """
+    quoted = (f"'{_FIRST}'", f'"{_FIRST}"')
+    both = _FIRST in rendered and _SECOND in rendered
+    return both and not any(one in rendered for one in quoted)
+
+
+def ways(chat: Sequence[Message]) -> Iterator[list[Message]]:
+    """A conversation in the ways in which templates may take it, the best one first; the
+    last one is for templates that refuse several calls at once, by an error of their own.
+    """
+    tried: list[list[Message]] = []
+    for change in (_same, _without_null, _with_text, _with_objects):
+        way = [change(message) for message in chat]
+        if way not in tried:
+            tried.append(way)
+            yield way
+    plain = [_without_null(message) for message in chat]
+    if (apart := [*_one_at_a_time(plain)]) != plain:
+        yield apart
+
+
+def marked(chat: Sequence[Message]) -> list[Message]:
+    """A conversation whose arguments that are text are `Written`."""
+    return [_with_arguments(message, _as_written) for message in chat]
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+    )
+
+
+# --- ways -------------------------------------------------------------------------------
+
+
+def _same(message: Message) -> Message:
+    return message
+
+
+def _without_null(message: Message) -> Message:
+    """Without content that is null: it is no text."""
+    null = "content" in message and message["content"] is None
+    return {**message, "content": ""} if null else message
+
+
+def _with_text(message: Message) -> Message:
+    """With arguments as text, as DeepSeek's templates take them: they ask whether content
+    is null.
+    """
+    if "tool_calls" not in message:
+        return _without_null(message)
+    content = message.get("content") or None
+    return _with_arguments({**message, "content": content}, _text_of)
+
+
+def _with_objects(message: Message) -> Message:
+    """With arguments as objects alone: what is none is put into one."""
+    return _with_arguments(_without_null(message), _object_around)
+
+
+def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:
+    """With one call in each message, and its result behind it: some templates refuse
+    several.
+    """
+    results = {one.get("tool_call_id"): one for one in chat if one.get("role") == "tool"}
+    moved: set[Any] = set()
+    for message in chat:
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list | tuple) or len(calls) < 2:
+            if message.get("role") != "tool" or message.get("tool_call_id") not in moved:
+                yield message
+            continue
+        rest = {"role": message.get("role"), "content": ""}
+        for at, call in enumerate(calls):
+            yield {**(message if at == 0 else rest), "tool_calls": [call]}
+            name = call.get("id") if isinstance(call, Mapping) else None
+            if name in results:
+                moved.add(name)
+                yield results[name]
+
+
+# --- arguments --------------------------------------------------------------------------
+
+
+def _with_arguments(message: Message, change: Callable[[Any], Any]) -> Message:
+    """A message in whose calls arguments are changed."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return message
+    return {**message, "tool_calls": [_changed(call, change) for call in calls]}
+
+
+def _changed(call: Any, change: Callable[[Any], Any]) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return call
+    arguments = change(function["arguments"])
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _read(arguments: Any) -> Any:
+    """The object that text holds, if it holds one that can be sent on."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = json.loads(arguments or "{}")
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _text_of(arguments: Any) -> Any:
+    if not isinstance(arguments, Mapping):
+        return arguments
+    return json.dumps(dict(arguments), ensure_ascii=False, default=dict)
+
+
+def _object_around(arguments: Any) -> Any:
+    return {"arguments": arguments} if isinstance(arguments, str) else arguments
+
+
+def _as_written(arguments: Any) -> Any:
+    return Written(arguments) if isinstance(arguments, str) else arguments
