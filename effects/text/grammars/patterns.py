@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.effects.text.grammars.protocol import GrammarError
 
@@ -41,6 +41,7 @@ _CHARACTER: Final = r"""
     | \\.                              # any other escape
     | .
 """
+_SET_FLAGS: Final = re.compile(r"\(\?([A-Za-z-]*)[:)]")
 _WITHIN: Final = re.compile(_CHARACTER, re.VERBOSE | re.DOTALL)
 _OUTSIDE: Final = re.compile(
     rf"""
@@ -51,7 +52,10 @@ _OUTSIDE: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_FLAGS: Final = frozenset("is-")  # that mean the same everywhere
+_FLAGS: Final = frozenset("is-")
+# What `re` takes for another case of other characters than Rust does: sets without one
+# case do not hold the others where case is ignored.
+_CASES: Final = r"\u0130\u0131\u0390\u03B0\u1FD3\u1FE3\uFB05\uFB06"
 _BY_LETTER: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
 _SPACES: Final = r"\x09-\x0D\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
 _MORE_SPACES: Final = rf"{_SPACES}\x1C-\x1F\x85\uFEFF"
@@ -148,9 +152,14 @@ def _written(part: str | _Set, *, dropping: bool) -> str:
 def _parts(pattern: str, *, decides: bool) -> Iterator[str | _Set]:
     """Its sets, and what stands between them."""
     at, repeated = 0, False
+    ignoring = any("i" in flags for flags in _SET_FLAGS.findall(pattern))
+    if ignoring and decides:
+        raise _refused("(?i", "flag")
     while at < len(pattern):
         if pattern[at] == "[":
             part, at = _set(pattern, at + 1, decides=decides)
+            if ignoring and part.text.startswith("[^"):
+                part = evolve(part, text=f"[^{_CASES}{part.text[2:]}")
             repeated = False
             yield part
             continue

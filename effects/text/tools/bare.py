@@ -6,7 +6,7 @@ that of a tool that was offered, and it has arguments.
 
 from typing import Final
 
-from minfer.effects.text.tools.calls import Accept, calls
+from minfer.effects.text.tools.calls import Accept, calls, stray
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source, char, space
@@ -31,8 +31,8 @@ def several(
         whole = yield from calls(source, out, accept, bare=bare)
         if not whole:
             break
+        yield from stray(source)
         source.keep()
-        yield from space(source)
         if (yield from char(source)) in _BETWEEN:
             source.take(1)
             yield from space(source)

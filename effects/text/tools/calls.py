@@ -11,15 +11,25 @@ come before it are held), and models write arguments as a string that holds JSON
 """
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from minfer.effects.text.tools.json_scanner import JsonScanner
 from minfer.effects.text.tools.outlet import Outlet
-from minfer.effects.text.tools.source import SPACE, Reading, Source, char, space
+from minfer.effects.text.tools.source import (
+    SPACE,
+    Reading,
+    Source,
+    char,
+    run,
+    space,
+    until,
+)
 
 _ARGUMENTS: Final = ("arguments", "parameters")
 _KEYS: Final = frozenset({"name", "type", "id", *_ARGUMENTS})  # what a call may have
+_STRAY: Final = re.compile(r"[\s}\]]*")
 _NONE: Final = "{}"  # arguments of a call that names none
 Accept = Callable[[str], bool]  # whether a name can be that of a call
 Emit = Callable[[str], None]
@@ -179,6 +189,22 @@ def calls(
         if after == "]":
             source.keep()
             return True
+
+
+def stray(source: Source) -> Reading[str]:
+    """Take white space, and brackets that close what is closed already."""
+    return (yield from run(source, _STRAY))
+
+
+def behind(
+    source: Source, out: Outlet, left: str, markers: Sequence[str]
+) -> Reading[str]:
+    """Take what is wrong behind a call that was told, of which `left` was taken before,
+    up to a marker, and that too; returns it. Brackets that close nothing are left out.
+    """
+    source.give_back(left)
+    yield from stray(source)
+    return (yield from until(source, markers, out.content))
 
 
 def _as_object(text: str) -> str | None:

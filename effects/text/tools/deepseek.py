@@ -13,7 +13,7 @@ Either is read wherever it comes: what stands before the arguments tells them ap
 import re
 from typing import Final
 
-from minfer.effects.text.tools.calls import any_name, streamed
+from minfer.effects.text.tools.calls import any_name, behind, stray, streamed
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
@@ -39,11 +39,19 @@ _LANGUAGE: Final = "json"
 
 def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
-    while marker := (yield from until(source, [CALLS, CALL], out.content)):
+    marker = ""
+    while marker := marker or (yield from until(source, [CALLS, CALL], out.content)):
         source.keep(marker)
+        told = out.calls
         whole = yield from _calls(source, out, marker)
         left = source.kept()
-        if not whole:
+        marker = ""
+        if not whole and out.calls > told:
+            marker = yield from behind(source, out, left, MARKERS)
+            while marker not in (CALLS, CALL, CALLS_END, ""):
+                marker = yield from behind(source, out, "", MARKERS)
+            marker = marker.removeprefix(CALLS_END)
+        elif not whole:
             out.content(left)
 
 
@@ -79,6 +87,8 @@ def _call(source: Source, out: Outlet) -> Reading[bool]:
     if not name or not any_name(name) or (yield from char(source)) != "{":
         return False
     whole = yield from streamed(source, out, name)
+    if whole:
+        yield from stray(source)
     yield from space(source)
     yield from run(source, _FENCE)
     yield from space(source)

@@ -26,17 +26,24 @@ AUTO: Final = "auto"  # what the template says
 NONE: Final = "none"
 HARMONY: Final = "openai"
 TOOLS: Final[Mapping[str, Format]] = {
-    "hermes": Format(hermes.read, (hermes.OPENS, hermes.CLOSES)),
-    "llama3_json": Format(llama.read, (llama.TAG,)),
+    "hermes": Format(hermes.read, (hermes.OPENS, hermes.CLOSES), (hermes.OPENS,)),
+    "llama3_json": Format(llama.read, (llama.TAG,), (llama.TAG,)),
     # Mistral's templates take no other ids.
     "mistral": Format(
-        mistral.read, (mistral.CALLS, mistral.ID, mistral.ARGUMENTS), "", 9
+        mistral.read,
+        (mistral.CALLS, mistral.ID, mistral.ARGUMENTS),
+        (mistral.CALLS,),
+        prefix="",
+        letters=9,
     ),
     "qwen3_coder": Format(
-        qwen_coder.read, (qwen_coder.OPENS, qwen_coder.CLOSES), typed=True
+        qwen_coder.read,
+        (qwen_coder.OPENS, qwen_coder.CLOSES),
+        (qwen_coder.OPENS,),
+        typed=True,
     ),
-    "deepseek_v3": Format(deepseek.read, deepseek.MARKERS),
-    "deepseek_v31": Format(deepseek.read, deepseek.MARKERS),
+    "deepseek_v3": Format(deepseek.read, deepseek.MARKERS, (deepseek.CALLS,)),
+    "deepseek_v31": Format(deepseek.read, deepseek.MARKERS, (deepseek.CALLS,)),
     "json": Format(bare.read),
     HARMONY: Format(harmony.read, harmony.MARKERS),
 }

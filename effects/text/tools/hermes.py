@@ -6,7 +6,7 @@ objects, too.
 
 from typing import Final
 
-from minfer.effects.text.tools.calls import calls
+from minfer.effects.text.tools.calls import behind, calls
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source, ahead, char, space, until
@@ -17,11 +17,17 @@ CLOSES: Final = "</tool_call>"
 
 def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
-    while marker := (yield from until(source, [OPENS], out.content)):
+    marker = ""
+    while marker := marker or (yield from until(source, [OPENS], out.content)):
         source.keep(marker)
+        told = out.calls
         whole = yield from _between(source, out)
         left = source.kept()
-        if not whole:
+        marker = ""
+        if not whole and out.calls > told:
+            marker = yield from behind(source, out, left, [OPENS, CLOSES])
+            marker = marker.removeprefix(CLOSES)
+        elif not whole:
             out.content(left)
 
 

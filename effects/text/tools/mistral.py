@@ -8,7 +8,7 @@
 import re
 from typing import Final
 
-from minfer.effects.text.tools.calls import any_name, calls, streamed
+from minfer.effects.text.tools.calls import any_name, behind, calls, streamed
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
@@ -29,13 +29,18 @@ _NAME: Final = re.compile(r"[\w.:/-]*")
 
 def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
-    while marker := (yield from until(source, [CALLS], out.content)):
+    marker = ""
+    while marker := marker or (yield from until(source, [CALLS], out.content)):
         source.keep(marker)
+        told = out.calls
         yield from space(source)
         listed = (yield from char(source)) in ("[", "{")
         whole = yield from (calls(source, out) if listed else _named(source, out))
         left = source.kept()
-        if not whole:
+        marker = ""
+        if out.calls > told:
+            marker = yield from behind(source, out, left, [CALLS])
+        elif not whole:
             out.content(left)
 
 

@@ -47,7 +47,7 @@ class Outlet:
     def __init__(self, new_id: Callable[[], str], *, streaming: bool = True) -> None:
         self.calls = 0  # that were told of
         self._new_id = new_id
-        self._streaming = streaming
+        self.streaming = streaming
         self._name = ""  # of the call that began last
         self._arguments: list[str] = []  # of it, where they are held
         self._deltas: list[Delta] = []
@@ -85,19 +85,19 @@ class Outlet:
         """A call begins."""
         self._name = name
         self._arguments = []
-        if self._streaming:
+        if self.streaming:
             self._start()
 
     def arguments(self, text: str) -> None:
         """More arguments of the call that began last."""
-        if self._streaming:
+        if self.streaming:
             self._put(Arguments(self.calls - 1, text))
         else:
             self._arguments.append(text)
 
     def end(self, *, whole: bool) -> bool:
         """The call that began last is over; returns whether it was told of."""
-        if not self._streaming:
+        if not self.streaming:
             if not whole:
                 return False
             self._start()

@@ -1,18 +1,22 @@
 """One answer, parsed while it comes."""
 
+import re
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
 from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.deltas import Delta
+from minfer.effects.text.tools.deltas import CallStart, Delta
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source
 from minfer.effects.text.tools.thinking import Thinking
 
+_MOST_TRIED: Final = 16  # markers within reasoning, each of which might begin a call
 _LETTERS: Final = string.ascii_letters + string.digits
 Reader = Callable[[Source, Outlet, Offered], Reading[None]]
 
@@ -23,6 +27,7 @@ class Format:
 
     read: Reader
     markers: tuple[str, ...] = ()  # which may be special tokens
+    opens: tuple[str, ...] = ()  # of these, what calls begin with
     # How ids of calls begin, and how many letters and digits come behind that.
     prefix: str = "call_"
     letters: int = 24
@@ -71,11 +76,36 @@ class Parser:
         thinking: Thinking | None,
         opened: bool,
     ) -> Reading[None]:
-        if thinking is not None:
-            yield from thinking.read(self._source, self._out, opened=opened)
         read = _content if tools is None else tools.read
+        opens = tools.opens if tools is not None else ()
+        if thinking is not None:
+            held = yield from thinking.read(
+                self._source, self._out, opened=opened, calls=opens
+            )
+            at = _call_in(held, opens, partial(self._begins_call, read, offered))
+            self._out.reasoning(held[:at])
+            self._source.give_back(held[at:])
         yield from read(self._source, self._out, offered)
         self._out.close()
+
+    def _begins_call(self, read: Reader, offered: Offered, text: str) -> bool:
+        """Whether the end of an answer begins with a call."""
+        source, out = Source(), Outlet(str, streaming=self._out.streaming)
+        source.push(text, final=True)
+        for _ in read(source, out, offered):
+            raise AssertionError("there is no more text to wait for")
+        return isinstance(next(iter(out.take()), None), CallStart)
+
+
+def _call_in(text: str, opens: Sequence[str], begins: Callable[[str], bool]) -> int:
+    """Where the first call in a text begins: at a marker, or at its end if there is
+    none.
+    """
+    marks = re.finditer("|".join(map(re.escape, opens)), text) if text else ()
+    for mark in islice(marks, _MOST_TRIED):
+        if begins(text[mark.start() :]):
+            return mark.start()
+    return len(text)
 
 
 def _content(source: Source, out: Outlet, _: Offered) -> Reading[None]:

@@ -9,20 +9,21 @@
     </tool_call>
 
 A value is text, which goes out as it comes, unless its schema says that it is none: that
-is JSON, or one of the words that Python has for it, once it is whole; what is neither is
-text after all. One line break belongs to each tag around a value. Models leave tags out:
-the first one, if the name is that of a tool, and those that close. What stands between
-parameters, where nothing should, is content behind the call.
+is JSON, or what Python has for it, once it is whole; what is neither is text after all.
+One line break belongs to each tag around a value. Models leave tags out: the first one,
+if the name is that of a tool, and those that close. What stands between parameters, where
+nothing should, is content behind the call.
 """
 
 import json
 import re
 from typing import Final
 
-from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.calls import any_name, stray
 from minfer.effects.text.tools.json_scanner import JsonScanner
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.python_values import as_json
 from minfer.effects.text.tools.source import Reading, Source, ahead, run, space, until
 
 OPENS: Final = "<tool_call>"
@@ -45,7 +46,11 @@ _WORDS: Final = {"true": "true", "false": "false", "none": "null", "null": "null
 
 def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
     """Read a whole answer."""
-    while marker := (yield from until(source, [OPENS, _FUNCTION], out.content)):
+    # Once there was a call, its closing marker may come behind what should not be there.
+    markers = [OPENS, _FUNCTION]
+    while marker := (yield from until(source, markers, out.content)):
+        if marker == CLOSES:
+            continue
         source.keep(marker)
         name = yield from _name(source, marker)
         known = name in tools.names or (marker == OPENS and any_name(name))
@@ -54,7 +59,10 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
             out.start(name)
             told = yield from _arguments(source, out, name, tools)
         left = source.kept()
-        if not told:
+        if told:
+            markers = [OPENS, _FUNCTION, CLOSES]
+            yield from stray(source)
+        else:
             out.content(left)
 
 
@@ -148,7 +156,7 @@ def _as_json(value: str) -> str:
     scanner.end()
     if scanner.done and end == len(text):
         return scanner.taken()
-    return _WORDS.get(text.lower()) or _quoted(value)
+    return _WORDS.get(text.lower()) or as_json(text) or _quoted(value)
 
 
 def _quoted(text: str) -> str:

@@ -36,6 +36,11 @@ class Source:
             self._kept.append(taken)
         return taken
 
+    def give_back(self, text: str) -> None:
+        """Have this come next: it was taken."""
+        self.text = text + self.text[self.at :]
+        self.at = 0
+
     def keep(self, begun: str = "") -> None:
         """Remember what is taken from here on, behind what was `begun` already."""
         self._kept = [begun]

@@ -1,9 +1,12 @@
 """Reasoning between two markers, before the answer: `<think>...</think>`.
 
 Some templates open it already, so that the answer begins within; and some models open it
-once more then. Where the opening marker is not at the beginning, it is text.
+once more then. Where the opening marker is not at the beginning, it is text. A call that
+is thought of is none, but one within reasoning that nothing closes may be: that shows at
+the end, and reasoning from its marker on is held until then.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from attrs import frozen
@@ -19,18 +22,29 @@ class Thinking:
     opens: str
     closes: str
 
-    def read(self, source: Source, out: Outlet, *, opened: bool) -> Reading[None]:
-        """Take the reasoning, if there is any; the answer comes behind it."""
+    def read(
+        self, source: Source, out: Outlet, *, opened: bool, calls: Sequence[str] = ()
+    ) -> Reading[str]:
+        """Take the reasoning, if there is any; the answer comes behind it. Returns what
+        began with a marker of `calls` within reasoning that nothing closed.
+        """
         source.keep()
         yield from space(source)
         if (yield from ahead(source, [self.opens])):
             source.take(len(self.opens))
         elif not opened:
             out.content(source.kept())
-            return
+            return ""
         source.kept()
         out.mark()
-        yield from until(source, [self.closes], out.reasoning)
+        marker = yield from until(source, [self.closes, *calls], out.reasoning)
+        if marker not in calls:
+            return ""
+        held = [marker]
+        closes = yield from until(source, [self.closes], held.append)
+        if closes:
+            out.reasoning("".join(held))
+        return "" if closes else "".join(held)
 
     def open_at_end(self, prompt: str) -> bool:
         """Whether a prompt ends within reasoning."""

@@ -98,3 +98,13 @@ def test_what_comes_behind_arguments_and_should_not(form: str) -> None:
     assert one.content.startswith("yes")
     good = calls(form, call(form, "now", "{}"))
     assert len(found(call(form, "now", "{} yes") + good, form).calls) == 2
+
+
+@both
+@pytest.mark.parametrize("odd", ["}", "\n}}", "]", " and so on"])
+def test_no_markers_are_content_behind_a_whole_call(form: str, odd: str) -> None:
+    wrong = call(form, "get_weather", WEATHER).replace(WEATHER, WEATHER + odd)
+    one = found(f"{calls(form, wrong, call(form, 'now', '{}'))}Done.", form)
+    assert [name for name, _ in one.calls] == ["get_weather", "now"]
+    assert "▁" not in one.content
+    assert one.content.endswith("Done.")

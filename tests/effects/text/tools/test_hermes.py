@@ -100,7 +100,7 @@ def test_arguments_that_go_wrong() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": oops}}</tool_call>'
     one = found(text, "hermes")
     assert (one.calls, one.whole) == ([("add", '{"a": ')], [False])
-    assert one.content == "oops}}</tool_call>"
+    assert one.content == "oops}}"
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,20 @@ def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed(bad: str) -
 def test_calls_are_the_same_where_nothing_is_streamed() -> None:
     text = f"Let me look.\n\n{marked(WEATHER, ADD)}\nThat is all.\n"
     assert in_one_piece(text, "hermes") == found(text, "hermes")
+
+
+@pytest.mark.parametrize("wrong", ["}", "]", "\n}\n", "}}]", " ] }"])
+@pytest.mark.parametrize("body", [ADD, ADD[:-1], f"[{ADD}", f"[{ADD}]", f"{ADD}\n{ADD}"])
+def test_brackets_too_many_and_too_few_are_no_content(body: str, wrong: str) -> None:
+    for inside in (body, body + wrong):
+        text = f"I add.\n<tool_call>\n{inside}\n</tool_call>\nDone: 1."
+        one = found(text, "hermes")
+        assert one.content == "I add.\n\nDone: 1."
+        assert {*one.calls} == {("add", '{"a": 1, "b": {"c": null}}')}
+        assert all(one.whole)
+        assert in_one_piece(text, "hermes") == one
+        both = found(f"<tool_call>{inside}<tool_call>{ADD}</tool_call>", "hermes")
+        assert (both.content, len(both.calls)) == ("", len(one.calls) + 1)
 
 
 def test_what_comes_behind_arguments_and_should_not() -> None:

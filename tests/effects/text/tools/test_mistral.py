@@ -73,3 +73,18 @@ def test_an_answer_that_breaks_off() -> None:
 def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed(bad: str) -> None:
     one = in_one_piece(f"[TOOL_CALLS]add[ARGS]{{}}{bad}", "mistral")
     assert (one.content, one.calls) == (bad, [("add", "{}")])
+
+
+@pytest.mark.parametrize("odd", ["]", "}]", "\n]]"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}',
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}',
+        '[TOOL_CALLS]add[ARGS]{"a": 1}',
+    ],
+)
+def test_brackets_too_many_and_too_few_are_no_content(call: str, odd: str) -> None:
+    one = found(f"{call}{odd}Done. [1]{call}", "mistral")
+    assert one.parsed == [("add", {"a": 1})] * 2
+    assert one.content == "Done. [1]"

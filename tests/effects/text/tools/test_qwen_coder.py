@@ -58,6 +58,20 @@ def test_text_stays_as_it_is_but_for_the_breaks_around_it() -> None:
         ('{"a": [1, {"b": "x\ny"}]}', {"a": [1, {"b": "x\ny"}]}),
         ('"text"', "text"),
         ("some text", "some text"),
+        ("['x', True, None]", ["x", True, None]),
+        (
+            "{'a': (1, -2.5), \"b\": {'c': \"it's\"}}",
+            {"a": [1, -2.5], "b": {"c": "it's"}},
+        ),
+        ("['é\\n', true, null,]", ["é\n", True, None]),
+        ("{'a': {1, 2}}", "{'a': {1, 2}}"),
+        ("{1: 2}", "{1: 2}"),
+        ("{**x}", "{**x}"),
+        ("[f(1)]", "[f(1)]"),
+        ("[b'x']", "[b'x']"),
+        ("['\\ud800']", "['\\ud800']"),
+        ("(1e999,)", "(1e999,)"),
+        ("[" * 300 + "'", "[" * 300 + "'"),
         ("[1, 2", "[1, 2"),
         ("1 2", "1 2"),
         ("NaN", "NaN"),
@@ -137,6 +151,13 @@ def test_what_stands_between_parameters_is_content_behind_the_call() -> None:
     )
     one = found(text, FORM)
     assert (one.parsed, one.content) == ([("add", {"a": 1, "c": "x"})], "Hm.")
+
+
+@pytest.mark.parametrize("odd", ["", "}", "\n]\n", "</tool_call>", "</tool_call>\n}"])
+def test_what_should_not_be_behind_a_call_is_no_content(odd: str) -> None:
+    text = call("add", ("a", "1")).removesuffix("\n</tool_call>")
+    one = found(f"{text}{odd}</tool_call>\nDone.", FORM)
+    assert (one.parsed, one.content) == ([("add", {"a": 1})], "Done.")
 
 
 def test_reasoning_comes_first() -> None:

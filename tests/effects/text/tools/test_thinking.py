@@ -31,6 +31,46 @@ def test_a_call_that_is_thought_of_is_none() -> None:
     assert (one.reasoning, one.content, one.calls) == (CALL, "No.", [])
 
 
+CODER = "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"
+DEEP = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
+    '{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "call"),
+    [
+        ("hermes", CALL),
+        ("qwen3_coder", CODER),
+        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1}'),
+        ("deepseek_v31", DEEP),
+        ("llama3_json", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}'),
+    ],
+)
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_call_within_reasoning_that_nothing_closes_is_one(
+    form: str, call: str, opened: bool
+) -> None:
+    opens = "" if opened else "<think>"
+    one = found(f"{opens}I add.\n{call}\n", form, "think", opened=opened)
+    assert (one.reasoning, one.content) == ("I add.", "")
+    assert (one.parsed, one.whole) == ([("add", {"a": 1})], [True])
+    one = found(f"{opens}I add.\n{call}\n</think>No.", form, "think", opened=opened)
+    assert (one.reasoning, one.content) == (f"I add.\n{call}", "No.")
+    assert one.calls == []
+
+
+def test_a_marker_that_reasoning_speaks_of_begins_no_call() -> None:
+    thought = "I write <tool_call> and then JSON."
+    assert found(f"<think>{thought}", "hermes", "think").reasoning == thought
+    one = found(f"<think>{thought} {CALL} {CALL} So", "hermes", "think")
+    assert (one.reasoning, one.content, len(one.calls)) == (thought, "So", 2)
+    cut = found(f"<think>Hm. {CALL[:-15]}", "hermes", "think")
+    assert (cut.reasoning, cut.calls, cut.whole) == ("Hm.", [("add", '{"a": 1')], [False])
+
+
 def test_reasoning_that_is_empty_or_breaks_off() -> None:
     one = found("<think>\n\n</think>\n\nYes", None, "think")
     assert (one.reasoning, one.content) == ("", "Yes")

@@ -1,0 +1,49 @@
+"""Values in Python's notation, which models write where JSON was meant: `['x', True]`.
+
+Only what JSON has a word for is taken: lists and tuples, dictionaries with texts for
+keys, texts, numbers, True, False and None; and JSON's own words among them. Nothing is
+run: the text is parsed, and its tree is read.
+"""
+
+import ast
+import json
+import warnings
+from typing import Any, Final
+
+_LONGEST: Final = 1 << 16  # characters: a tree takes a hundred times as much
+_NAMES: Final = {"true": True, "false": False, "null": None}
+_BEGINS: Final = ("[", "{", "(")
+
+
+def as_json(text: str) -> str | None:
+    """An array or object in Python's notation as JSON; None if it is none."""
+    if not text.startswith(_BEGINS) or len(text) > _LONGEST:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            tree = ast.parse(text, mode="eval")
+        made = json.dumps(_value(tree.body), ensure_ascii=False, allow_nan=False)
+        made.encode()
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return made
+
+
+def _value(node: ast.expr) -> Any:
+    """What a part of the tree says. Raises ValueError if JSON has no word for it."""
+    match node:
+        case ast.Constant(value=value) if isinstance(value, str | int | float | None):
+            return value
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
+            if isinstance(value, int | float):
+                return -value
+        case ast.List(elts=values) | ast.Tuple(elts=values):
+            return [_value(one) for one in values]
+        case ast.Dict(keys=keys, values=values):
+            names = [None if one is None else _value(one) for one in keys]
+            if all(isinstance(name, str) for name in names):
+                return dict(zip(names, map(_value, values), strict=True))
+    raise ValueError("this is not JSON")
