@@ -6,7 +6,10 @@ Every protocol says in fields of its own which tools there are (`Offer`) and wha
 wanted (`Wish`); errors name those. Where nothing has to be enforced, answers are free.
 """
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import attrs
@@ -15,11 +18,12 @@ from attrs import frozen
 from minfer.effects.serving.bodies import shown, wrong
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.structured import Constraint, named
+from minfer.effects.serving.parsed import end_of
 from minfer.effects.serving.protocol import GenerationRequest, Grounds, Part
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import checked_schema
-from minfer.effects.text.grammars.spelled import json_rule
-from minfer.effects.text.tools.formats import REASONING, Parsing
+from minfer.effects.text.grammars.spelled import json_rule, rule
+from minfer.effects.text.tools.formats import NONE, REASONING, Parsing
 from minfer.effects.text.tools.forms import (
     FORMS,
     MARKED,
@@ -28,10 +32,16 @@ from minfer.effects.text.tools.forms import (
     Calling,
     arguments_schema,
     grammar,
+    reasoned,
 )
 from minfer.structured import FIELD, StructuredOutputs
 
 CHOICE: Final = "tool_choice"  # the field that says what is wanted, in every protocol
+# The end of a prompt within reasoning, in whichever format.
+_OPENED: Final = re.compile(
+    r"([<\[][^<>\[\]/]*(?:think|reason|thought)[^<>\[\]/]*[>\]])\s*\Z", re.IGNORECASE
+)
+_log: Final = logging.getLogger("uvicorn.error")
 _JSON: Final = ("json", "json_object")  # forms that a call cannot be taken for
 
 
@@ -109,12 +119,61 @@ def bound_to(
         must=wish.must,
         several=wish.several,
         thinking=REASONING.get(parsing.reasoning),
-        opened=parsing.opened,
+        opened=parsing.thinking is not None,
         answer=None if said is None else _rule(said.asked),
         token=llm.tokenizer.added if llm.tokenizer else lambda _: None,
     )
     field = asking or (said.field if said is not None else "")
     return Bound(_grammar(calling), field, (*parts, *([said] if said else [])))
+
+
+def bound_behind(
+    llm: Grounds,
+    prompt: Sequence[int],
+    parsing: Parsing | None,
+    answer: Constraint | None,
+) -> Bound | None:
+    """What an answer has to match that was asked for as `answer`, where the prompt ends
+    within reasoning: that is free, and the answer begins behind it. None if the answer
+    begins with its first token, or says itself where reasoning ends. Raises ApiError.
+    """
+    if answer is None:
+        return None
+    if parsing is None or parsing.reasoning == NONE:
+        if found := _OPENED.search(end_of(llm, prompt)):
+            _warn(found[1])
+        return None
+    asked = answer.made()
+    thinking = parsing.thinking
+    if thinking is None or thinking.closes in asked.text:
+        return None
+    param = named(asked.param, answer.field)
+    try:
+        made = rule(asked)
+    except GrammarError as error:
+        why = str(error).removeprefix(f"{asked.param}: ")
+        raise ApiError(f"{param}: {why}", param) from None
+    text = reasoned(
+        Calling(
+            thinking=thinking,
+            opened=True,
+            answer=made,
+            token=llm.tokenizer.added if llm.tokenizer else lambda _: None,
+        )
+    )
+    whole = Constraint({"grammar": text}, answer.field).made()
+    return Bound(whole, answer.field, (Part(param, asked),))
+
+
+@cache
+def _warn(marker: str) -> None:
+    """Say once that it is not known where reasoning ends."""
+    _log.warning(
+        "prompts end with %s, which opens reasoning of no format that is known here: "
+        "what an answer must look like applies from its first token on; "
+        "--reasoning-parser says what the format is",
+        marker,
+    )
 
 
 def with_calls(request: GenerationRequest, bound: Bound | None) -> GenerationRequest:

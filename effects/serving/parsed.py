@@ -7,7 +7,6 @@ writes takes an output, and gets what is new as deltas.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import attrs
 from attrs import define, field
 
 from minfer.effects.serving.errors import ApiError
@@ -21,34 +20,41 @@ from minfer.effects.text.tools.deltas import (
     Delta,
     Reasoning,
 )
-from minfer.effects.text.tools.formats import NONE, REASONING, Parsers, Parsing
+from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
 from minfer.effects.text.tools.offered import Tools
 from minfer.effects.text.tools.parser import Parser
-from minfer.structured import StructuredOutputs
 
 _END: Final = 16  # tokens of a prompt in which its last marker is
 
 
 def parsing_of(
-    llm: Grounds, prompt: Sequence[int], tools: Tools, *, parallel: bool = True
+    llm: Grounds,
+    prompt: Sequence[int],
+    tools: Tools,
+    *,
+    parallel: bool = True,
+    begun: str = "",
 ) -> Parsing | None:
-    """How to read an answer to a prompt that offers these tools."""
-    end = ""
-    if llm.tokenizer is not None and llm.parsers.reasoning != NONE:
-        end = llm.tokenizer.decode(prompt[-_END:], skip_special_tokens=False)
-    return llm.parsers.parsing(tools, end, parallel=parallel)
-
-
-def bound_whole(
-    parsing: Parsing | None, asked: StructuredOutputs | None
-) -> Parsing | None:
-    """How to read an answer that matches this from its first token on, whatever its
-    prompt ends with: it has no reasoning, unless it says itself where that ends.
+    """How to read an answer to a prompt that offers these tools, and that ends with what
+    was `begun` of the answer.
     """
-    if parsing is None or asked is None or not parsing.opened:
-        return parsing
-    says = REASONING[parsing.reasoning].closes in asked.text
-    return parsing if says else attrs.evolve(parsing, opened=False)
+    end = ""
+    if llm.tokenizer is not None and (begun or llm.parsers.reasoning != NONE):
+        end = end_of(llm, prompt, len(begun))
+        before, found, _ = (
+            end.rpartition(begun.strip()) if begun.strip() else ("", "", "")
+        )
+        # A template may have changed it: then it is not known what was begun.
+        begun = end[len(before) :] if found else ""
+        end = before if found else end
+    return llm.parsers.parsing(tools, end, parallel=parallel, begun=begun)
+
+
+def end_of(llm: Grounds, prompt: Sequence[int], more: int = 0) -> str:
+    """How a prompt ends: its last marker, and `more` characters."""
+    if llm.tokenizer is None:
+        return ""
+    return llm.tokenizer.decode(prompt[-(_END + more) :], skip_special_tokens=False)
 
 
 def check_template(parsers: Parsers, param: str) -> None:

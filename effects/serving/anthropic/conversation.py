@@ -14,6 +14,7 @@ from minfer.effects.live.edge import MAX_CLIENT
 from minfer.effects.serving.anthropic.blocks import (
     Blocks,
     Few,
+    TextBlock,
     Texts,
     Tool,
     ToolChoice,
@@ -79,6 +80,17 @@ class ConversationBody(StrictObject):
         """The tools that the model is shown."""
         none = self.tool_choice is not None and self.tool_choice.type == "none"
         return [] if none else self.tools or []
+
+    @property
+    def begun(self) -> str:
+        """What of the answer is there already: the last text of a turn that goes on."""
+        last = self.messages[-1]
+        if last.role != "assistant":
+            return ""
+        if isinstance(last.content, str):
+            return last.content
+        block = last.content[-1] if last.content else None
+        return block.text if isinstance(block, TextBlock) else ""
 
     def ids(self, llm: Grounds) -> list[int]:
         """The conversation as token ids, up to where the answer begins. Raises

@@ -50,7 +50,7 @@ class MessagesBody(ConversationBody):
         offers = offers_of(self.offered)
         tools = {one.name: one.parameters for one in offers}
         wish = Wish() if self.tool_choice is None else self.tool_choice.wish()
-        parsing = parsing_of(llm, ids, tools, parallel=wish.several)
+        parsing = parsing_of(llm, ids, tools, parallel=wish.several, begun=self.begun)
         request = GenerationRequest(
             prompts=(Asked(None, ids),),
             params=params,

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import read_body, wrong
-from minfer.effects.serving.calling import bound_to, with_calls
+from minfer.effects.serving.calling import bound_behind, bound_to, with_calls
 from minfer.effects.serving.openai.chat_writing import writer
 from minfer.effects.serving.openai.conversation import (
     Message,
@@ -24,7 +24,7 @@ from minfer.effects.serving.openai.tools import (
     offers_of,
     wish_of,
 )
-from minfer.effects.serving.parsed import bound_whole, check_template, parsing_of
+from minfer.effects.serving.parsed import check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds
 
 Options: Final = Field(max_length=256)  # names for a template
@@ -88,15 +88,16 @@ class ChatBody(GenerationBody):
         several = self.parallel_tool_calls
         offers = offers_of(self.offered)
         tools = {one.name: one.parameters for one in offers}
-        parsing = parsing_of(llm, ids, tools, parallel=several)
+        begun = self.messages[-1].text if self.continue_final_message else ""
+        parsing = parsing_of(llm, ids, tools, parallel=several, begun=begun)
         # Unless told otherwise, an answer takes what room the context has.
         given = {"max_tokens": None, **self.sampling()}
         params = llm.setup.default_sampling_params(**given)
         request = self.request([Asked(None, ids, self.cache_salt.encode())], params)
         wish = wish_of(self.tool_choice, several=several)
-        bound = bound_to(llm, offers, wish, parsing, self.constraint())
-        if bound is None:
-            parsing = bound_whole(parsing, params.structured_outputs)
+        asked = self.constraint()
+        bound = bound_to(llm, offers, wish, parsing, asked)
+        bound = bound or bound_behind(llm, ids, parsing, asked)
         return attrs.evolve(with_calls(request, bound), parsing=parsing)
 
     def _ids(self, llm: Grounds) -> list[int]:

@@ -91,8 +91,10 @@ class ChatObject(ObjectWriter):
 
 
 def _message(said: Said) -> JsonObject:
-    """What was said, as a message: without content if there is none beside calls."""
-    content = said.content or (None if said.calls else "")
+    """What was said, as a message: without content if there is none beside calls or
+    reasoning.
+    """
+    content = said.content or (None if said.calls or said.reasoning else "")
     told: JsonObject = {"role": "assistant", "content": content, "refusal": None}
     if said.calls:
         told["tool_calls"] = [

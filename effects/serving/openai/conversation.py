@@ -69,6 +69,13 @@ class Message(StrictObject):
         return self
 
     @property
+    def text(self) -> str:
+        """Its content as one text, or the last one of it."""
+        if isinstance(self.content, list):
+            return self.content[-1].text if self.content else ""
+        return self.content or ""
+
+    @property
     def _thought(self) -> str:
         """The reasoning of an assistant."""
         thought = self.reasoning_content or self.reasoning or ""

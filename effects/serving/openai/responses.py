@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 
-import attrs
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, read_body, shown, wrong
-from minfer.effects.serving.calling import bound_to, with_calls
+from minfer.effects.serving.calling import bound_behind, bound_to, with_calls
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.errors import stream_failure
 from minfer.effects.serving.openai.fields import Client, Few
@@ -36,7 +35,7 @@ from minfer.effects.serving.openai.tools import (
     offers_of,
     wish_of,
 )
-from minfer.effects.serving.parsed import bound_whole, check_template, parsing_of
+from minfer.effects.serving.parsed import check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
 
 _SCORES: Final = "message.output_text.logprobs"  # the one thing to include that could be
@@ -185,9 +184,8 @@ class ResponsesBody(StrictObject):
         )
         wish = wish_of(self._choice, several=several)
         bound = bound_to(llm, offers, wish, parsing, asked)
-        if bound is None:
-            parsing = bound_whole(parsing, params.structured_outputs)
-        return attrs.evolve(with_calls(request, bound), parsing=parsing)
+        bound = bound or bound_behind(llm, ids, parsing, asked)
+        return with_calls(request, bound)
 
     def _ids(self, llm: Grounds) -> list[int]:
         turns = turns_of(self.input)

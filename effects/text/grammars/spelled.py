@@ -5,6 +5,7 @@ for as long as it may, and then its output is no JSON.
 """
 
 import json
+import re
 from typing import Any, Final
 
 from attrs import frozen
@@ -18,6 +19,8 @@ from minfer.structured import StructuredOutputs
 WHITESPACE: Final = r"(?: |\r?\n[ \t]{0,32})"
 # Characters: translating takes Python's time by their square, while nobody else has it.
 MOST_GBNF: Final = 8192
+_SLASH: Final = re.compile(r"\\.|[/\n\r]", re.DOTALL)  # what ends a regular expression
+_WRITTEN: Final = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
 TEXT: Final = r"(.|\n)*"  # any, as a regular expression
 
 
@@ -29,8 +32,10 @@ class Spelled:
     text: str
 
 
-def spelled(asked: StructuredOutputs) -> Spelled:
-    """A constraint in the compiler's words. Raises GrammarError."""
+def spelled(asked: StructuredOutputs, *, compiled: bool = True) -> Spelled:
+    """A constraint in the compiler's words, its schemas only if it is to be `compiled`
+    next. Raises GrammarError.
+    """
     param = asked.param
     match asked.kind:
         case "regex":
@@ -43,9 +48,9 @@ def spelled(asked: StructuredOutputs) -> Spelled:
         case "json_object":
             return Spelled("json", '{"type": "object"}')
         case "structural_tag":
-            return Spelled("lark", _tags(asked.text, param))
+            return Spelled("lark", _tags(asked.text, param, compiled=compiled))
         case _:
-            return Spelled("json", checked_schema(asked.text, param, compiled=True))
+            return Spelled("json", checked_schema(asked.text, param, compiled=compiled))
 
 
 def _whole_regex(text: str, param: str) -> str:
@@ -55,6 +60,18 @@ def _whole_regex(text: str, param: str) -> str:
     if ends_in_escape(text):
         raise GrammarError(f"{param}: ends with a single backslash", param)
     return text
+
+
+def rule(asked: StructuredOutputs) -> str:
+    """A constraint as a part of a rule of Lark. Raises GrammarError."""
+    told = spelled(asked, compiled=False)
+    match told.kind:
+        case "json":
+            return json_rule(told.text, whitespace=not asked.disable_any_whitespace)
+        case "regex":
+            text = _SLASH.sub(lambda found: _WRITTEN.get(found[0], found[0]), told.text)
+            return f"/{text}/"
+    return f"%lark {{\n{told.text}\n}}"
 
 
 def json_rule(schema: str, *, whitespace: bool = True) -> str:
@@ -118,10 +135,13 @@ class _Tag:
     end: str
 
 
-def _tags(text: str, param: str) -> str:
+def _tags(text: str, param: str, *, compiled: bool) -> str:
     """Free text with tags in it, as Lark. Raises GrammarError."""
     try:
-        tags = [_tag(one, i, text, param) for i, one in enumerate(_structures(text))]
+        tags = [
+            _tag(one, i, text, param, compiled=compiled)
+            for i, one in enumerate(_structures(text))
+        ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, GrammarError):
             raise
@@ -154,7 +174,9 @@ def _structures(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _tag(one: dict[str, Any], number: int, text: str, param: str) -> _Tag:
+def _tag(
+    one: dict[str, Any], number: int, text: str, param: str, *, compiled: bool
+) -> _Tag:
     where = f"structures[{number}]"
     begin, end = one["begin"], one["end"]
     if set(one) - {"begin", "schema", "end"} or not isinstance(end, str):
@@ -166,7 +188,7 @@ def _tag(one: dict[str, Any], number: int, text: str, param: str) -> _Tag:
         raise GrammarError(why, param)
     try:
         said = json.dumps(one["schema"])
-        schema = checked_schema(said, f"{where}.schema", compiled=True)
+        schema = checked_schema(said, f"{where}.schema", compiled=compiled)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None
     return _Tag(begin, trigger, schema, end)

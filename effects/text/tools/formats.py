@@ -76,7 +76,8 @@ class Parsing:
     reasoning: str = NONE
     names: tuple[str, ...] = ()  # of tools that were offered
     typed: tuple[tuple[str, str], ...] = ()  # as `Offered` has them
-    opened: bool = False  # the prompt ends within reasoning
+    opened: bool = False  # the prompt ends within reasoning, up to what was begun
+    begun: str = ""  # of the answer, at the end of the prompt
     parallel: bool = True  # whether there may be several calls; else the first counts
 
     @property
@@ -93,7 +94,18 @@ class Parsing:
         tools = TOOLS.get(self.tools)
         thinking = REASONING.get(self.reasoning)
         offered = Offered(frozenset(self.names), frozenset(self.typed))
-        return Parser(tools, offered, thinking, opened=self.opened, streaming=streaming)
+        made = Parser(tools, offered, thinking, opened=self.opened, streaming=streaming)
+        if self.begun:
+            made.begin(self.begun)
+        return made
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """The reasoning that the answer begins within, if it does."""
+        if (one := REASONING.get(self.reasoning)) is None or one.closes in self.begun:
+            return None
+        begins = self.opened or self.begun.lstrip().startswith(one.opens)
+        return one if begins else None
 
 
 @frozen
@@ -121,12 +133,12 @@ class Parsers:
         return Parsers(tools, reasoning)
 
     def parsing(
-        self, offered: Tools, prompt: str, *, parallel: bool = True
+        self, offered: Tools, prompt: str, *, parallel: bool = True, begun: str = ""
     ) -> Parsing | None:
         """How to read an answer for which tools were offered; None: as it is.
 
-        `prompt` is how it ends. Calls are looked for where there are tools, and channels
-        always.
+        `prompt` is how it ends, before what of the answer was `begun`. Calls are looked
+        for where there are tools, and channels always.
         """
         tools = self.tools if offered or self.tools == HARMONY else NONE
         if tools == self.reasoning == NONE:
@@ -139,6 +151,7 @@ class Parsers:
             names=tuple(offered),
             typed=tuple(typed_parameters(offered)) if typed else (),
             opened=thinking is not None and thinking.open_at_end(prompt),
+            begun=begun,
             parallel=parallel,
         )
 

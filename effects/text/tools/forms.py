@@ -53,9 +53,9 @@ class Callee:
 class Calling:
     """Which calls an answer has."""
 
-    format: str  # a name among `FORMS`
-    callees: tuple[Callee, ...]
-    must: bool  # there are calls; else there may be
+    format: str = ""  # a name among `FORMS`
+    callees: tuple[Callee, ...] = ()
+    must: bool = False  # there are calls; else there may be
     several: bool = True  # there may be more than one
     thinking: Thinking | None = None  # what may come before
     opened: bool = False  # the prompt ends within that
@@ -103,6 +103,18 @@ def grammar(calling: Calling) -> str:
         lines.append(f"arguments_{i}: {json_rule(callee.schema)}")
     # By these signs llama.cpp's grammars are known. They can be in strings only.
     return "\n".join(lines).replace("::=", r"\u003a:=")
+
+
+def reasoned(calling: Calling) -> str:
+    """An answer without calls, behind the reasoning that it begins within, in Lark."""
+    lines = [
+        "start: thought GAP answer",
+        *_thought(calling),
+        _GAP,
+        f"answer: {calling.answer}",
+        f"TEXT: /{TEXT}/",
+    ]
+    return "\n".join(lines)
 
 
 # --- answers ----------------------------------------------------------------------------

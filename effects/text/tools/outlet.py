@@ -10,10 +10,10 @@ broke off. An answer that is told in one piece has only calls that are whole: ot
 none, and their text is given back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from minfer.effects.text.tools.deltas import (
     Arguments,
@@ -46,6 +46,8 @@ class Outlet:
 
     def __init__(self, new_id: Callable[[], str], *, streaming: bool = True) -> None:
         self.calls = 0  # that were told of
+        self._first = 0  # of these, which is the first one of this answer
+        self._running = False  # a call has begun, and is not over
         self._new_id = new_id
         self.streaming = streaming
         self._name = ""  # of the call that began last
@@ -60,6 +62,17 @@ class Outlet:
         deltas = self._deltas
         self._deltas = []
         return deltas
+
+    def restart(self, deltas: Sequence[Delta]) -> list[Delta]:
+        """What was found so far, these `deltas`, is in the prompt: the answer begins
+        here. Returns what was told of a call that goes on, which is of the answer.
+        """
+        for flow in (self._content, self._reasoning):
+            flow.space, flow.said = [], False
+        going = self._running and self.streaming
+        self._first = self.calls - going
+        last = [at for at, one in enumerate(deltas) if isinstance(one, CallStart)]
+        return [_renumbered(one) for one in deltas[last[-1] :]] if going else []
 
     def close(self) -> None:
         """Let go of what was held for what comes behind it: nothing does."""
@@ -85,29 +98,36 @@ class Outlet:
         """A call begins."""
         self._name = name
         self._arguments = []
+        self._running = True
         if self.streaming:
             self._start()
 
     def arguments(self, text: str) -> None:
         """More arguments of the call that began last."""
         if self.streaming:
-            self._put(Arguments(self.calls - 1, text))
+            self._put(Arguments(self._index - 1, text))
         else:
             self._arguments.append(text)
 
     def end(self, *, whole: bool) -> bool:
         """The call that began last is over; returns whether it was told of."""
+        self._running = False
         if not self.streaming:
             if not whole:
                 return False
             self._start()
-            self._put(Arguments(self.calls - 1, "".join(self._arguments)))
-        self._put(CallEnd(self.calls - 1, whole))
+            self._put(Arguments(self._index - 1, "".join(self._arguments)))
+        self._put(CallEnd(self._index - 1, whole))
         return True
+
+    @property
+    def _index(self) -> int:
+        """Calls of this answer that were told of."""
+        return self.calls - self._first
 
     def _start(self) -> None:
         self.mark()
-        self._put(CallStart(self.calls, self._new_id(), self._name))
+        self._put(CallStart(self._index, self._new_id(), self._name))
         self.calls += 1
 
     def _flows(self, flow: _Flow, text: str) -> None:
@@ -128,3 +148,8 @@ class Outlet:
             self._deltas[-1] = one
         else:
             self._deltas.append(delta)
+
+
+def _renumbered(delta: Delta) -> Delta:
+    """A delta of the answer's first call."""
+    return evolve(delta, index=0)  # type: ignore[call-arg]  # all of these have one

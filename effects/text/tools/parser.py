@@ -61,13 +61,21 @@ class Parser:
         self._out = Outlet(new_id, streaming=streaming)
         self._reading = self._read(tools, offered or Offered(), thinking, opened)
         self._over = False
+        self._begun: list[Delta] = []
+
+    def begin(self, text: str) -> None:
+        """Take what the prompt has of the answer: none of it is told but a call that it
+        ends within.
+        """
+        self._begun = self._out.restart(self.push(text))
 
     def push(self, text: str, *, final: bool = False) -> list[Delta]:
         """Take text; return what is certain by now, with `final` all."""
         if not self._over:
             self._source.push(text, final=final)
             self._over = next(self._reading, self) is self
-        return self._out.take()
+        begun, self._begun = self._begun, []
+        return [*begun, *self._out.take()]
 
     def _read(
         self,

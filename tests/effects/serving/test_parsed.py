@@ -10,14 +10,12 @@ from minfer.effects.serving.parsed import (
     Call,
     Parsed,
     Said,
-    bound_whole,
     check_template,
     parsing_of,
 )
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tools.deltas import Content
 from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
-from minfer.structured import StructuredOutputs
 
 CALLS = "".join(
     f'<tool_call>{{"name": "{name}", "arguments": {{"a": 1}}}}</tool_call>'
@@ -95,19 +93,6 @@ def test_how_an_answer_is_read() -> None:
     assert made is not None
     assert made.opened
     assert len(ends[0]) < 100
-
-
-def test_an_answer_that_is_bound_has_no_reasoning_but_what_it_says_itself() -> None:
-    opened = Parsing(reasoning="think", opened=True)
-    object_ = StructuredOutputs(json_object=True)
-    read = bound_whole(opened, object_)
-    assert Said.of(parsed(read).read(0, output("{}", "stop"))) == Said("{}")
-    thinks = StructuredOutputs(regex="[a-z]*</think>[0-9]")
-    assert bound_whole(opened, thinks) is opened
-    assert bound_whole(opened, None) is opened
-    free = Parsing(reasoning="think")
-    assert bound_whole(free, object_) is free
-    assert bound_whole(None, object_) is None
 
 
 def test_a_model_without_tools() -> None:

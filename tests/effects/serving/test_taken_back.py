@@ -113,7 +113,8 @@ class Ground(Renders):
     def __init__(self, template: str, form: str) -> None:
         self.tokenizer = tokenizer()
         self.tokenizer.chat_template = template
-        self.parsers = Parsers(form if form != NONE else "hermes", "think").settled("")
+        tools = "hermes" if form == NONE else form
+        self.parsers = Parsers(tools, "think") if tools else Parsers(NONE, NONE)
         config = SimpleNamespace(max_model_len=512)
         self.setup: Any = SimpleNamespace(
             default_sampling_params=SamplingParams, config=config

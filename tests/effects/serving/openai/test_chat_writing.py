@@ -69,7 +69,7 @@ def test_a_call_that_is_none() -> None:
     calls = [call for one in said for call in one.get("tool_calls", [])]
     assert "".join(one["function"]["arguments"] for one in calls) == '{"a": '
     content = "".join(one.get("content", "") for one in said)
-    assert content == "Yes\n\noops}}</tool_call>"
+    assert content == "Yes\n\noops}}"
 
 
 def test_why_it_ended() -> None:

@@ -179,6 +179,22 @@ def test_reasoning_that_the_template_opened(talker: Serving) -> None:
     assert whole(talker)["message"]["content"] == "Hm.\n</think>\nYes."
 
 
+def test_a_constraint_begins_behind_reasoning(talker: Serving) -> None:
+    say(talker.llm, 'Hm {"b": 2}.\n</think>\n{"a": 1}')
+    asked: dict[str, Any] = {
+        "chat_template_kwargs": {"thinks": True},
+        "response_format": {"type": "json_object"},
+    }
+    message = whole(talker, **asked)["message"]
+    assert message["reasoning"] == 'Hm {"b": 2}.'
+    assert json.loads(message["content"]) == {"a": 1}
+    cut = whole(talker, **asked, max_tokens=8)
+    assert cut["finish_reason"] == "length"
+    assert (cut["message"]["content"], cut["message"]["reasoning"]) == (None, 'Hm {"b":')
+    back = [*HI, cut["message"], {"role": "user", "content": "go on"}]
+    assert whole(talker, messages=back)["message"]["role"] == "assistant"
+
+
 def test_every_choice_has_its_own_calls(talker: Serving) -> None:
     say(talker.llm, TWO)
     answer = talker.post("chat/completions", **ASKED, tools=[ADD], n=2).json()
