@@ -51,6 +51,7 @@ from minfer.effects.serving.records import KEPT, Records
 from minfer.effects.serving.request_ids import LONGEST, RequestIds
 from minfer.effects.serving.shared import Shared
 from minfer.effects.serving.stamp import new_stamp
+from minfer.effects.serving.targets import Targets
 from minfer.effects.serving.traces import begin
 from minfer.effects.serving.transports.http import failure_response
 from minfer.effects.serving.transports.transport import Connection, Event, Failure
@@ -103,7 +104,7 @@ class Application:
         )
         # A redirect would send clients, and their keys, where their own Host says.
         app.router.redirect_slashes = False
-        self.app = RequestIds(app)
+        self.app = RequestIds(Targets(app, refusal))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

@@ -17,6 +17,8 @@ from minfer.effects.serving.wording import worded
 
 ANYTHING: Final = object()  # among a field's neutral values: all of them are
 _LONGEST_NAME: Final = 64  # characters of a name that an error shows
+# How the parser calls a lone surrogate, within a text and at its end.
+_SURROGATE: Final = ("surrogate", "unexpected end of hex escape")
 _LONGEST_VALUE: Final = 80  # of a value as JSON
 
 
@@ -80,7 +82,15 @@ def read_body(kind: type[Kind], data: bytes) -> Kind:
     except ValidationError as error:
         raise _refused(error.errors(include_url=False)[0]) from None
     except ValueError as error:
-        raise ApiError(f"the body is not valid JSON: {error}") from None
+        raise ApiError(no_json("the body", error)) from None
+
+
+def no_json(what: str, error: ValueError) -> str:
+    """What is told of a text that is no JSON."""
+    if not any(one in str(error) for one in _SURROGATE):
+        return f"{what} is not valid JSON: {error}"
+    why = f"{what} has a lone surrogate, which is half of a character: {error}"
+    return f"{why}; remove it, or send both halves"
 
 
 def _refused(first: ErrorDetails) -> ApiError:

@@ -15,7 +15,7 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.errors import ApiError, far_too_long
 
 ITEMS: Final = 4096  # of lists that are no token ids: messages, parts, prompts
 CONTAINERS: Final = 16 * ITEMS  # lists and objects of a body
@@ -38,7 +38,9 @@ class Tally:
     quotes: int = field(default=0, init=False)
 
     def add(self, part: bytes) -> None:
-        """Count a part. Raises ApiError if no body that begins so could be valid."""
+        """Count a part. Raises TooLongError or ApiError if no body that begins so could
+        be valid.
+        """
         counted = part.translate(None, _OTHERS)
         self.size += len(part)
         self.commas += counted.count(b",")
@@ -50,13 +52,10 @@ class Tally:
         strings = self.quotes // 2 + 1
         most = self.containers * max(self.context, ITEMS) + strings * self.text
         if self.commas > most:
-            raise self._refused(f"{self.commas} commas")
+            raise far_too_long(self.context)
         if self.containers > CONTAINERS:
-            raise self._refused(f"{self.containers} lists and objects")
+            why = f"the body has more than {CONTAINERS} lists and objects"
+            raise ApiError(f"{why}; leave some out")
         values = (self.commas + self.containers) * LONGEST_VALUE
         if self.size > strings * self.text * ESCAPED + values + ROOM:
-            raise self._refused(f"{self.size} bytes in {strings} strings")
-
-    def _refused(self, what: str) -> ApiError:
-        why = f"the body has {what} and goes on, far more than this model can take"
-        return ApiError(f"{why}: its context holds {self.context} tokens")
+            raise far_too_long(self.context)

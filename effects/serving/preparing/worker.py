@@ -22,10 +22,9 @@ from typing import Final
 import msgspec
 from attrs import evolve
 
-from minfer.effects.live.errors import TooLongError
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
-from minfer.effects.serving.errors import INTERNAL, ApiError, told_of
+from minfer.effects.serving.errors import INTERNAL, ApiError, told_of, too_long
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.preparing.messages import (
     READ,
@@ -80,11 +79,7 @@ def _check_lengths(found: Prepared, context: int) -> None:
     """Raise TooLongError here already: what cannot run need not travel."""
     longest = max((len(prompt.ids) for prompt in found.request.prompts), default=0)
     if longest >= context:
-        raise TooLongError(
-            f"the prompt has {longest} tokens; this model's maximum context length is "
-            f"{context} tokens, of which at least one must be left for the output: "
-            f"shorten the prompt"
-        )
+        raise too_long(longest, context)
 
 
 def _refusal(told: ApiError) -> Refusal:

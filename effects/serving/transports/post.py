@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.request_ids import KEY as CHOSEN_ID
+from minfer.effects.serving.transports.coding import Decoder
 from minfer.effects.serving.transports.http import HttpTransport, failure_response
 from minfer.effects.serving.transports.plain import PlainBody
 from minfer.effects.serving.transports.sse import EventStream
@@ -33,14 +34,14 @@ class Post:
         return str(self.scope.get(CHOSEN_ID, ""))
 
     def announced(self, most: int) -> int:
-        """Bytes of the body, as its head says; `most` if it comes in chunks."""
+        """Bytes of the body, as its head says; `most` if it comes in chunks or coded."""
         headers = dict(self.scope["headers"])
-        chunked = b"transfer-encoding" in headers
-        return most if chunked else int(headers.get(b"content-length", b"0"))
+        unknown = b"transfer-encoding" in headers or b"content-encoding" in headers
+        return most if unknown else int(headers.get(b"content-length", b"0"))
 
     async def read(self, most: int, see: Watcher) -> bytes:
-        """The body. Raises ApiError if it is no JSON, has more than `most` bytes or comes
-        too slowly, what `see` raises, and ClientDisconnect.
+        """The body, decoded. Raises ApiError if it is no JSON, has more than `most` bytes
+        or comes too slowly, what `see` raises, and ClientDisconnect.
         """
         request = Request(self.scope, self._receive)
         headers = request.headers
@@ -48,22 +49,31 @@ class Post:
         if media != MEDIA_TYPE:
             why = f"send the body as Content-Type: {MEDIA_TYPE}"
             raise ApiError(why, status=415)
+        decoder = Decoder(headers.get("content-encoding", ""))
         data = bytearray()
         size = int(headers.get("content-length", "0"))  # as announced, or as it came
+        came = 0
         parts = request.stream()
         due = asyncio.get_running_loop().time() + PATIENCE
         while size <= most:
             try:
-                async with asyncio.timeout_at(due + len(data) / PACE):
+                async with asyncio.timeout_at(due + came / PACE):
                     part = await anext(parts, b"")
             except TimeoutError:
                 why = f"the body comes at less than {PACE} bytes a second"
                 raise ApiError(why, status=408) from None
             if not part:
+                decoder.end()
                 break
-            see(part)
-            data += part
-            size = max(size, len(data))
+            came += len(part)
+            for piece in decoder.pieces(part):
+                see(piece)
+                data += piece
+                size = max(size, len(data))
+                if size > most:
+                    break
+                if not decoder.plain:
+                    await asyncio.sleep(0)  # others have their turn
         if size > most:  # uvicorn drops the rest, so that the client gets to read this
             raise ApiError(f"the body has more than {most} bytes", status=413)
         return bytes(data)

@@ -82,6 +82,11 @@ def checked_schema(text: str, param: str, *, compiled: bool = False) -> str:
         _check_multiples(schema)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None
+    try:
+        json.dumps(schema, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        why = "has a lone surrogate, which is half of a character; remove it"
+        raise GrammarError(f"{param}: {why}", param) from None
     parts = _all_parts(schema, param)
     if schema is False:
         raise GrammarError(f"{param}: there is no text that false allows", param)

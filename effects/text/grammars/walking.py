@@ -10,6 +10,7 @@ So once a token took longer than MASK_WAIT, a second matcher takes each of the f
 ones at the same time; what comes of it is not used.
 """
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 PAIRED: Final = 1 + FOR_SLOW  # threads of slow matchers, and one for all companions
 MOST_SECONDS: Final = 0.1  # of a processor, for one mask
+# An option that no client can set.
+_ADVICE: Final = re.compile(r"\. Enable 'coerce_one_of' option[^.\n]*")
 MOST_CHARS: Final = 300  # of the library's errors that are handed on
 
 
@@ -115,4 +118,5 @@ def check(inner: "LLMatcher") -> None:
 def cut(error: object) -> str:
     """What the library says, made short."""
     text = str(error).replace("<non-verbose/>", "").strip()
+    text = _ADVICE.sub("; its parts must exclude each other: say anyOf instead", text)
     return text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 3] + "..."

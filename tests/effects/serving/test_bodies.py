@@ -35,6 +35,15 @@ def test_json_that_is_none(data: bytes) -> None:
     refused(CompletionBody, data)
 
 
+def test_a_lone_surrogate_is_called_so() -> None:
+    for kind, data in (
+        (CompletionBody, BAD_JSON["lone surrogate"]),
+        (ChatBody, b'{"messages": [{"role": "user", "content": "x\\udc00"}]}'),
+    ):
+        assert "the body has a lone surrogate" in str(refused(kind, data))
+    assert "not valid JSON" in str(refused(CompletionBody, BAD_JSON["half"]))
+
+
 LARGE = {
     "fields": b'{"prompt": "x", '
     + b",".join(b'"k%d":1' % i for i in range(300_000))

@@ -1,17 +1,19 @@
 """What one request may be, and how much of bodies is held at once."""
 
+import gzip
 import json
 import re
 from typing import Any
 
 import pytest
 from attrs import evolve
+from websockets.sync.client import connect
 
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import Urgency
-from minfer.effects.live.errors import OverloadedError
+from minfer.effects.live.errors import OverloadedError, TooLongError
 from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.errors import ApiError, NoRoomError
+from minfer.effects.serving.errors import ApiError, NoRoomError, too_long
 from minfer.effects.serving.limits import (
     LEAST_BODY,
     UNCOUNTED,
@@ -22,6 +24,7 @@ from minfer.effects.serving.limits import (
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.request import SamplingParams
 from tests.effects.served import Serving
+from tests.effects.serving.wire import HEAD, exchange, raw
 
 LIMITS = Limits(body=LEAST_BODY, context=2048, text=40_000, seats=16, line=64)
 
@@ -143,6 +146,43 @@ def test_anthropics_clients_are_told_in_the_words_that_they_know(
         r"input length and `max_tokens` exceed context limit: \d+ \+ 2048 > 2048, ",
         error["message"],
     )
+
+
+def test_a_prompt_that_is_too_long_is_one_error_however_it_comes(
+    bundled: Serving,
+) -> None:
+    data = json.dumps({"prompt": [5] * 200_000, "max_tokens": 1}).encode()
+    told = []
+    for size in (len(data), 100_000, 1000):
+        parts = [data[at : at + size] for at in range(0, len(data), size)]
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in parts)
+        head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+        told.append(exchange(bundled, head + chunks + b"0\r\n\r\n"))
+    told.append(raw(bundled, data))
+    told.append(raw(bundled, data.replace(b" ", b"")))
+    packed = gzip.compress(data)
+    told.append(raw(bundled, packed, more="Content-Encoding: gzip\r\n"))
+    with connect(f"ws://127.0.0.1:{bundled.port}/v1/stream") as link:
+        body = data.decode()
+        link.send(f'{{"id": "a", "endpoint": "completions", "body": {body}}}')
+        said = json.loads(link.recv())
+        told.append((said["status"], {"error": said["error"]}))
+    assert all(one == told[0] for one in told)
+    status, said = told[0]
+    error = said["error"]
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == "prompt"
+    assert "maximum context length is 2048 tokens" in error["message"]
+
+
+def test_a_prompt_of_any_length_is_told_alike_by_whoever_prepares_it() -> None:
+    for length in (2048, 5000, 9000):
+        with pytest.raises(TooLongError) as caught:
+            LIMITS.check_prompts(asked(length, wanted=1))
+        assert str(caught.value) == str(too_long(length, 2048))
+        assert "maximum context length is 2048 tokens" in str(caught.value)
+        LIMITS.check_prompts(asked(length, wanted=0))  # the engine's edge looks at it
+    LIMITS.check_prompts(asked(2047, wanted=1))
 
 
 def test_one_request_never_has_all_seats() -> None:

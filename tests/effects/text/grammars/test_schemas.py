@@ -111,6 +111,17 @@ def test_a_pattern_does_not_end_within_an_escape(place: str) -> None:
     assert checked_schema(json.dumps({place: right}), "json")
 
 
+def test_a_lone_surrogate_is_called_so() -> None:
+    for schema in ({"const": "\ud800"}, {"pattern": "^\udc00"}, {"items": {"\ud800": 1}}):
+        assert "has a lone surrogate" in refused(schema)
+
+
+def test_no_advice_is_about_options_that_clients_do_not_have() -> None:
+    error = refusal(json={"oneOf": [{"type": "integer"}, {"type": "number"}]})
+    assert "say anyOf instead" in str(error)
+    assert "option" not in str(error)
+
+
 def test_names_of_properties_are_no_keywords() -> None:
     schema = {"properties": {"not": {"type": "null"}}, "required": ["not"]}
     assert takes_value({"type": "object", **schema}, {"not": None})

@@ -1,0 +1,69 @@
+"""The first line and the framing of a request, as far as uvicorn leaves them to us.
+
+An absolute target (`GET http://host/v1/models`), which clients of proxies send, means
+its path, and the host in it. Requests of other versions of HTTP than 1 are refused, and
+those that say in two ways where their body ends (RFC 9112, 6.3): what stands behind such
+a body may be a part of it for one of two servers in a row. Their connections are closed.
+"""
+
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minfer.effects.serving.errors import ApiError
+
+_SCHEMES: Final = (b"http://", b"https://")
+_MAJOR: Final = "1."  # of versions
+_VERSION: Final = 505
+_LENGTH, _CODING = b"content-length", b"transfer-encoding"
+Refuse = Callable[[Exception, Scope], Response]
+
+
+class Targets:
+    """Middleware: requests as the application knows them."""
+
+    def __init__(self, app: ASGIApp, refuse: Refuse) -> None:
+        self._app = app
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        _to_path(scope)
+        error = _wrong(scope) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+            return
+        response = self._refuse(error, scope)
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
+
+
+def _to_path(scope: Scope) -> None:
+    """Make an absolute target a path, in place: what is around this logs it, too."""
+    target: bytes = scope.get("raw_path") or b""
+    if not target.lower().startswith(_SCHEMES):
+        return
+    host, slash, path = target.partition(b"://")[2].partition(b"/")
+    raw = slash + path or b"/"
+    scope["raw_path"] = raw
+    scope["path"] = unquote_to_bytes(raw).decode(errors="replace")
+    kept = [one for one in scope["headers"] if one[0] != b"host"]
+    scope["headers"] = [(b"host", host.rpartition(b"@")[2]), *kept]
+
+
+def _wrong(scope: Scope) -> ApiError | None:
+    version = scope.get("http_version", "1.1")
+    if not version.startswith(_MAJOR):
+        why = f"HTTP/{version} is not spoken here; use HTTP/1.1"
+        return ApiError(why, status=_VERSION)
+    names = {name for name, _ in scope["headers"]}
+    if _LENGTH in names and _CODING in names:
+        both = "Content-Length and Transfer-Encoding"
+        return ApiError(f"{both} contradict each other; send one of them")
+    return None

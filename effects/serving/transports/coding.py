@@ -1,0 +1,69 @@
+"""Bodies that are compressed: decoded as they come, and no further than their bound."""
+
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+from minfer.effects.serving.errors import ApiError
+
+PIECE: Final = 2**16  # bytes that are decoded in one go
+_CODINGS: Final = ("gzip", "x-gzip", "deflate")
+_GZIP, _ZLIB = 31, 15  # what `zlib` calls them; less than 0: without a head, as some send
+_HEAD: Final = 2  # bytes by which the head of a zlib stream is known (RFC 1950)
+_DEFLATED: Final = 8  # its method
+_PLAIN: Final = ("", "identity")
+_NOT_TAKEN: Final = 415
+
+
+class Decoder:
+    """One body under a Content-Encoding. Raises ApiError for one that is not known."""
+
+    def __init__(self, coding: str) -> None:
+        self._coding = coding.strip().lower()
+        if self._coding not in (*_PLAIN, *_CODINGS):
+            there = ", ".join(_CODINGS)
+            why = (
+                f"Content-Encoding: {self._coding[:64]!r} is not known; there is {there}"
+            )
+            raise ApiError(f"{why}, or send the body as it is", status=_NOT_TAKEN)
+        self.plain = self._coding in _PLAIN
+        self._inner: zlib._Decompress | None = None  # once the body has begun
+        self._head = b""  # of it, until it shows how it is coded
+
+    def pieces(self, part: bytes) -> Iterator[bytes]:
+        """A part of the body, decoded. Raises ApiError if it is not what was said."""
+        if self.plain:
+            yield part
+            return
+        part = self._head + part
+        self._head = b""
+        while part:
+            if self._inner is None and len(part) < _HEAD:
+                self._head = part
+                return
+            inner = self._inner = self._inner or self._begun(part)
+            try:
+                piece = inner.decompress(part, PIECE)
+            except zlib.error:
+                raise self._wrong() from None
+            part = inner.unconsumed_tail
+            if inner.eof and inner.unused_data:  # one more follows
+                part, self._inner = inner.unused_data, None
+            if piece:
+                yield piece
+
+    def end(self) -> None:
+        """There are no more parts. Raises ApiError if the body broke off."""
+        if self._head or (self._inner is not None and not self._inner.eof):
+            raise self._wrong()
+
+    def _begun(self, part: bytes) -> "zlib._Decompress":
+        """What decodes a body that begins so."""
+        if self._coding != "deflate":
+            return zlib.decompressobj(_GZIP)
+        named = part[0] & 0x0F == _DEFLATED and int.from_bytes(part[:_HEAD]) % 31 == 0
+        return zlib.decompressobj(_ZLIB if named else -_ZLIB)
+
+    def _wrong(self) -> ApiError:
+        why = f"the body is not {self._coding}, as its Content-Encoding says"
+        return ApiError(f"{why}, or it breaks off")
