@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -152,7 +153,15 @@ def _key_options(add: Callable[..., Any]) -> None:
     add(
         "--api-keys-file",
         metavar="FILE",
-        help="JSON or TOML with more keys: name, key and, where wanted, priority of each",
+        help="JSON or TOML with more keys: name, key and, where wanted, priority, tenant "
+        "and admin of each",
+    )
+    add(
+        "--cache-secret",
+        default=os.environ.get("MINFER_CACHE_SECRET", ""),
+        metavar="SECRET",
+        help="what keeps the prefix caches of tenants apart, the same for all servers of "
+        "a deployment (default: the environment's MINFER_CACHE_SECRET, or else random)",
     )
 
 
@@ -221,6 +230,8 @@ def run(options: argparse.Namespace) -> int:
     if options.scheduling_policy is None:
         options.scheduling_policy = POLICY
     args, http = server.read_options(options)
+    if told := http.bounds.tenants.told():
+        print(f"minfer: {told}", file=sys.stderr, flush=True)
     host, port, fronts = options.host, options.port, options.api_processes
     if fronts is None:
         fronts = server.fronts_by_cores()

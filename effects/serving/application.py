@@ -28,7 +28,7 @@ from minfer.effects.serving.answer import Answer
 from minfer.effects.serving.anthropic import errors as anthropic_errors
 from minfer.effects.serving.anthropic import models as anthropic_models
 from minfer.effects.serving.anthropic.models import speaks_anthropic
-from minfer.effects.serving.authentication import RequireKey, key_name
+from minfer.effects.serving.authentication import RequireKey, caller_of, key_name
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.description import description
@@ -36,7 +36,7 @@ from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS, ROUTES
 from minfer.effects.serving.errors import ApiError, told_of
 from minfer.effects.serving.health import Health
 from minfer.effects.serving.intake import Intake
-from minfer.effects.serving.keys import read_keys
+from minfer.effects.serving.keys import Key, read_keys
 from minfer.effects.serving.limits import Limits
 from minfer.effects.serving.live_view import LiveView
 from minfer.effects.serving.lookup import Lookup
@@ -86,6 +86,7 @@ class Application:
         self.records = Records(llm)
         self.lookup = Lookup(self.records)
         self.health = Health(self.backend, stall)
+        self._tenants = bounds.tenants
         backend, illness = self.backend, self.health.illness
         self.live = LiveView(
             llm.client,
@@ -205,11 +206,22 @@ class Application:
     def _reset(self, request: Request) -> Response:
         if foreign(request.scope):
             raise ApiError("a page of another address may not do this", status=403)
+        key = caller_of(request.scope).key
+        if key is not None and not key.admin:
+            self._reset_tenant(key)
+            return JSONResponse({"success": True})
         try:
             self.backend.llm.reset_prefix_cache()
         except EngineDeadError as error:
             raise told_of(error) from None
         return JSONResponse({"success": True})
+
+    def _reset_tenant(self, key: Key) -> None:
+        """Have a key's tenant find nothing of what it has cached. Raises ApiError."""
+        if not self._tenants.separate:
+            why = "all tenants share the prefix cache; only a key with admin = true may"
+            raise ApiError(f"{why} reset it", None, "not_allowed", 403)
+        self._tenants.reset(key)
 
     async def _health(self, _: Request) -> Response:
         illness = self.health.illness()

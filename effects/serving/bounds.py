@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from minfer.checks import ConfigError
 from minfer.effects.serving.connections import Patience
 from minfer.effects.serving.keys import Keys, read_keys
+from minfer.effects.serving.tenants import Tenants
 
 BODY_TIMEOUT: Final = 60.0  # seconds
 
@@ -20,6 +21,9 @@ class Bounds:
     """Who may ask, and how long what takes."""
 
     keys: Keys = field(factory=Keys)
+    tenants: Tenants = field(
+        default=Factory(lambda self: Tenants(self.keys), takes_self=True), eq=False
+    )
     workers: int = 0  # processes that prepare large bodies; 0: threads of this one
     body_timeout: float = BODY_TIMEOUT  # seconds that a body may take to come
     request_timeout: float | None = None  # seconds that an answer may take; None: any
@@ -30,8 +34,10 @@ class Bounds:
 def bounds_of(options: argparse.Namespace) -> Bounds:
     """What the command line says. Raises ConfigError."""
     file = options.api_keys_file
+    keys = read_keys(options.api_key, None if file is None else Path(file))
     return Bounds(
-        keys=read_keys(options.api_key, None if file is None else Path(file)),
+        keys=keys,
+        tenants=Tenants(keys, options.cache_secret),
         workers=_whole("preparers", options.preparers, 0),
         body_timeout=_seconds("body-timeout", options.body_timeout),
         request_timeout=None

@@ -47,6 +47,7 @@ class Intake:
         self._models = models
         self._limits = limits
         self._seconds = bounds.body_timeout
+        self._tenants = bounds.tenants
         self._holding = Holding()
         # Where classes go before fairness, everybody would ask to be first.
         self._trusted = not isinstance(llm.setup.config.policy, FairQueue)
@@ -74,7 +75,11 @@ class Intake:
         self._limits.check_prompts(prepared.request)
         self._limits.check_room(prepared.request, endpoint.prompt_field)
         urgency = _urgency(caller, prepared.request.urgency, trusted=self._trusted)
-        request = attrs.evolve(prepared.request, urgency=urgency)
+        prompts = tuple(
+            attrs.evolve(one, salt=self._tenants.salt(caller.key, one.salt))
+            for one in prepared.request.prompts
+        )
+        request = attrs.evolve(prepared.request, urgency=urgency, prompts=prompts)
         return attrs.evolve(prepared, request=request)
 
     async def ask(self, question: Question, connection: Connection) -> str:

@@ -6,6 +6,11 @@ Keys come from the command line and from a file, JSON or TOML, with a table for 
     name = "team-a"                # what the scheduler and the log know
     key = "sk-..."
     priority = -1                  # may be left out
+    tenant = "customer-1"          # whose prefix cache it uses; its name, if left out
+    admin = true                   # may reset all of the prefix cache; false, if left out
+
+    [cache]
+    share = "all"                  # of all tenants; "tenant", if left out
 """
 
 import hashlib
@@ -16,22 +21,29 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from minfer.checks import MAX_PRIORITY, ConfigError
 from minfer.effects.live.edge import MAX_CLIENT
 
-_FIELDS: Final = {"name", "key", "priority"}
+_FIELDS: Final = {"name", "key", "priority", "tenant", "admin"}
+_TABLES: Final = {"keys", "cache"}  # of a file
+_SHARING: Final = ("tenant", "all")
+_COMMAND_LINE: Final = ""  # the tenant of its keys; those of files have names
 _REMOVED: Final = ("requests_per_minute", "tokens_per_minute")
 
 
 @frozen(eq=False)
 class Key:
-    """One key's owner. The key is kept as a digest."""
+    """One key's owner. The key is kept as a digest. All with one tenant use the same
+    prefix cache.
+    """
 
     name: str
     digest: bytes = field(repr=False)
     priority: int | None = None  # of all its requests; None: as they say
+    tenant: str = field(default=Factory(lambda self: self.name, takes_self=True))
+    admin: bool = False  # may reset the prefix cache of all
 
 
 def digest(key: bytes) -> bytes:
@@ -44,6 +56,7 @@ class Keys:
     """All keys; none: everybody may ask."""
 
     known: Sequence[Key] = ()
+    share_all: bool = False  # the prefix cache is shared by all tenants
 
     def owner(self, given: bytes) -> Key | None:
         """Whose key it is, in a time that tells nothing of how much of it is right."""
@@ -59,34 +72,54 @@ def read_keys(plain: Iterable[str], path: Path | None) -> Keys:
     given = [one for one in plain if one]
     many = len(given) > 1
     found = [
-        Key(f"key-{i}" if many else "key", digest(one.encode()))
+        Key(f"key-{i}" if many else "key", digest(one.encode()), tenant=_COMMAND_LINE)
         for i, one in enumerate(given, 1)
     ]
+    share_all = False
     if path is not None:
-        entries = enumerate(_entries(path), 1)
+        read = _read(path)
+        entries = enumerate(_entries(read, path), 1)
         found += [_key(one, f"{path}: key {i}") for i, one in entries]
+        share_all = _shares_all(read, path)
     for what, values in (
         ("names", [one.name for one in found]),
         ("keys", [one.digest for one in found]),
     ):
         if len(set(values)) < len(values):
             raise ConfigError(f"{what} of API keys must differ; two are the same")
-    return Keys(tuple(found))
+    return Keys(tuple(found), share_all)
 
 
-def _entries(path: Path) -> list[Any]:
+def _read(path: Path) -> Any:
     try:
         text = path.read_text("utf-8")
         if path.suffix == ".toml":
-            read: Any = tomllib.loads(text)
-        else:
-            read = json.loads(text)
+            return tomllib.loads(text)
+        return json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: no API keys can be read: {error}") from None
+
+
+def _entries(read: Any, path: Path) -> list[Any]:
     listed = read.get("keys") if isinstance(read, dict) else read
     if not isinstance(listed, list) or not listed:
         raise ConfigError(f"{path}: there must be a list of API keys, named keys")
     return listed
+
+
+def _shares_all(read: Any, path: Path) -> bool:
+    """Whether a file says that the prefix cache is shared by all tenants."""
+    if not isinstance(read, dict):
+        return False
+    if odd := read.keys() - _TABLES:
+        raise ConfigError(f"{path} has no table {min(odd)!r}; it has keys and cache")
+    cache = read.get("cache", {})
+    if not isinstance(cache, dict) or cache.keys() - {"share"}:
+        raise ConfigError(f"{path}: cache must be a table with the field share alone")
+    share = cache.get("share", "tenant")
+    if share not in _SHARING:
+        raise ConfigError(f'{path}: share of cache must be "tenant" or "all"')
+    return bool(share == "all")
 
 
 def _key(entry: Any, where: str) -> Key:
@@ -100,12 +133,17 @@ def _key(entry: Any, where: str) -> Key:
         has = ", ".join(sorted(_FIELDS))
         raise ConfigError(f"{where} has no field {min(odd)!r}; it has {has}")
     name, key = (_text(entry, field, where) for field in ("name", "key"))
+    admin = entry.get("admin", False)
+    if not isinstance(admin, bool):
+        raise ConfigError(f"{where}: admin must be true or false")
     if len(name) > MAX_CLIENT:
         raise ConfigError(f"{where}: name must have at most {MAX_CLIENT} characters")
     return Key(
         name=name,
         digest=digest(key.encode()),
         priority=_whole(entry, "priority", where, 1 - MAX_PRIORITY, MAX_PRIORITY - 1),
+        tenant=_text(entry, "tenant", where) if "tenant" in entry else name,
+        admin=admin,
     )
 
 

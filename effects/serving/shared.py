@@ -14,7 +14,7 @@ from attrs import field, frozen
 _BYTES: Final = 8  # of a number
 
 
-def _mapped(count: int) -> memoryview:
+def mapped(count: int) -> memoryview:
     """Memory for so many numbers, all 0, that processes forked from here on share."""
     return memoryview(mmap.mmap(-1, max(1, count) * _BYTES))
 
@@ -23,13 +23,13 @@ def _mapped(count: int) -> memoryview:
 class Tally:
     """How many there are of something, by process."""
 
-    _counts: memoryview = field(factory=lambda: _mapped(1).cast("q"))
+    _counts: memoryview = field(factory=lambda: mapped(1).cast("q"))
     _place: int = 0
 
     @classmethod
     def of(cls, places: int) -> "Tally":
         """A tally of so many processes, as the first of them sees it."""
-        return cls(_mapped(places).cast("q"))
+        return cls(mapped(places).cast("q"))
 
     def at(self, place: int) -> "Tally":
         """The tally as the process at this place sees it, which has nothing yet."""

@@ -40,6 +40,18 @@ def test_the_defaults() -> None:
     assert made.patience.header == 10
 
 
+def test_servers_with_one_secret_find_what_the_others_have_cached() -> None:
+    first, second = (said("--api-key", "x", "--cache-secret", "s") for _ in range(2))
+    third = said("--api-key", "y", "--cache-secret", "s")
+    others = [said("--api-key", "x"), said("--api-key", "x", "--cache-secret", "t")]
+    salts = [
+        made.tenants.salt(made.keys.known[0], b"")
+        for made in (first, second, third, *others)
+    ]
+    assert salts[0] == salts[1] == salts[2]
+    assert len(set(salts)) == 3
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [

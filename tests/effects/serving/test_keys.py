@@ -48,6 +48,20 @@ def test_keys_of_a_file(tmp_path: Path, name: str, text: str) -> None:
     assert (found.name, found.digest, found.priority) == ("team", digest(b"sk-1"), -2)
 
 
+SHARING = [({}, False), ({"share": "tenant"}, False), ({"share": "all"}, True)]
+
+
+@pytest.mark.parametrize(("cache", "shared"), SHARING)
+def test_tenants_of_a_file(tmp_path: Path, cache: Any, shared: bool) -> None:
+    path = tmp_path / "keys.json"
+    other = {"name": "b", "key": "b", "tenant": "of both", "admin": True}
+    path.write_text(json.dumps({"keys": [ENTRY, other], "cache": cache}))
+    found = read_keys([], path)
+    told = [(one.name, one.tenant, one.admin) for one in found.known]
+    assert told == [("team", "team", False), ("b", "of both", True)]
+    assert found.share_all is shared
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "no list": ({}, "a list of API keys"),
     "an empty list": ([], "a list of API keys"),
@@ -65,6 +79,15 @@ BAD: dict[str, tuple[Any, str]] = {
         [{**ENTRY, "tokens_per_minute": None}],
         "tokens_per_minute: rate limits were removed; a gateway",
     ),
+    "no tenant": ([{**ENTRY, "tenant": ""}], "key 1: tenant must be a text"),
+    "no truth": ([{**ENTRY, "admin": 1}], "key 1: admin must be true or false"),
+    "another table": ({"keys": [ENTRY], "cahe": {}}, "no table 'cahe'; it has keys and"),
+    "no cache": ({"keys": [ENTRY], "cache": "all"}, "cache must be a table"),
+    "what caches have not": (
+        {"keys": [ENTRY], "cache": {"size": 1}},
+        "field share alone",
+    ),
+    "no sharing": ({"keys": [ENTRY], "cache": {"share": True}}, "share of cache must be"),
     "twice": ([ENTRY, ENTRY], "names of API keys must differ"),
     "the same key": ([ENTRY, {**ENTRY, "name": "b"}], "keys of API keys must differ"),
 }

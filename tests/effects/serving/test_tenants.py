@@ -1,0 +1,197 @@
+"""What is cached of one tenant's prompts is found by that tenant alone."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from minfer.effects.serving.bounds import Bounds
+from minfer.effects.serving.keys import Key, Keys, digest, read_keys
+from minfer.effects.serving.tenants import Tenants
+from tests.effects.served import Serving, serving
+from tests.effects.serving.test_server import process
+from tests.effects.serving.wire import SLOW
+
+
+def key(name: str, **more: Any) -> Key:
+    return Key(name, digest(name.encode()), **more)
+
+
+ANN, ANNS, BOB = key("ann"), key("ann-2", tenant="ann"), key("bob")
+ADMIN = key("root", admin=True)
+KEYS = Keys((ANN, ANNS, BOB, ADMIN))
+
+
+def test_a_salt_follows_from_the_tenant_and_the_secret() -> None:
+    new = Key("another", digest(b"another"), tenant="ann")
+    here, there = Tenants(KEYS, "s"), Tenants(Keys((new, BOB)), "s")
+    assert here.salt(ANN, b"") == here.salt(ANNS, b"") == there.salt(ANN, b"")
+    owners, asked = (ANN, BOB, ADMIN), (b"", b"ann", b"\0", here.salt(ANN, b""))
+    every = [here.salt(*one) for one in itertools.product(owners, asked)]
+    every += [Tenants(KEYS, "t").salt(ANN, b""), Tenants(KEYS).salt(ANN, b"")]
+    every += [Tenants(KEYS).salt(ANN, b""), *asked[:3]]
+    assert len(set(every)) == len(every)
+
+
+def test_a_reset_changes_one_tenants_salts_for_good() -> None:
+    tenants = Tenants(KEYS, "s")
+    before = {tenants.salt(ANN, b"")}
+    bobs = tenants.salt(BOB, b"")
+    for _ in range(100):
+        tenants.reset(ANNS)
+        before.add(tenants.salt(ANN, b""))
+        assert tenants.salt(ANNS, b"") == tenants.salt(ANN, b"")
+    assert len(before) == 101
+    assert tenants.salt(BOB, b"") == bobs
+
+
+def test_where_nothing_is_separate_salts_are_the_clients_own() -> None:
+    for tenants, one in (
+        (Tenants(Keys()), None),
+        (Tenants(Keys(KEYS.known, share_all=True)), ANN),
+    ):
+        assert not tenants.separate
+        assert [tenants.salt(one, asked) for asked in (b"", b"x")] == [b"", b"x"]
+
+
+def test_all_keys_of_the_command_line_are_one_tenant(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    entries = [{"name": "key", "key": "z"}, {"name": "x", "key": "x", "tenant": "key"}]
+    path.write_text(json.dumps(entries))
+    first, second, third, fourth = read_keys(["a", "b"], path).known
+    tenants = Tenants(Keys((first, second, third, fourth)), "s")
+    salts = [tenants.salt(one, b"") for one in (first, second, third, fourth)]
+    assert salts[0] == salts[1] != salts[2] == salts[3]
+
+
+def test_start_up_says_which_holds() -> None:
+    assert Tenants(Keys()).told() == ""
+    assert "each tenant (3), with a random secret" in Tenants(KEYS).told()
+    assert "the secret of --cache-secret" in Tenants(KEYS, "s").told()
+    shared = Tenants(Keys(KEYS.known, share_all=True)).told()
+    assert "shared by all tenants" in shared
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving(service={"bounds": Bounds(keys=KEYS)}, **SLOW | {"step": 0}) as made:
+        yield made
+
+
+def ask(served: Serving, name: str, path: str, **body: Any) -> Any:
+    headers = {"x-api-key": name}
+    url = f"{served.url}/{path}"
+    answer = served.http.post(url, json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def over_socket(served: Serving, name: str, body: dict[str, Any]) -> Any:
+    url = f"ws://127.0.0.1:{served.port}/v1/stream"
+    with connect(url, additional_headers={"x-api-key": name}) as link:
+        link.send(json.dumps({"id": "a", "endpoint": "completions", "body": body}))
+        return json.loads(link.recv(10))["event"]
+
+
+TEXT = "a text that only one tenant has sent " * 20
+SAID = [{"role": "user", "content": TEXT}]
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("v1/completions", {"prompt": TEXT, "max_tokens": 1}),
+    "salted": ("v1/completions", {"prompt": TEXT, "max_tokens": 1, "cache_salt": "s"}),
+    "several": ("v1/completions", {"prompt": [TEXT, TEXT], "max_tokens": 1, "n": 2}),
+    "beams": (
+        "v1/completions",
+        {"prompt": TEXT, "max_tokens": 2, "use_beam_search": True, "n": 2},
+    ),
+    "chat": ("v1/chat/completions", {"messages": SAID, "max_tokens": 1}),
+    "responses": ("v1/responses", {"input": TEXT, "max_output_tokens": 1}),
+    "messages": ("v1/messages", {"messages": SAID, "max_tokens": 1}),
+    "socket": ("", {"prompt": TEXT, "max_tokens": 1}),
+}
+COUNTS = ("cached_tokens", "cache_read_input_tokens")
+
+
+def cached(answer: Any) -> int:
+    """The cached tokens of an answer, wherever it has them."""
+    if isinstance(answer, dict):
+        own = sum(answer.get(name) or 0 for name in COUNTS)
+        return own + sum(map(cached, answer.values()))
+    return sum(map(cached, answer)) if isinstance(answer, list) else 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ASKED)
+def test_no_protocol_tells_a_tenant_what_another_has_sent(
+    served: Serving, kind: str
+) -> None:
+    path, body = ASKED[kind]
+    body = {"model": "tiny", **body}
+
+    def count(name: str) -> int:
+        if not path:
+            return cached(over_socket(served, name, body))
+        return cached(ask(served, name, path, **body))
+
+    def reset(name: str) -> None:
+        assert ask(served, name, "reset_prefix_cache") == {"success": True}
+
+    reset("root")
+    alone = count("ann")  # of prompts of one request, each may find the one before it
+    again = count("ann")
+    assert again > alone
+    assert count("bob") == alone
+    assert count("ann-2") == again
+    reset("bob")
+    assert count("ann") == again
+    reset("ann-2")
+    assert count("ann") == alone
+    assert count("bob") == alone
+    assert count("bob") == again
+    reset("root")
+    assert [count(name) for name in ("ann", "bob")] == [alone, alone]
+
+
+@pytest.mark.long
+def test_who_shares_all_may_not_reset_it_without_being_an_admin() -> None:
+    keys = Keys(KEYS.known, share_all=True)
+    with serving(service={"bounds": Bounds(keys=keys)}, **SLOW | {"step": 0}) as served:
+        path, body = ASKED["completions"]
+        assert [cached(ask(served, name, path, **body)) > 0 for name in ("ann", "bob")]
+        url = f"{served.url}/reset_prefix_cache"
+        refused = served.http.post(url, headers={"x-api-key": "bob"})
+        assert refused.status_code == 403
+        assert "admin = true" in refused.json()["error"]["message"]
+        assert cached(ask(served, "ann", path, **body)) > 0
+        ask(served, "root", "reset_prefix_cache")
+        assert cached(ask(served, "ann", path, **body)) == 0
+
+
+@pytest.mark.long
+def test_a_reset_at_one_front_holds_at_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[[keys]]\nname = "ann"\nkey = "ann"\n')
+    options = ("--dry-run", "--api-processes=2", f"--api-keys-file={path}")
+    body = {"prompt": TEXT, "max_tokens": 1}
+    head = {"x-api-key": "ann", "connection": "close"}  # each time at any front
+    with process(*options) as (running, url):
+
+        def count() -> int:
+            answer = httpx.post(f"{url}/v1/completions", json=body, headers=head)
+            return cached(answer.json())
+
+        found = [count() for _ in range(8)]
+        assert found[0] == 0 < found[1]
+        assert found[1:] == [found[1]] * 7
+        for _ in range(4):
+            answer = httpx.post(f"{url}/reset_prefix_cache", headers=head)
+            assert answer.json() == {"success": True}
+            assert [count() for _ in range(4)] == found[:4]
+        running.terminate()
+        assert running.stderr is not None
+        said = running.stderr.read()
+    assert "the prefix cache is separate for each tenant (1)" in said
