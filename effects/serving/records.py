@@ -8,11 +8,12 @@ An answer is looked up by its own id, by the x-request-id that its client chose,
 id that an engine had for a part of it, as journals have them; only with the key that it
 was asked with. What is told is times,
 counts and reasons, and never a text. Records of the last `KEPT` answers are kept; of
-each, the first `PARTS` prompts.
+each, the first `PARTS` prompts. The key that has most of them loses its oldest first, so
+that no key's requests take those of others away.
 """
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Final
 
 from attrs import define, field
@@ -48,6 +49,7 @@ class Records:
         self._lock = threading.Lock()
         self._live: dict[str, Record] = {}  # by the answer's id
         self._over: OrderedDict[str, Record] = OrderedDict()  # the oldest is first
+        self._counts: Counter[str] = Counter()  # of these, by the names of keys
         # Of answers, by the names of their clients' keys, and what these clients chose.
         self._ids: dict[tuple[str, str], str] = {}
         llm.front.on_end.append(self._end)
@@ -65,16 +67,14 @@ class Records:
                 self._ids[owner, chosen] = stamp.id
 
     def close(self, name: str) -> None:
-        """Note that nothing more is sent of an answer; the oldest is forgotten for it."""
+        """Note that nothing more is sent of an answer; an old one is forgotten for it."""
         with self._lock:
             record = self._live.pop(name)
             record.over = True
             self._over[name] = record
+            self._counts[record.owner] += 1
             if len(self._over) > KEPT:
-                oldest, forgotten = self._over.popitem(last=False)
-                chosen = forgotten.owner, forgotten.chosen
-                if self._ids.get(chosen) == oldest:
-                    del self._ids[chosen]
+                self._forget_one()
 
     def told(self, name: str, owner: str = "") -> JsonObject | None:
         """What is known of the answer with an id, of those of one owner."""
@@ -108,6 +108,19 @@ class Records:
         jobs = [one for one in list(self._front.jobs) if answer_of(one) == told["id"]]
         self._front.cancel(jobs)
         return {**told, "cancelled": len(jobs)}
+
+    def _forget_one(self) -> None:
+        """Forget the oldest record of the key that has most of them."""
+        most = max(self._counts.values())
+        each = self._over.items()
+        oldest = next(name for name, one in each if self._counts[one.owner] == most)
+        forgotten = self._over.pop(oldest)
+        self._counts[forgotten.owner] -= 1
+        if not self._counts[forgotten.owner]:
+            del self._counts[forgotten.owner]
+        chosen = forgotten.owner, forgotten.chosen
+        if self._ids.get(chosen) == oldest:
+            del self._ids[chosen]
 
     def _found(self, name: str) -> Record | None:
         return self._live.get(name) or self._over.get(name)

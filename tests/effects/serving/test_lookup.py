@@ -13,11 +13,12 @@ import pytest
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.messages import Wanted
 from minfer.effects.live.link.questions import Inquirer
-from minfer.effects.serving import lookup
+from minfer.effects.serving import lookup, records
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.keys import read_keys
+from minfer.effects.serving.keys import Key, Keys, digest, read_keys
 from minfer.effects.serving.lookup import Lookup
+from tests.circles import claimed, long
 from tests.effects.served import Serving, events, serving
 from tests.effects.serving.test_server import process
 from tests.effects.serving.wire import NEIGHBOUR, SLOW
@@ -176,6 +177,36 @@ def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -
             assert each == [hers, his, None]
             each = [found(key, hers, method) for key in (first, second, third)]
             assert each == [hers, None, theirs]
+
+
+@pytest.mark.parametrize("count", [*long([20]), *claimed([1000])])
+def test_every_key_finds_its_own_though_all_choose_one_id(
+    folder: str, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(records, "KEPT", count)
+    every = [f"key-{i}" for i in range(count)]
+    keys = Keys(tuple(Key(one, digest(one.encode())) for one in every))
+    settings = {**SLOW, "step": 0}
+    with serving(folder, service={"bounds": Bounds(keys=keys)}, **settings) as served:
+
+        def told(key: str, method: str, path: str, **how: Any) -> Any:
+            headers = {"x-api-key": key, "x-request-id": "same"}
+            url = served.url + path
+            answer = served.http.request(method, url, headers=headers, **how)
+            return answer.json().get("id")
+
+        body = {"prompt": "x", "max_tokens": 1}
+        path = "/v1/completions"
+        names = {key: told(key, "POST", path, json=body) for key in every}
+        # A key that asks for as many as are remembered takes nobody's away.
+        for _ in range(count):
+            names["key-0"] = told("key-0", "POST", path, json=body)
+        for method in ("GET", "DELETE"):
+            found = {key: told(key, method, "/v1/requests/same") for key in every}
+            assert found == names
+        others = {key: names[f"key-{count - 1 - i}"] for i, key in enumerate(every)}
+        each = [told(key, "GET", f"/v1/requests/{one}") for key, one in others.items()]
+        assert each == [None] * count
 
 
 @pytest.mark.long
