@@ -35,6 +35,7 @@ from minfer.effects.serving.transports.envelope import (
     Opened,
     opened,
 )
+from minfer.effects.serving.transports.socket_protocol import SocketProtocol
 from minfer.effects.serving.transports.transport import (
     Event,
     Failure,
@@ -47,7 +48,7 @@ ENVELOPE: Final = 2**16  # bytes of a message above those of a body, before it i
 # uvicorn's settings. Messages are not compressed: they are small, and what is small when
 # it is sent may be large here.
 SOCKETS: Final[Mapping[str, Any]] = {
-    "ws": "websockets-sansio",
+    "ws": SocketProtocol,
     "ws_per_message_deflate": False,
 }
 PART: Final = 2**17  # bytes of a body that are looked at in one go

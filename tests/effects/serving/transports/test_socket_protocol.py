@@ -1,0 +1,64 @@
+"""What clients do wrong on a WebSocket is no error of the server's."""
+
+import contextlib
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.sync.client import ClientConnection, connect
+
+from tests.circles import claimed, long
+from tests.effects.serving.test_server import process
+
+KEY = {"x-api-key": "right"}
+
+
+def refused(url: str, headers: dict[str, str]) -> InvalidStatus:
+    with pytest.raises(InvalidStatus) as found, connect(url, additional_headers=headers):
+        pass
+    return found.value
+
+
+def closed(link: ClientConnection, data: bytes, *, parts: int) -> int:
+    """The code with which a text is answered that comes in so many frames."""
+    size = len(data) // parts
+    for at in range(parts):
+        kind = Opcode.CONT if at else Opcode.TEXT
+        part = data[at * size : (at + 1) * size]
+        frame = Frame(kind, part, fin=at == parts - 1)
+        link.socket.sendall(frame.serialize(mask=True))
+    with pytest.raises(ConnectionClosed) as found:
+        link.recv(10)
+    assert found.value.rcvd is not None
+    return found.value.rcvd.code
+
+
+@pytest.mark.parametrize("fronts", [*long([0]), *claimed([1])])
+def test_no_client_has_error_lines_written(fronts: int) -> None:
+    options = ("--dry-run", "--api-key=right", "--access-log=text")
+    with process(*options, f"--api-processes={fronts}") as (running, url):
+        base = url.replace("http", "ws", 1)
+        for path in ("/v1/stream", "/v1/models", "/nothing"):
+            for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Bearer x"}):
+                answer = refused(base + path, headers).response
+                assert answer.status_code == 401
+                assert b"invalid_api_key" in answer.body
+            assert (
+                refused(base + path, {**KEY, "origin": "http://x"}).response.status_code
+                == 403
+            )
+        for parts in (1, 2):
+            with connect(f"{base}/v1/stream", additional_headers=KEY) as link:
+                assert closed(link, b"\xff\xfe" * parts, parts=parts) == 1007
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.get(f"{url}/v1/models")
+        running.terminate()
+        assert running.stdout is not None
+        assert running.stderr is not None
+        lines = running.stdout.read().splitlines()
+        said = running.stderr.read()
+    assert "ERROR" not in said
+    assert "Traceback" not in said
+    assert sum(" WEBSOCKET " in line and " 401 " in line for line in lines) == 9
+    assert sum(" GET " in line and " 401 " in line for line in lines) == 1
