@@ -119,6 +119,15 @@ def _web_options(add: Callable[..., Any]) -> None:
         "https://example.com; *: all pages (default: its own page alone)",
     )
     add(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that requests may have as their Host, as behind a proxy; may be "
+        "given several times; *: any (default: without keys, at a loopback address, "
+        "this machine's own; else any)",
+    )
+    add(
         "--otlp-traces-endpoint",
         default="",
         metavar="URL",

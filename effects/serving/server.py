@@ -23,9 +23,10 @@ from starlette.types import ASGIApp
 from minfer.checks import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.access_log import AccessLog
-from minfer.effects.serving.application import Application
+from minfer.effects.serving.application import Application, refusal
 from minfer.effects.serving.bounds import Bounds, bounds_of
 from minfer.effects.serving.connections import Connections, bounded
+from minfer.effects.serving.hosts import CheckHost, Hosts, hosts_of
 from minfer.effects.serving.limits import LEAST_BODY
 from minfer.effects.serving.lines import Lines
 from minfer.effects.serving.logs import configure_logs
@@ -58,6 +59,7 @@ class HttpOptions:
     parsers: Parsers = field(factory=Parsers)  # of answers
     access_log: str = "off"  # or one of the other `FORMS`
     allowed_origins: Sequence[str] = ()  # whose pages may ask, beside our own
+    hosts: Hosts | None = None  # that requests must be for; None: any
     tls: Tls = field(factory=Tls)
     traces: str = ""  # the URL that spans are sent to, if any
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
@@ -134,6 +136,8 @@ def surrounded(
         return None if found is None else found.records.told(name, owner)
 
     with contextlib.ExitStack() as stack:
+        if options.hosts is not None:
+            app = CheckHost(app, options.hosts, refusal)
         if options.traces:
             traces = stack.enter_context(contextlib.closing(open_traces(options.traces)))
             app = traced(app, traces)
@@ -248,9 +252,11 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
     )
     tls.check()
     check_endpoint(options.otlp_traces_endpoint)
+    bounds = bounds_of(options)
     http = HttpOptions(
         names=options.served_model_name or [_model_name(args)],
-        bounds=bounds_of(options),
+        bounds=bounds,
+        hosts=hosts_of(options, has_keys=bool(bounds.keys.known)),
         max_body=options.max_body_size,
         parsers=Parsers(options.tool_parser, options.reasoning_parser),
         access_log=options.access_log,
