@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -229,6 +228,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
     # They import the HTTP server.
     from minfer.effects.serving import server
+    from minfer.effects.serving.descriptors import raise_limit
     from minfer.effects.serving.supervisor import serve_in_processes
 
     if options.api_key is None:
@@ -239,8 +239,7 @@ def run(options: argparse.Namespace) -> int:
     if options.scheduling_policy is None:
         options.scheduling_policy = POLICY
     args, http = server.read_options(options)
-    if told := http.bounds.tenants.told():
-        print(f"minfer: {told}", file=sys.stderr, flush=True)
+    raise_limit()
     host, port, fronts = options.host, options.port, options.api_processes
     if fronts is None:
         fronts = server.fronts_by_cores()

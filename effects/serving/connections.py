@@ -3,7 +3,10 @@
 uvicorn waits forever for a head that comes byte by byte, and for a client that does not
 read; both cost their client nothing, and the server a socket and what is written for it.
 Here a head has a time to come in, a client that reads nothing for a while is cut off, and
-who comes while there are too many, at all fronts together, is told so at once.
+who comes while there are too many, at all fronts together or for the descriptors of one,
+is refused. A few of these are waited for a moment, as they may ask for /health: that is
+answered. Anything else gets a 503, and so does the one that waits for longest when there
+are more than a few.
 
     made --> head ........ header_timeout, then 408 and closed
                |
@@ -15,24 +18,31 @@ who comes while there are too many, at all fronts together, is told so at once.
 """
 
 import asyncio
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import h11
 from attrs import frozen
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from minfer.effects.serving.descriptors import (
+    FEW,
+    FULL,
+    KEPT,
+    SPARE,
+    began,
+    is_high,
+)
 from minfer.effects.serving.shared import Tally
 
 HEADER: Final = 10.0  # seconds
 CONNECTIONS: Final = 1024
 STALL: Final = 30.0  # seconds
-_BRIEF: Final = (
-    "HTTP/1.1 {status}\r\n{more}content-length: 0\r\nconnection: close\r\n\r\n"
+LIVE: Final = ("/health", "/healthz")  # paths that are answered in every state
+MOMENT: Final = 1.0  # seconds for a head of one connection too many
+_LATE: Final = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
-_LATE: Final = _BRIEF.format(status="408 Request Timeout", more="").encode()
-_FULL: Final = _BRIEF.format(
-    status="503 Service Unavailable", more="retry-after: 1\r\n"
-).encode()
 
 
 @frozen(kw_only=True)
@@ -71,10 +81,36 @@ def _everywhere(connections: set[Any]) -> int:
     return len(connections)
 
 
+class _HealthAlone:
+    """An application for one connection too many: it serves health, and nothing else."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, the last of its connection."""
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        if scope["path"] in LIVE:
+            await self._app(scope, receive, closing)
+            return
+        headers = [(b"retry-after", b"1"), (b"content-length", b"0")]
+        await closing({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body"})
+
+
 class BoundedProtocol(H11Protocol):
-    """One connection. `patience` is its class's: uvicorn makes the instances."""
+    """One connection. `patience` and `extra`, those that are too many and whose heads are
+    waited for, are its class's: uvicorn makes the instances.
+    """
 
     patience = Patience()
+    extra: ClassVar[list["BoundedProtocol"]] = []
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -85,11 +121,13 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Count it, and wait for a head."""
         super().connection_made(transport)
-        if _everywhere(self.connections) > self.patience.connections:
-            transport.write(_FULL)
-            self._close()
-            return
-        self._await_head()
+        descriptor = _descriptor(transport)
+        began(descriptor)
+        high = is_high(descriptor, KEPT + SPARE)
+        if high or _everywhere(self.connections) > self.patience.connections:
+            self._be_extra()
+        else:
+            self._await_head()
 
     def data_received(self, data: bytes) -> None:
         """Take what came; a head is awaited from its first byte until it is whole."""
@@ -98,12 +136,14 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_awaiting()
+            self._leave_extra()
         elif self._head is None and self.conn.trailing_data[0]:
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
         self._stop_awaiting()
+        self._leave_extra()
         if self._rest is not None:
             self._rest.cancel()
         self.resume_writing()
@@ -136,6 +176,30 @@ class BoundedProtocol(H11Protocol):
             super().timeout_keep_alive_handler()
             self._close()
 
+    def _should_upgrade(self) -> bool:
+        """Whether a request begins a WebSocket."""
+        return not isinstance(self.app, _HealthAlone) and super()._should_upgrade()
+
+    def _be_extra(self) -> None:
+        """Serve health alone, if that is asked for soon."""
+        self.app = _HealthAlone(self.app)
+        if len(self.extra) >= FEW:
+            self.extra[0]._refuse()
+        self.extra.append(self)
+        moment = min(MOMENT, self.patience.header)
+        self._head = self.loop.call_later(moment, self._refuse)
+
+    def _leave_extra(self) -> None:
+        if self in self.extra:
+            self.extra.remove(self)
+
+    def _refuse(self) -> None:
+        self._stop_awaiting()
+        self._leave_extra()
+        if not self.transport.is_closing():
+            self.transport.write(FULL)
+            self._close()
+
     def _await_head(self) -> None:
         self._head = self.loop.call_later(self.patience.header, self._head_is_late)
 
@@ -165,4 +229,9 @@ class BoundedProtocol(H11Protocol):
 
 def bounded(patience: Patience) -> type[BoundedProtocol]:
     """A kind of connection that has so much patience."""
-    return type("Bounded", (BoundedProtocol,), {"patience": patience})
+    return type("Bounded", (BoundedProtocol,), {"patience": patience, "extra": []})
+
+
+def _descriptor(transport: asyncio.Transport) -> int:
+    found = transport.get_extra_info("socket")
+    return -1 if found is None else int(found.fileno())

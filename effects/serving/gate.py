@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from minfer.effects.serving.application import Application, refusal
+from minfer.effects.serving.connections import LIVE
 from minfer.effects.serving.errors import ApiError
 
-LIVE: Final = ("/health", "/healthz")
 _TRY_AGAIN: Final = 1013  # a WebSocket's close code
 
 

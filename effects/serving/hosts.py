@@ -25,8 +25,8 @@ from attrs import frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minfer.checks import ConfigError
+from minfer.effects.serving.connections import LIVE
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.gate import LIVE
 
 ANY: Final = "*"
 _LOCAL: Final = "localhost"

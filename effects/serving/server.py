@@ -26,6 +26,7 @@ from minfer.effects.serving.access_log import AccessLog
 from minfer.effects.serving.application import Application, refusal
 from minfer.effects.serving.bounds import Bounds, bounds_of
 from minfer.effects.serving.connections import Connections, bounded
+from minfer.effects.serving.descriptors import Listener
 from minfer.effects.serving.hosts import CheckHost, Hosts, hosts_of
 from minfer.effects.serving.limits import LEAST_BODY
 from minfer.effects.serving.lines import Lines
@@ -89,6 +90,13 @@ class HttpServer(uvicorn.Server):
         """Learn of a signal."""
         self._signals += _STOP if sig == signal.SIGINT else 1
         super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections."""
+        for one in sockets or ():
+            if isinstance(one, Listener):
+                one.tls = self._options.tls.wanted
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then stop."""
@@ -167,12 +175,12 @@ def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
     )
 
 
-def bound(host: str, port: int, count: int = 1) -> list[socket.socket]:
+def bound(host: str, port: int, count: int = 1) -> list[Listener]:
     """So many sockets that listen at one address, between which the system divides who
     comes: those who come before the model is loaded wait, or are told. Raises
     ConfigError.
     """
-    listeners: list[socket.socket] = []
+    listeners: list[Listener] = []
     try:
         if not 0 <= port < 2**16:
             # The system's words.
@@ -190,7 +198,7 @@ def bound(host: str, port: int, count: int = 1) -> list[socket.socket]:
             # Connections inherit it. Without it, what follows a first packet waits 40 ms
             # for its receipt.
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            listeners.append(one)
+            listeners.append(Listener.of(one))
     except (OSError, UnicodeError) as error:
         for one in listeners:
             one.close()
@@ -206,7 +214,8 @@ def told_address(listener: socket.socket, options: HttpOptions) -> str:
     scheme = "https" if options.tls.wanted else "http"
     served = f"minfer: {options.names[0]} is served at {scheme}://{where}/v1"
     nearby = f"localhost:{port}" if host in _EVERYWHERE else where
-    return f"{served}\nminfer: a page to try it is at {scheme}://{nearby}/"
+    page = f"minfer: a page to try it is at {scheme}://{nearby}/"
+    return f"{served}\n{page}\nminfer: {options.bounds.tenants.told()}"
 
 
 def fronts_by_cores() -> int:

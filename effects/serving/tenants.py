@@ -56,9 +56,9 @@ class Tenants:
         self._epochs[self._places[key.tenant]] = 1 + secrets.randbits(_EPOCH_BITS - 1)
 
     def told(self) -> str:
-        """Who shares the prefix cache, for the log; nothing if there are no keys."""
+        """Who shares the prefix cache, for people."""
         if not self._places:
-            return ""
+            return "the prefix cache is shared by all: there are no API keys"
         if self._shared:
             return 'the prefix cache is shared by all tenants: [cache] share = "all"'
         apart = f"the prefix cache is separate for each tenant ({len(self._places)})"

@@ -172,6 +172,29 @@ def test_who_comes_while_there_are_too_many_is_told() -> None:
 
 
 @pytest.mark.long
+def test_health_is_told_however_many_wait() -> None:
+    upgrade = GET.replace(b"host", b"connection: upgrade\r\nupgrade: websocket\r\nhost")
+    with server(connections=2, header=5.0) as port, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(link(port)) for _ in range(40)]
+        for path in (b"health", b"healthz"):
+            with link(port) as sock:
+                sock.sendall(GET % path)
+                told = answer(sock)
+                assert told.startswith(b"HTTP/1.1 200")
+                assert told.endswith(b"ok")
+                assert b"connection: close" in told
+        for head in (GET % b"", GET % b"health/x", upgrade % b"v1/stream"):
+            with link(port) as sock:
+                sock.sendall(head)
+                assert answer(sock).startswith(b"HTTP/1.1 503")
+        # Those that are too many have a moment, and gave way to others before it.
+        assert all(answer(one).startswith(b"HTTP/1.1 503") for one in idle[2:])
+        for one in idle[:2]:
+            one.sendall(GET % b"")
+            assert one.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.long
 def test_connections_of_other_processes_count_too() -> None:
     both = Tally.of(2)
     other = both.at(1)

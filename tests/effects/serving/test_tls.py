@@ -19,8 +19,11 @@ needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="makes th
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return certified(tmp_path_factory.mktemp("tls"))
+
+
+def certified(folder: Path) -> Path:
     """A folder with a certificate, its key, and the key under a password."""
-    folder = tmp_path_factory.mktemp("tls")
     make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
     make += "-days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 "
     lock = "openssl ec -aes128 -in key.pem -out locked.pem -passout pass:" + WORD
