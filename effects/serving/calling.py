@@ -41,7 +41,7 @@ CHOICE: Final = "tool_choice"  # the field that says what is wanted, in every pr
 _OPENED: Final = re.compile(
     r"([<\[][^<>\[\]/]*(?:think|reason|thought)[^<>\[\]/]*[>\]])\s*\Z", re.IGNORECASE
 )
-_log: Final = logging.getLogger("uvicorn.error")
+_log: Final = logging.getLogger("minfer.constraints")
 _JSON: Final = ("json", "json_object")  # forms that a call cannot be taken for
 
 

@@ -152,4 +152,9 @@ class Outlet:
 
 def _renumbered(delta: Delta) -> Delta:
     """A delta of the answer's first call."""
-    return evolve(delta, index=0)  # type: ignore[call-arg]  # all of these have one
+    match delta:
+        case CallStart():
+            return evolve(delta, index=0)
+        case Arguments():
+            return evolve(delta, index=0)
+    return delta

@@ -4,19 +4,21 @@ constraints, which begin where the answer does.
 
 import json
 import logging
-from types import SimpleNamespace
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from minfer.effects.serving import calling
+from minfer.effects.serving.anthropic.messages import ENDPOINT as MESSAGES
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
 from minfer.effects.serving.parsed import Parsed, Said
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest
 from minfer.effects.text.outputs import CompletionOutput
-from tests.effects.serving.test_taken_back import HI, MESSAGES, Ground, tokenizer
+from tests.effects.serving.test_taken_back import HI, Ground, tokenizer
 from tests.effects.text.grammars.bundled import allowed, compiler
 
 SAYS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -28,9 +30,14 @@ NOW = '<tool_call>{"name": "now"}</tool_call>'
 
 
 def generation(
-    endpoint: Endpoint = CHAT, template: str = OPENS, form: str = "hermes", **fields: Any
+    endpoint: Endpoint = CHAT,
+    template: str = OPENS,
+    form: str = "hermes",
+    more: Mapping[str, Any] = MappingProxyType({}),
+    **fields: Any,
 ) -> GenerationRequest:
-    asked = {"input" if endpoint is RESPONSES else "messages": [HI], **fields}
+    """What a body asks for that has these fields, and `more` of them."""
+    asked = {"input" if endpoint is RESPONSES else "messages": [HI], **fields, **more}
     ground: Any = Ground(template, form)
     return endpoint.read(json.dumps(asked).encode()).generation(ground)
 
@@ -68,8 +75,8 @@ def test_an_answer_goes_on_where_the_prompt_ends(
     parts = [HI, {"role": "assistant", "content": [{"type": "text", "text": begun}]}]
     how = {"continue_final_message": True, "add_generation_prompt": False}
     for asked in (
-        generation(messages=messages, **how),
-        generation(messages=parts, tools=TOOLS, **how),
+        generation(messages=messages, more=how),
+        generation(messages=parts, tools=TOOLS, more=how),
         generation(MESSAGES, messages=messages, max_tokens=5),
         generation(MESSAGES, messages=parts, max_tokens=5),
     ):
@@ -148,15 +155,15 @@ def test_reasoning_is_free_and_the_answer_behind_it_is_bound(
     fields: dict[str, Any], right: str, wrong: str
 ) -> None:
     thought = "Hm {[ 5.\n</think>\n\n"
-    for more in ({}, {"tools": TOOLS}):
-        asked = generation(**fields, **more)
+    for more in (fields, {**fields, "tools": TOOLS}):
+        asked = generation(more=more)
         assert takes(asked, thought + right)
         assert not takes(asked, thought + wrong)
         assert not takes(asked, "Hm {")
         assert asked.constrained_by.startswith(next(iter(fields)))
         one = said(asked, thought + right, stream=True)
         assert (one.content.strip(), one.reasoning) == (right.strip(), "Hm {[ 5.")
-        closed = generation(template=PLAIN, **fields, **more)
+        closed = generation(template=PLAIN, more=more)
         assert not takes(closed, thought + right) or "structured_outputs" in fields
         assert takes(closed, right)
 
@@ -171,7 +178,7 @@ def test_a_response_is_bound_behind_its_reasoning() -> None:
 def test_reasoning_that_was_begun_is_free_to_its_end() -> None:
     how = {"continue_final_message": True, "guided_choice": ["12"]}
     open_, closed = (
-        generation(messages=[HI, {"role": "assistant", "content": begun}], **how)
+        generation(messages=[HI, {"role": "assistant", "content": begun}], more=how)
         for begun in ("<think>\n7 + 5 =", "<think>\n7 + 5 = 12</think>\n")
     )
     assert takes(open_, " 12\n</think>\n12")
@@ -191,7 +198,7 @@ def test_errors_name_the_field_that_was_sent() -> None:
         ({"guided_regex": "a\\"}, "guided_regex"),
     ):
         with pytest.raises(ApiError) as caught:
-            generation(**fields)
+            generation(more=fields)
         assert caught.value.param == param
         assert str(caught.value).startswith(f"{param}: ")
 
