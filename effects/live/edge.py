@@ -22,6 +22,7 @@ from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError as OverloadedError
 from minfer.effects.live.errors import RequestError as RequestError
 from minfer.effects.live.errors import TooLongError as TooLongError
+from minfer.effects.live.errors import too_long
 from minfer.effects.live.prompts import Asked as Asked
 from minfer.effects.live.prompts import read_prompt as read_prompt
 from minfer.effects.live.prompts import wrong_kind
@@ -299,17 +300,7 @@ def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> 
     whole = config.max_model_len
     able = setup.spec.max_position_embeddings
     if length >= whole:
-        # Programs look for the words "maximum context length is".
-        why = (
-            f"the prompt has {length} tokens; this model's maximum context length is "
-            f"{whole} tokens, of which at least one must be left for the output: shorten "
-            f"the prompt"
-        )
-        raise TooLongError(
-            f"{why}, or raise max_model_len (this model can do {able})"
-            if whole < able
-            else why
-        )
+        raise too_long(length, whole, able)
     slots = blocks * config.block_size + 1  # the last token needs none
     most = max(1, min(whole - length, params.max_tokens or slots - length))
     needs = blocks_for(length + most, config.block_size)

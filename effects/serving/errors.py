@@ -53,28 +53,6 @@ class ApiError(Exception):
 
 
 TOO_LONG: Final = "context_length_exceeded"
-_FAR: Final = 2  # times what fits, beyond which a prompt may not have been read whole
-LEAST_LIST: Final = 4096  # items of a list that are always read
-
-
-def far_too_long(context: int) -> TooLongError:
-    """The error about a prompt that need not have been read to its end: so it does not
-    tell how long it is.
-    """
-    # Programs look for the words "maximum context length is".
-    why = f"the prompt is far too long: this model's maximum context length is {context}"
-    return TooLongError(f"{why} tokens; shorten the prompt")
-
-
-def too_long(length: int, context: int) -> TooLongError:
-    """The error about a prompt of so many tokens, where an output is to follow."""
-    if length > _FAR * max(context, LEAST_LIST):
-        return far_too_long(context)
-    why = f"the prompt has {length} tokens; this model's maximum context length is"
-    return TooLongError(
-        f"{why} {context} tokens, of which at least one must be left for the output: "
-        "shorten the prompt"
-    )
 
 
 class NoRoomError(ApiError):

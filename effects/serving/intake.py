@@ -72,7 +72,6 @@ class Intake:
         if self._backend.closing:  # else it would be generated first, and refused then
             raise EngineDeadError(SHUTTING_DOWN)
         self._limits.check_samples(prepared.request)
-        self._limits.check_prompts(prepared.request)
         self._limits.check_room(prepared.request, endpoint.prompt_field)
         urgency = _urgency(caller, prepared.request.urgency, trusted=self._trusted)
         prompts = tuple(

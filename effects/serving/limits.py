@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.served import ServedModel
-from minfer.effects.serving.errors import ApiError, NoRoomError, too_long
+from minfer.effects.serving.errors import ApiError, NoRoomError
 from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.tally import Tally
 
@@ -68,19 +68,11 @@ class Limits:
             why = f"{prompts} prompts of {n} samples each are more than the {most} that"
             raise ApiError(f"{why} can run and wait here; ask for fewer at once", field)
 
-    def check_prompts(self, request: GenerationRequest) -> None:
-        """Refuse prompts that leave no room for an output, in the same words wherever
-        they were prepared. Raises TooLongError.
-        """
-        longest = max((len(prompt.ids) for prompt in request.prompts), default=0)
-        if request.params.max_tokens != 0 and longest >= self.context:
-            raise too_long(longest, self.context)
-
     def check_room(self, request: GenerationRequest, prompt_field: str) -> None:
         """Refuse to write more than fits, where a client says how much; who says nothing
         gets what fits. Raises NoRoomError.
 
-        A prompt that does not fit alone is refused by `check_prompts`.
+        A prompt that does not fit alone is the engine's edge to refuse.
         """
         wanted = request.params.max_tokens
         if not request.wanted_by or wanted is None:

@@ -29,6 +29,7 @@ class Recipe:
     vocab_size: int
     hidden_size: int  # elements of a pooled vector
     max_model_len: int  # tokens
+    max_position_embeddings: int = 0  # tokens that the model could take, if known
     default_params: Mapping[str, int | float]  # of sampling, as the model's makers advise
     names: tuple[str, ...]  # of the model
     # How it writes calls and reasoning: `Parsers`.
@@ -44,6 +45,7 @@ class Recipe:
             vocab_size=setup.spec.vocab_size,
             hidden_size=setup.spec.hidden_size,
             max_model_len=setup.config.max_model_len,
+            max_position_embeddings=setup.spec.max_position_embeddings,
             default_params=dict(setup.default_params),
             names=names,
             tool_parser=llm.parsers.tools,

@@ -22,9 +22,10 @@ from typing import Final
 import msgspec
 from attrs import evolve
 
+from minfer.effects.live.errors import too_long
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
-from minfer.effects.serving.errors import INTERNAL, ApiError, told_of, too_long
+from minfer.effects.serving.errors import INTERNAL, ApiError, told_of
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.preparing.messages import (
     READ,
@@ -62,7 +63,8 @@ class Worker:
         try:
             found = work(target, ask.data, self._grounds, self._models)
             if isinstance(found, Prepared):
-                _check_lengths(found, self._models.max_model_len)
+                able = self._grounds.recipe.max_position_embeddings
+                _check_lengths(found, self._models.max_model_len, able)
         except MemoryError:
             return Reply(refusal=_refusal(ApiError(TOO_LARGE, status=413)), last=True)
         except Exception as error:
@@ -75,11 +77,11 @@ class Worker:
         return Reply(answer=found)
 
 
-def _check_lengths(found: Prepared, context: int) -> None:
+def _check_lengths(found: Prepared, context: int, able: int) -> None:
     """Raise TooLongError here already: what cannot run need not travel."""
     longest = max((len(prompt.ids) for prompt in found.request.prompts), default=0)
     if longest >= context:
-        raise too_long(longest, context)
+        raise too_long(longest, context, able)
 
 
 def _refusal(told: ApiError) -> Refusal:

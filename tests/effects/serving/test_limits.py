@@ -11,9 +11,9 @@ from websockets.sync.client import connect
 
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import Urgency
-from minfer.effects.live.errors import OverloadedError, TooLongError
+from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.errors import ApiError, NoRoomError, too_long
+from minfer.effects.serving.errors import ApiError, NoRoomError
 from minfer.effects.serving.limits import (
     LEAST_BODY,
     UNCOUNTED,
@@ -175,14 +175,17 @@ def test_a_prompt_that_is_too_long_is_one_error_however_it_comes(
     assert "maximum context length is 2048 tokens" in error["message"]
 
 
-def test_a_prompt_of_any_length_is_told_alike_by_whoever_prepares_it() -> None:
-    for length in (2048, 5000, 9000):
-        with pytest.raises(TooLongError) as caught:
-            LIMITS.check_prompts(asked(length, wanted=1))
-        assert str(caught.value) == str(too_long(length, 2048))
-        assert "maximum context length is 2048 tokens" in str(caught.value)
-        LIMITS.check_prompts(asked(length, wanted=0))  # the engine's edge looks at it
-    LIMITS.check_prompts(asked(2047, wanted=1))
+def test_a_prompt_of_any_length_is_told_alike_by_whoever_prepares_it(
+    bundled: Serving,
+) -> None:
+    for length in (2048, 3000, 9000):
+        short, long = [
+            bundled.post("completions", prompt=[5] * length, **more).json()
+            for more in ({}, {"user": "u" * 200})
+        ]
+        assert short == long
+        assert short["error"]["code"] == "context_length_exceeded"
+        assert "maximum context length is 2048 tokens" in short["error"]["message"]
 
 
 def test_one_request_never_has_all_seats() -> None:
