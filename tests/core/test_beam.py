@@ -86,6 +86,30 @@ def test_when_a_search_is_over_that_has_its_hypotheses(
     assert choose(fewer, this_round(how, 4, 8, [(), ()])).children, "one is missing"
 
 
+@pytest.mark.parametrize(
+    ("early", "penalty", "worst", "over"),
+    [
+        (NEVER, -1.0, -3.9, True),  # the best beam's score is -1 * 4 now,
+        (NEVER, -1.0, -4.1, False),
+        (NEVER, -1.0, -7.9, False),  # and -1 * 8 at the end, which is worse
+        (NEVER, 1.0, -0.13, False),  # -1 / 8 at the end, which is better than -1 / 4
+        (NEVER, 1.0, -0.12, True),
+        (False, -1.0, -3.9, True),
+        (False, -1.0, -4.1, False),
+        (False, 1.0, -0.2, True),
+        (False, 1.0, -0.3, False),
+    ],
+)
+def test_a_search_ends_by_the_best_that_a_beam_can_come_to(
+    early: bool | str, penalty: float, worst: float, over: bool
+) -> None:
+    done = (Hypothesis((1,), -0.1, -0.1, "stop"), Hypothesis((2,), -0.3, worst, "stop"))
+    search = Search((-0.9, -2.0), offers({1: -0.1, 2: -3.0}, {1: -1.0, 2: -3.0}), done)
+    how = BeamSearch(length_penalty=penalty, early_stopping=early)
+    choice = choose(search, this_round(how, 4, 8, [(), ()]))
+    assert bool(choice.children) is not over
+
+
 def test_of_few_tokens_on_offer_some_beams_count_for_nothing() -> None:
     search = Search((0.0, -inf, -inf), offers({1: -0.1, 0: -3.0}, {1: -0.1}, {1: -0.1}))
     choice = choose(search, this_round(BeamSearch(), 2, 9, [()] * 3))

@@ -6,7 +6,8 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.grow import _gets_on_alone, make_room
+from minfer.blocks import Transaction
+from minfer.grow import _gets_on_alone, _short, make_room
 from minfer.messages import Preempted, Submit
 from minfer.policy import FirstCome
 from minfer.spread import spread
@@ -102,6 +103,25 @@ def test_the_policys_victim_gives_way_and_is_told_for_whom() -> None:
     bench.drain()
     for name in ("a", "bb", "ccc"):
         assert bench.out[name, 0] == bench.right(ask(name, 8, 24))
+
+
+def test_who_needs_a_block_is_found_where_it_is_once_another_gave_way() -> None:
+    """Its position is one less where who gave way was before it."""
+    config = evolve(CONFIG, num_blocks=12, policy=Second())
+    bench = Bench(config)
+    bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
+    bench.turn()
+    change = Transaction(bench.state.blocks)
+    change.take(change.available)  # as if others had them
+    state = evolve(bench.state, blocks=change.done(), inflight=())
+    first, second, third = state.running.gens
+    tables = dict(zip(state.running.gens, state.running.tables, strict=True))
+    after, grown, (reason,) = _short(config, state, [0, 2], set())
+    assert isinstance(reason, Preempted)
+    assert (reason.id, after.running.gens) == ("bb", (first, third))
+    now = dict(zip(after.running.gens, after.running.tables, strict=True))
+    assert {gen: len(now[gen]) - len(tables[gen]) for gen in now} == {first: 1, third: 1}
+    assert second not in grown
 
 
 def test_what_a_table_gets_twice_in_a_step_is_told_as_one() -> None:

@@ -19,7 +19,7 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.pausing import told_of_pauses
+from minfer.pausing import resting, told_of_pauses
 from minfer.plan import Plan
 from minfer.preempt import preempt
 from minfer.request import Request
@@ -31,6 +31,7 @@ from minfer.runs.projection import projected, state_digest
 from minfer.runs.redact import redacted
 from minfer.runs.redact_state import redacted_state
 from minfer.runs.replay import Journal, open_segments
+from minfer.schedule import suspect
 from minfer.state import Transition, Turn
 from minfer.testing.ledger import Ledger
 from minfer.void import void
@@ -235,6 +236,22 @@ def test_who_has_to_run_alone_and_is_paused_keeps_nobody_waiting() -> None:
     assert planned(bench, bench.turn()) <= {"a"}
     bench.drain()
     assert {one.reason for one in bench.ended.values()} == {"length"}
+
+
+def test_who_has_to_run_alone_and_is_paused_is_not_filled_either() -> None:
+    config = evolve(LATE, max_failures=3)
+    bench = begun(bound("a", 40), config=config, turns=0)
+    (gen,), paused = bench.state.running.gens, frozenset({("a", 0)})
+    state = evolve(bench.state, paused=paused)
+    assert state.running.sched[0] + 1 < state.running.base[0], "a chunk is due"
+    assert list(resting(config, state)) == []
+    for count, rests in ((1, []), (2, [gen])):
+        at_fault = evolve(state, faults=((("a", 0), count),))
+        assert list(resting(config, at_fault)) == rests
+        assert suspect(config, at_fault) is None
+        assert suspect(config, evolve(at_fault, paused=frozenset())) == (
+            gen if rests else None
+        )
 
 
 @pytest.mark.parametrize("others", [True, False])

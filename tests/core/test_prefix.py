@@ -97,6 +97,36 @@ def test_a_parent_used_after_its_child_goes_after_what_is_older() -> None:
     assert take(change, 1) == (chain[0],)
 
 
+def test_of_several_that_go_at_once_a_parent_waits_for_what_is_older() -> None:
+    change = Transaction(Blocks(Pool(4)))
+    chain = take(change, 2)
+    assert chain is not None
+    child, _ = change.prefix.publish(ROOT, KEYS[:2], chain)
+    change.prefix.release(child)
+    for key in KEYS[9:11]:
+        lone = take(change, 1)
+        assert lone is not None
+        change.prefix.publish(ROOT, (key,), lone)
+        change.prefix.release(key)
+    change.prefix.hold(KEYS[0])
+    change.prefix.release(KEYS[0])
+    assert change.prefix.evict(3).keys == (KEYS[1], KEYS[9], KEYS[10])
+    assert change.prefix.evict(1).keys == (KEYS[0],)
+
+
+def test_a_parent_that_was_used_before_its_child_goes_with_it() -> None:
+    change = Transaction(Blocks(Pool(4)))
+    chain = take(change, 2)
+    assert chain is not None
+    child, _ = change.prefix.publish(ROOT, KEYS[:2], chain)
+    lone = take(change, 1)
+    assert lone is not None
+    change.prefix.publish(ROOT, KEYS[9:10], lone)
+    change.prefix.release(child)
+    change.prefix.release(KEYS[9])
+    assert change.prefix.evict(2).keys == (KEYS[1], KEYS[0])
+
+
 def test_only_the_first_keys_are_looked_up_and_a_gap_ends_a_hit() -> None:
     change = Transaction(Blocks(Pool(8)))
     table = take(change, 5)

@@ -1,6 +1,10 @@
 """When full blocks get a name, and whose stay private."""
 
+from attrs import evolve
+
+from minfer.committed import committed
 from minfer.messages import Cancel, Submit
+from minfer.window import outside
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -39,3 +43,18 @@ def test_what_a_sequence_does_not_fill_it_has_not_published_and_twins_stay_priva
     assert bench.state.blocks.live == 0, "the second does not stand on them"
     bench.drain()
     assert bench.state.blocks.available == CONFIG.num_blocks
+
+
+def test_a_window_lets_go_of_all_that_is_outside_of_what_is_computed() -> None:
+    """Not only of what is outside of the last full block."""
+    config = evolve(CONFIG, window=6, max_num_batched_tokens=11)
+    bench = Bench(config)
+    bench.give(Submit(ask("a", 30, 20)))
+    lows = list[int]()
+    for _ in range(3):
+        bench.turn()
+        (chain,) = bench.state.running.chains
+        done = committed(config, bench.state, 0)
+        assert chain.low == outside(done, 6, 4)
+        lows.append(chain.low)
+    assert lows == [1, 4, 6]

@@ -5,12 +5,13 @@ done.
 from typing import Any
 
 import pytest
-from attrs import evolve
+from attrs import evolve, frozen
 
 from minfer import thresholds
-from minfer.messages import Held, Submit
+from minfer.messages import Admitted, Held, Submit
 from minfer.policies import Priority
 from minfer.policy import FirstCome, Load
+from minfer.request import Request
 from minfer.schedule import waits_for
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -153,3 +154,24 @@ def test_who_has_to_run_alone_gets_all_of_the_budget() -> None:
     assert alone[0].gens != alone[1].gens
     bench.drain()
     assert {done.reason for done in bench.ended.values()} == {"length"}
+
+
+@frozen
+class NotBesideOne(FirstCome):
+    """Client "a" lets others pass while fewer than two run."""
+
+    def holds_back(
+        self, state: Any, request: Request, load: Load, came: int
+    ) -> tuple[bool, Any]:
+        del came
+        return request.client == "a" and load.running < 2, state
+
+
+def test_newcomers_that_passed_another_take_their_places_in_rank_order() -> None:
+    bench = Bench(evolve(CONFIG, policy=NotBesideOne()))
+    bench.give(Submit(ask("runs", 4, 9)))
+    late = [ask("held", 4, 9, client="a"), ask("passes", 4, 9, client="b")]
+    bench.turn(*map(Submit, late))
+    admitted = [one.id for one in bench.reasons_of(Admitted)]
+    assert admitted == ["runs", "passes", "held"]
+    assert [name for name, _ in bench.state.running.ids] == ["runs", "held", "passes"]

@@ -7,7 +7,16 @@ from attrs import evolve
 from hypothesis import given
 
 from minfer.messages import Submit
-from minfer.sequence import COLUMNS, Running, edited, joined, less, positions, without
+from minfer.sequence import (
+    COLUMNS,
+    Running,
+    Sequence,
+    edited,
+    joined,
+    less,
+    positions,
+    without,
+)
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -33,6 +42,15 @@ def ranks(run: Running) -> list[int]:
     assert [seq.place[1] for seq in run.seqs] == list(run.gens)
     assert [row - 100 for row in run.rows] == list(run.gens)
     return list(run.gens)
+
+
+def test_what_is_computed_anew_is_computed_by_the_first_sample_and_once() -> None:
+    anew = ask("a", 6, 8, reads_cache=False)
+    first = Sequence(anew, 0, ((), 0, 0), 0.0, anew.prompt)
+    assert not first.reads_cache
+    assert evolve(first, history=(*anew.prompt, 1)).reads_cache, "it has output"
+    assert evolve(first, sample=1).reads_cache
+    assert evolve(first, request=evolve(anew, reads_cache=True)).reads_cache
 
 
 def test_newcomers_are_put_in_at_their_ranks() -> None:

@@ -32,6 +32,19 @@ def test_a_good_step_of_one_alone_leaves_the_others_their_faults() -> None:
     assert {done.reason for done in bench.ended.values()} == {"length"}
 
 
+def test_a_good_step_leaves_their_faults_to_those_in_the_steps_behind_it() -> None:
+    bench = Bench(evolve(CONFIG, depth=2))
+    bench.give(Submit(ask("a", 5, 9, lockstep=True)), Submit(ask("bb", 5, 9)))
+    while list(map(len, [plan.gens for plan in bench.state.inflight])) != [1, 2]:
+        bench.turn()
+    faults = ((("a", 0), 1), (("bb", 0), 1))
+    bench.state = evolve(bench.state, faults=faults)
+    bench.turn()
+    assert bench.state.faults == faults[:1], "it is in the next step, which is not over"
+    bench.turn()
+    assert bench.state.faults == ()
+
+
 def test_faults_add_up_only_for_who_was_in_the_failed_step() -> None:
     bench = two_at_fault(2)
     bench.give(bench.oracle.fail("boom", halfway=False))
