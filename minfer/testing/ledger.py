@@ -23,7 +23,7 @@ from typing import Any, Final
 from attrs import Factory, define, field
 
 from minfer.config import EngineConfig
-from minfer.messages import Cancel, Event, Failed, Finish, Pause, Submit
+from minfer.messages import Cancel, Event, Failed, Finish, Overruled, Pause, Submit
 from minfer.policy import Load, Policy
 from minfer.request import Request
 from minfer.state import EngineState, Transition
@@ -35,6 +35,7 @@ from minfer.testing.event_laws import check_told, fold
 from minfer.testing.invariants import check, holds
 from minfer.testing.line_laws import check_evictions, check_line
 from minfer.testing.plan_laws import Planning
+from minfer.testing.policy_laws import check_policy_state
 from minfer.testing.progress import Measure, check_progress, measure
 from minfer.testing.size_laws import check_sizes
 from minfer.testing.state_laws import check_state
@@ -92,6 +93,7 @@ class Ledger:
     )
     contents: Contents = field(init=False)
     measure: Measure = field(factory=dict)  # what is left of all
+    _overruled: bool = field(init=False, default=False)  # the policy was, at some time
 
     def __attrs_post_init__(self) -> None:
         begun = self.state.next_step or self.state.requests
@@ -119,6 +121,9 @@ class Ledger:
         check(self.config, turn.state)
         before, told = self.state, Told()
         check_sizes(self.config, before, turn.state)
+        self._overruled |= any(isinstance(one, Overruled) for one in turn.reasons)
+        if not self._overruled:  # it was told of all that happened
+            check_policy_state(self.config, turn.state)
         self.books.left.clear()
         for event in events:
             fold(self.books, event, told)

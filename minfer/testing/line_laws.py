@@ -37,7 +37,7 @@ def check_line(
     _ranks(before, after)
     _shortage(before, after, planning)
     _order(config, before, after, planning)
-    _waits(turn)
+    _waits(config, turn)
     # Whether there is for one more step, and nothing speaks against it.
     room = len(after.inflight) < config.depth and not may_wait_to_draft(books)
     alone = bool(suspects(config, books.running))
@@ -49,14 +49,20 @@ def check_line(
     _news(before, turn)
 
 
-def _waits(turn: Transition) -> None:
+def _waits(config: EngineConfig, turn: Transition) -> None:
     """While there are requests something is in flight, or the engine waits for a time to
-    come, or for the host.
+    come, or for the host. The time is the policy's answer, which is asked again.
     """
     after = turn.state
     waits = [command for command in turn.commands if isinstance(command, WakeAt)]
     for wake in waits:
         require(wake.time > after.time, "wake", "a wait that is over")
+    planned = any(isinstance(command, Execute) for command in turn.commands)
+    overruled = any(isinstance(reason, Overruled) for reason in turn.reasons)
+    if waits and not (planned or overruled):  # it was asked in this state
+        due = config.policy.admit_from(after.policy, load(config, after))
+        right = waits[-1].time == due
+        require(right, "wake", f"at {waits[-1].time}; the policy said {due}")
     # Who is paused keeps its blocks and its row, which others may have to wait for.
     busy = waits or after.inflight or not after.requests or after.paused
     require(busy, "work conservation", "requests, but nothing in flight")
@@ -309,15 +315,17 @@ def _sibling(
 def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
     """Raise InvariantError unless what was evicted in a turn was unused for longest.
 
-    Of blocks that were idle leaves before it: nobody can have stood on those that keep
-    their ticket, so none of them was used earlier than one that is gone.
+    Of blocks that were idle before it: nobody can have stood on those that keep their
+    ticket, so none of them was used earlier than one that is gone. A parent was last used
+    when it or one of its cached descendants was.
     """
     gone, kept = -1, after.next_use
     were, nodes = every_node(before), every_node(after)
-    for last_use, key in before.idle.items():
+    for key, last_use in _last_uses(before, were).items():
         if not _same_block(were, nodes, key):
             gone = max(gone, last_use)
-        elif after.idle.get(last_use) == key:
+    for last_use, key in before.idle.items():
+        if _same_block(were, nodes, key) and after.idle.get(last_use) == key:
             kept = min(kept, last_use)
     require(gone < kept, "eviction", f"last used at {gone} is gone, at {kept} is kept")
     for last_use, key in after.idle.items():
@@ -328,6 +336,18 @@ def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
             block = nodes[key].block
             old = f"block {block} was in use, and has the old last use {last_use}"
             require(late, "eviction", old)
+
+
+def _last_uses(prefix: PrefixIndex, nodes: dict[Key, Node]) -> dict[Key, int]:
+    """When each idle block, or one of its cached descendants, was last used."""
+    found = dict[Key, int]()
+    for last_use, leaf in prefix.idle.items():
+        latest, key = last_use, leaf
+        while key in nodes and not nodes[key].users:
+            latest = max(latest, nodes[key].last_use)
+            found[key] = max(found.get(key, -1), latest)
+            key = nodes[key].parent
+    return found
 
 
 def _same_block(were: dict[Key, Node], nodes: dict[Key, Node], key: Key) -> bool:

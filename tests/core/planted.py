@@ -920,7 +920,10 @@ ESCAPED: Final = (
         "commit.py",
         "_good",
         "positions(advanced, set(plan.gens))",
-        "positions(advanced, {gen for one in (plan, *state.inflight) for gen in one.gens})",
+        (
+            "positions(advanced, "
+            "{gen for one in (plan, *state.inflight) for gen in one.gens})"
+        ),
         "test_void.py",
     ),
     Bug(

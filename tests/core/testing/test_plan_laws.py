@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from itertools import islice
+from math import inf, nan
+from typing import Any
 
 import pytest
 from attrs import evolve
 
 from minfer import schedule as scheduling
 from minfer.engine import step
-from minfer.messages import Execute, Pause, Submit, Tick, Voided
-from minfer.plan import Fill
+from minfer.messages import Execute, Executed, Pause, Submit, Tick, Voided
+from minfer.plan import Fill, TokenLogprobs
 from minfer.state import Transition, Turn
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import check_turn
+from minfer.testing.plan_laws import good
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.testing.turns import (
     FAILED,
@@ -177,3 +180,62 @@ def test_a_row_that_is_pooled_is_opened_so_and_yields_nothing(how: str) -> None:
         with pytest.raises(InvariantError) as caught:
             check_turn(CONFIG, before, events, turn)
         assert caught.value.law in (law, "coverage")
+
+
+# --- results ----------------------------------------------------------------------------
+
+
+class Whole(int):
+    """A whole number that is none of the plain ones."""
+
+
+ONE = TokenLogprobs(-1.0, 1)
+ODD: tuple[tuple[bool, dict[str, Any]], ...] = (
+    (True, {}),
+    (True, {"scores": ((0.5,), (0.5,), (0.5,))}),
+    (True, {"scores": ((0.5,), (), (0.5,))}),
+    (True, {"logprobs": ((ONE,), (), (ONE,))}),
+    (True, {"pooled": (b"", b"x", b"")}),
+    (False, {"yields": ((True,), (1,), (2,))}),
+    (False, {"yields": ((1,), (False,), (2,))}),
+    (False, {"yields": ((Whole(1),), (1,), (2,))}),
+    (False, {"yields": ((1.0,), (1,), (2,))}),
+    (False, {"yields": ((), (1,), (2,))}),
+    (False, {"yields": ((1, 1), (1,), (2,))}),
+    (False, {"yields": ((1,), (2,))}),
+    (False, {"yields": ([1], (1,), (2,))}),
+    (False, {"yields": [(1,), (1,), (2,)]}),
+    (False, {"yields": ((-1,), (1,), (2,))}),
+    (False, {"yields": ((50,), (1,), (2,))}),
+    (False, {"scores": ((0.5,), (0.5,))}),
+    (False, {"scores": ((1,), (0.5,), (0.5,))}),
+    (False, {"scores": ((True,), (0.5,), (0.5,))}),
+    (False, {"scores": ((nan,), (0.5,), (0.5,))}),
+    (False, {"scores": ((inf,), (0.5,), (0.5,))}),
+    (False, {"scores": ((0.5, 0.5), (0.5,), (0.5,))}),
+    (False, {"scores": [(0.5,), (0.5,), (0.5,)]}),
+    (False, {"scores": None}),
+    (False, {"logprobs": ((ONE,), (ONE,))}),
+    (False, {"logprobs": ((ONE, ONE), (), ())}),
+    (False, {"logprobs": ([ONE], (), ())}),
+    (False, {"logprobs": None}),
+    (False, {"pooled": (b"x",)}),
+    (False, {"pooled": (bytearray(b"x"), b"", b"")}),
+    (False, {"pooled": ("x", b"", b"")}),
+    (False, {"pooled": None}),
+)
+
+
+@pytest.mark.parametrize("case", range(len(ODD)))
+def test_the_engine_and_its_judge_take_the_same_results(case: int) -> None:
+    right, odd = ODD[case]
+    bench = Bench(evolve(CONFIG, depth=1))
+    bench.turn(*(Submit(ask("x" * n, 3, 12)) for n in (1, 2, 3)))
+    bench.turn()
+    before, (plan,) = bench.state, bench.state.inflight
+    done = evolve(Executed(plan.step, ((3,), (4,), (5,))), **odd)
+    events = (Tick(99.0), done)
+    turn = step(bench.config, before, events)
+    assert good(bench.config, plan, done) is right
+    assert any(isinstance(one, Voided) for one in turn.reasons) is not right
+    check_turn(bench.config, before, events, turn)

@@ -1,0 +1,60 @@
+"""The specification of a policy's own state, for policies that minfer brings: it follows
+from who waits and who runs.
+
+A policy that keeps nothing has the state it started with. Fair shares count the samples
+of each client and class: those that are here, and those that have been let in.
+"""
+
+from collections import Counter
+
+from minfer.config import EngineConfig
+from minfer.policies import Ageing, Deadline, Priority, Shortest, Window
+from minfer.policy import FirstCome
+from minfer.policy_fair import Accounts, FairQueue
+from minfer.policy_seats import FairSeats, Seats
+from minfer.sequence import Sequence
+from minfer.state import EngineState
+from minfer.testing.invariants import require
+
+_WITHOUT_STATE = (FirstCome, Priority, Ageing, Deadline, Shortest)
+
+
+def check_policy_state(config: EngineConfig, state: EngineState) -> None:
+    """Raise InvariantError unless the policy's state fits who is here."""
+    kind, own = type(config.policy), state.policy
+    if kind in _WITHOUT_STATE:
+        require(own is None, "policy", f"{kind.__name__} keeps {own!r:.80}")
+    if kind is Window:
+        right = 0 <= own.fresh <= len(state.waiting)
+        require(right, "policy", f"{own.fresh} have come, {len(state.waiting)} wait")
+    if kind in (FairQueue, FairSeats):
+        _accounts(own, state)
+    if kind is FairSeats:
+        _seats(own, state)
+
+
+def _accounts(own: Accounts, state: EngineState) -> None:
+    """Each account knows how many samples of its client and class are here."""
+    live = {owner: one.live for owner, one in own.by_owner.items() if one.live}
+    here = Counter(_owner(seq) for seq in (*state.waiting, *state.running.seqs))
+    require(live == here, "policy", f"accounts of {live}; there are {dict(here)}")
+
+
+def _seats(own: Seats, state: EngineState) -> None:
+    """Who was let in, and has not ended, holds a seat."""
+    back = [seq for seq in state.waiting if seq.preempted]
+    inside = Counter(_owner(seq) for seq in (*back, *state.running.seqs))
+    held = {
+        (level, client): many
+        for client, classes in own.held.items()
+        for level, many in classes.items()
+    }
+    require(held == inside, "policy", f"seats of {held}; inside are {dict(inside)}")
+    taken = Counter[int]()
+    for (level, _), many in inside.items():
+        taken[level] += many
+    require(dict(own.taken) == taken, "policy", f"{dict(own.taken)} taken, not {taken}")
+
+
+def _owner(seq: Sequence) -> tuple[int, str]:
+    return seq.request.priority, seq.request.client
