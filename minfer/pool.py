@@ -4,7 +4,8 @@ Theory. A free block's content is known to nobody. Those that were never used ar
 that only shrinks, so a pool of millions is a number; those that were given back are
 handed out again first, the last ones given back before all others. They are kept in two
 levels: a short tuple at hand, and a stack of runs under it, so that giving back many does
-not copy what lies there. No run is empty, so there are never more runs than free blocks.
+not copy what lies there. Where more are wanted than are at hand, the run under them is
+put before them. No run is empty, so there are never more runs than free blocks.
 """
 
 from attrs import Factory, frozen

@@ -54,6 +54,8 @@ class Books:
     flights: deque[Flight] = field(factory=deque)  # in order
     leaving: list[Leaving] = field(factory=list)
     left: list[Seat] = field(factory=list)  # seats that were left in this turn
+    # generation -> how far its prompt was computed by a step that ended in this turn
+    filled: dict[int, int] = field(factory=dict)
     # how often each move was made
     moves: Counter[tuple[Stage, Cause]] = field(factory=Counter)
 

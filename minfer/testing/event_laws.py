@@ -175,6 +175,8 @@ def _commit(books: Books, event: Executed, told: Told) -> None:
             told.tokens[one.id] = told.tokens.get(one.id, ()) + kept
         filled = plan.starts[at] + plan.counts[at]
         seat.kv = filled if at in fills else len(one.known) - 1
+        if at in fills:
+            books.filled[seat.gen] = filled
         if not one.request.max_tokens and filled == seat.base:
             why = "length"
         if why:

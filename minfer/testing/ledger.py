@@ -33,12 +33,12 @@ from minfer.testing.content_laws import Contents
 from minfer.testing.decision_laws import read_decisions
 from minfer.testing.event_laws import check_told, fold
 from minfer.testing.invariants import check, holds
-from minfer.testing.line_laws import check_evictions, check_line
+from minfer.testing.line_laws import check_evictions, check_free_order, check_line
 from minfer.testing.plan_laws import Planning
 from minfer.testing.policy_laws import check_policy_state
 from minfer.testing.progress import Measure, check_progress, measure
 from minfer.testing.size_laws import check_sizes
-from minfer.testing.state_laws import check_state
+from minfer.testing.state_laws import check_publication, check_state
 
 # what changes from outside how much is left
 _OUTSIDE: Final = (Submit, Cancel, Finish, Pause, Failed)
@@ -125,12 +125,16 @@ class Ledger:
         if not self._overruled:  # it was told of all that happened
             check_policy_state(self.config, turn.state)
         self.books.left.clear()
+        self.books.filled.clear()
         for event in events:
             fold(self.books, event, told)
         check_told(told, turn)
         planning = read_decisions(self.books, before, turn, budgets, held_back)
         check_state(self.books, turn.state)
+        check_publication(self.books, before, turn.state)
         check_line(self.books, before, turn, planning)
+        if not planning.preempted:  # else blocks may be handed out and come back
+            check_free_order(before.blocks.pool, turn.state.blocks.pool)
         outside = any(isinstance(event, _OUTSIDE) for event in events)
         self._progress(turn.state, planning, due=told.progress and not outside)
         if turn.state.blocks.prefix.nodes is not before.blocks.prefix.nodes:

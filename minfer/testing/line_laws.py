@@ -8,6 +8,7 @@ the policy is asked again.
 """
 
 from collections.abc import Collection
+from itertools import chain
 from typing import Final
 
 from minfer.admit import load
@@ -15,6 +16,7 @@ from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.keys import Key
 from minfer.messages import Execute, Held, Overruled, WakeAt
+from minfer.pool import Pool
 from minfer.prefix import Node, PrefixIndex, every_node
 from minfer.record import evolve
 from minfer.sequence import SampleId, Sequence
@@ -310,6 +312,23 @@ def _sibling(
     if first is None:
         return bool(siblings)
     return committed(config, after, first) < len(seq.history) - 1
+
+
+def check_free_order(before: Pool, after: Pool) -> None:
+    """Raise InvariantError unless free blocks are handed out in their order: in a turn in
+    which none comes back, and those at hand suffice, the first of them are.
+    """
+    had, has = _free_order(before), _free_order(after)
+    taken = len(had) - len(has)
+    if set(has) <= set(had) and taken <= len(before.spare):
+        right = has == had[taken:]
+        require(right, "free order", f"{has[:9]} are left of {had[:9]}")
+
+
+def _free_order(pool: Pool) -> list[int]:
+    """The free blocks, in the order in which they are handed out."""
+    runs = [pool.freed[depth] for depth in sorted(pool.freed, reverse=True)]
+    return [*pool.spare, *chain(*runs), *range(pool.fresh, pool.total)]
 
 
 def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:

@@ -87,6 +87,25 @@ def _tokens(one: Account, after: EngineState, i: int, block_size: int) -> None:
     require(last == one.last, "known", f"{one.id} may have {last} + 1 tokens")
 
 
+def check_publication(books: Books, before: EngineState, after: EngineState) -> None:
+    """Raise InvariantError unless full blocks of prompts can be found as soon as the step
+    is over that computed them; or what they hold can be found in others, or could be
+    until one left in this turn. Behind a window others let go of it at any time.
+    """
+    if books.config.window or books.left:
+        return
+    run, size = after.running, books.config.block_size
+    cached = before.blocks.prefix.nodes, after.blocks.prefix.nodes
+    for i, gen in enumerate(run.gens):
+        own, due = run.chains[i], books.filled.get(gen, 0) // size
+        if own.sealed >= due or run.seqs[i].request.begins_anew:
+            continue
+        twin = [*own.keys[own.sealed : own.sealed + 1]]
+        found = any(key in nodes for key in twin for nodes in cached)
+        short = f"{run.ids[i]} has published {own.sealed} of {due} blocks"
+        require(found, "publish in time", short)
+
+
 def _fenced(leaving: list[Leaving], untils: list[int]) -> list[Leaving]:
     """There is a fence for each that left while plans were in flight, and no other."""
     rest, kept = Counter(untils), []

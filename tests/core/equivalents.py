@@ -188,10 +188,6 @@ EQUIVALENT: Final[dict[str, str]] = {
         "speculate/proposing.py | told_of_proposals | bound | "
         "frozenset(state.running.ids) -> state.running.ids"
     ): "A set for speed: both have the same members.",
-    "speculate/plan_drafts.py | _give | condition | if most -> if True": (
-        "Where nobody has room for a draft, each row yields one token: so it does where "
-        "nothing is said of how many."
-    ),
     (
         "waiting.py | Line._counted | condition | Counter(clients).items() if "
         "len(clients) > 1 else [(c, 1) for c in clients] -> [(c, 1) for c in clients]"

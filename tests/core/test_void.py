@@ -42,7 +42,7 @@ def test_a_good_step_leaves_their_faults_to_those_in_the_steps_behind_it() -> No
     bench.turn()
     assert bench.state.faults == faults[:1], "it is in the next step, which is not over"
     bench.turn()
-    assert bench.state.faults == ()
+    assert not bench.state.faults
 
 
 def test_faults_add_up_only_for_who_was_in_the_failed_step() -> None:

@@ -1,5 +1,7 @@
 """What is remembered of drafts is a plain fold over steps, however lazily it fades."""
 
+import json
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +10,10 @@ from attrs import evolve
 from minfer.messages import Cancel, Emit, Executed, Finished, Submit, Voided
 from minfer.plan import Plan
 from minfer.pmap import Map
+from minfer.runs.journal import FORMAT, LEARNING, MAGIC, framed
+from minfer.runs.journal_reading import payloads
+from minfer.runs.journal_writing import encode_journal
+from minfer.runs.replay import DivergenceError
 from minfer.sequence import SampleId
 from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting, Learnt
 from minfer.speculate.learn import learnt
@@ -16,6 +22,7 @@ from minfer.speculate.settings import Speculation
 from minfer.state import Turn
 from tests.circles import seeds
 from tests.core.recorded import recorded
+from tests.core.runs.made import opened
 from tests.core.speculate.drafted import (
     FLAT,
     HOSTED,
@@ -161,3 +168,30 @@ def test_proposals_are_left_as_they_are() -> None:
     before = bench.state.drafting
     after = learnt(LEARNS, bench.state, plan, (1,)).drafting
     assert after.proposals is before.proposals
+
+
+@pytest.mark.parametrize("form", [LEARNING - 1, FORMAT])
+def test_journals_that_kept_more_of_fixed_drafts_are_not_compared_in_that(
+    form: int,
+) -> None:
+    """Until then each sample's drafts were remembered, on which nothing depended. Where
+    no sample is left, states are compared.
+    """
+    bench = begun(HOSTED, ask("a", max_tokens=30), turns=5)
+    running = len(bench.turns)
+    bench.drain()
+    for count, left in ((running, True), (len(bench.turns), False)):
+        data = encode_journal(bench.config, bench.turns[:count])
+        (head, *records) = payloads(data, "run")
+        told = json.loads(zlib.decompress(head[1:])) | {"format": form}
+        mark = bytearray(next(one for one in records if one[:1] == b"S"))
+        mark[-1] ^= 1  # another state
+        others = [mark if one[:1] == b"S" else one for one in records]
+        first = b"H" + zlib.compress(json.dumps(told).encode())
+        journal = opened(MAGIC + b"".join(framed(bytes(o)) for o in (first, *others)))
+        if left and form < LEARNING:
+            assert len(list(journal.turns())) == count
+            assert journal.checked == 0
+        else:
+            with pytest.raises(DivergenceError, match="the state"):
+                list(journal.turns())

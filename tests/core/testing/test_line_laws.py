@@ -1,9 +1,10 @@
 """Who is let in, who gives way and who waits is named where it is wrong on purpose."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
-from attrs import evolve
+from attrs import evolve, frozen
 
 from minfer.messages import (
     Admitted,
@@ -14,7 +15,9 @@ from minfer.messages import (
 )
 from minfer.pmap import Map
 from minfer.policies import Priority
+from minfer.policy import FirstCome, Load
 from minfer.policy_seats import JOIN_EVERY, FairSeats
+from minfer.pool import Pool
 from minfer.prefix import NONE, ROOT, PrefixIndex
 from minfer.sequence import Sequence
 from minfer.state import Fence, Hold, Turn
@@ -23,7 +26,13 @@ from minfer.testing.books import Books
 from minfer.testing.decision_laws import read_decisions
 from minfer.testing.event_laws import fold
 from minfer.testing.invariants import InvariantError
-from minfer.testing.line_laws import _may_pass, check_evictions, check_line
+from minfer.testing.ledger import check_turn
+from minfer.testing.line_laws import (
+    _may_pass,
+    check_evictions,
+    check_free_order,
+    check_line,
+)
 from minfer.testing.plan_laws import Planning
 from tests.core.test_engine import CONFIG, ask
 from tests.core.testing.turns import (
@@ -199,6 +208,67 @@ def test_what_was_used_last_is_evicted_last() -> None:
     last = evolve(before, nodes=before.nodes.delete(b"\2"), idle=before.idle.delete(6))
     with pytest.raises(InvariantError, match="eviction: last used at 6 is gone, at 4 is"):
         check_evictions(before, last)
+
+
+def test_a_parent_is_as_old_as_the_last_use_of_it_or_its_children() -> None:
+    """Of a chain whose end was used at 4: its parent was used at 7, and is younger than
+    what was used at 5.
+    """
+    lone = idlers()
+    parent, child = b"\7", b"\0"
+    nodes = lone.nodes.set(parent, (7, ROOT, 0, 1, 7)).set(child, (0, parent, 0, 0, 4))
+    before = evolve(lone, nodes=nodes, next_use=8)
+    both = nodes.delete(parent).delete(child)
+    left = before.idle.delete(4)
+    with pytest.raises(InvariantError, match="eviction: last used at 7 is gone, at 5 is"):
+        check_evictions(before, evolve(before, nodes=both, idle=left))
+    alone = nodes.delete(child).set(parent, (7, ROOT, 0, 0, 7))
+    check_evictions(before, evolve(before, nodes=alone, idle=left.set(7, parent)))
+    older = evolve(before, nodes=nodes.set(parent, (7, ROOT, 0, 1, 2)))
+    gone = evolve(older, nodes=older.nodes.delete(parent).delete(child), idle=left)
+    check_evictions(older, gone)
+
+
+def test_free_blocks_are_handed_out_in_their_order() -> None:
+    runs = Map({0: (6, 5), 1: (4, 3)})
+    before = Pool(9, fresh=7, spare=(1, 2), freed=runs, free=8)
+    check_free_order(before, before)
+    right = [
+        Pool(9, fresh=7, spare=(2,), freed=runs, free=7),
+        Pool(9, fresh=7, freed=runs, free=6),
+        Pool(9, fresh=7, spare=(0, 2), freed=runs, free=8),  # one came back
+        Pool(9, fresh=7, spare=(2,), freed=Map({0: (6, 5)}), free=5),  # run first
+    ]
+    wrong = [
+        Pool(9, fresh=7, spare=(1,), freed=runs, free=7),
+        Pool(9, fresh=7, spare=(2, 1), freed=runs, free=8),
+        Pool(9, fresh=8, spare=(1, 2), freed=runs, free=7),
+        Pool(9, fresh=7, spare=(1, 2), freed=Map({0: (6, 5)}), free=6),
+    ]
+    for after in right:
+        check_free_order(before, after)
+    for after in wrong:
+        with pytest.raises(InvariantError, match="free order: "):
+            check_free_order(before, after)
+
+
+@frozen
+class Punctual(FirstCome):
+    """Lets nobody in before the time 9."""
+
+    def admit_from(self, state: Any, load: Load) -> float:
+        del state, load
+        return 9.0
+
+
+def test_the_engine_is_woken_at_the_time_that_the_policy_said() -> None:
+    config = evolve(CONFIG, policy=Punctual())
+    (turn, *_) = played(config, (Submit(ask("x")),))
+    assert turn.transition.commands == (WakeAt(9.0),)
+    check_turn(config, turn.before, turn.events, turn.transition)
+    wrong = evolve(turn.transition, commands=(WakeAt(9.5),))
+    with pytest.raises(InvariantError, match=r"wake: at 9\.5; the policy said 9\.0"):
+        check_turn(config, turn.before, turn.events, wrong)
 
 
 def test_what_was_in_use_is_not_as_old_as_it_looks() -> None:

@@ -70,7 +70,7 @@ def _grown(state: EngineState) -> list[EngineState]:
     pool, many = state.blocks.pool, [(f"n{i}", 0) for i in range(99)]
     name, live = next(iter(state.requests.items()))
     moved = evolve(live, moved=((0, ()), (1, ())))
-    proposals = Map(dict.fromkeys(many, Proposed(1, (1,))))
+    proposals: Map[SampleId, Proposed] = Map(dict.fromkeys(many, Proposed(1, (1,))))
     drafting = Drafting(proposals=proposals)
     return [
         blocks_with(state, freed=pool.freed.set(len(pool.freed), ())),

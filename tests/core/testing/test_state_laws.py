@@ -19,7 +19,7 @@ from minfer.speculate.settings import HOST, Speculation
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
-from minfer.testing.state_laws import check_flights
+from minfer.testing.state_laws import check_flights, check_publication
 from tests.core.test_engine import CONFIG, ask
 from tests.core.testing.turns import (
     DEEP,
@@ -28,6 +28,7 @@ from tests.core.testing.turns import (
     STEADY,
     Bite,
     bitten,
+    blocks_with,
     busy,
     decoding,
     grown,
@@ -130,3 +131,20 @@ def test_a_block_that_is_to_be_written_and_can_be_found_is_named() -> None:
     wrong = run_with(state, chains=(found, *rest))
     with pytest.raises(InvariantError, match="exclusive tail: others may read"):
         check_flights(books.flights, wrong, CONFIG.block_size)
+
+
+def test_a_prompt_that_was_computed_and_cannot_be_found_is_named() -> None:
+    config = evolve(CONFIG, depth=1)
+    turns = played(config, (Submit(ask("x", 20, 9)),))
+    turn = next(turn for turn in turns if turn.number == 1)
+    books, after = Books.at(config, turn.before), turn.transition.state
+    (gen,), (chain,) = after.running.gens, after.running.chains
+    assert chain.sealed == 4
+    books.filled[gen] = 16
+    check_publication(books, turn.before, after)
+    books.filled[gen] = 20
+    with pytest.raises(InvariantError, match=r"publish in time: .* published 4 of 5"):
+        check_publication(books, turn.before, after)
+    nodes = after.blocks.prefix.nodes.set(chain.keys[4], (9, b"", 1, 0, -1))
+    twin = blocks_with(after, nodes=nodes)
+    check_publication(books, turn.before, twin)
