@@ -107,7 +107,11 @@ def _is_made_so(
         if (getattr(model, name) or None) != (value or None):
             return False
     for name, part in kind.parts(config).items():
-        if _bare(state_of(getattr(backend, name))) != _bare(part or {}):
+        found = state_of(getattr(backend, name))
+        levels = name == "decoder" and found.get("type") == "ByteLevel"
+        if levels and part["type"] == "ByteLevel":
+            continue  # whose settings do nothing in a decoder
+        if _bare(found) != _bare(part or {}):
             return False
     stored = [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
     return [*map(repr, stored)] == [*map(repr, tokens.added[: len(stored)])]

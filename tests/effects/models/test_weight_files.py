@@ -19,7 +19,7 @@ from minfer.effects.models.checkpoint import (
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.models.spec import EMBED, LM_HEAD
 from minfer.effects.models.weight_files import INDEX_NAME, SINGLE_NAME
-from tests.effects.models.test_checkpoint import check_equal, edit_tensors, save
+from tests.effects.models.test_checkpoint import check_equal, edit, edit_tensors, save
 from tests.effects.tiny_model import expected_tensors, read_spec
 
 Tensors = dict[str, torch.Tensor]
@@ -160,4 +160,15 @@ def test_a_missing_output_head_says_what_helps(tmp_path: Path) -> None:
     save(tmp_path)
     edit_tensors(tmp_path, without(LM_HEAD))
     with pytest.raises(TensorMismatchError, match="set tie_word_embeddings to true"):
+        load_weights(tmp_path, read_spec(tmp_path))
+
+
+def test_a_file_that_the_config_names(tmp_path: Path) -> None:
+    model = save(tmp_path)
+    (tmp_path / SINGLE_NAME).rename(tmp_path / "own.safetensors")
+    edit(tmp_path, transformers_weights="own.safetensors")
+    assert Qwen2ForCausalLM.from_pretrained(tmp_path) is not None
+    check_equal(tmp_path, model, "float32")
+    edit(tmp_path, transformers_weights="../own.safetensors")
+    with pytest.raises(CorruptFileError, match="not the name of a file in this folder"):
         load_weights(tmp_path, read_spec(tmp_path))

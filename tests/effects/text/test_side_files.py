@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from transformers.models.auto import tokenization_auto as auto
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from minfer.effects.text import tokenizer_loading
 from minfer.effects.text.tokenizer import TextError, Tokenizer, TokenizerError
 from minfer.effects.text.tokenizer_classes import (
     CLASS_OF,
@@ -297,3 +298,17 @@ def test_a_tokenizer_that_its_class_cannot_take(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: corrupt"):
         Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Qwen2Tokenizer", "GPT2Tokenizer", "LlamaTokenizer"])
+def test_what_is_as_its_class_makes_it_is_not_made_again(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take a second, of a large vocabulary."""
+    backend = falls_back() if name == "LlamaTokenizer" else None
+    write(
+        tmp_path, {CONFIG: {"tokenizer_class": name, "unk_token": "a"}}, backend, "qwen3"
+    )
+    AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    monkeypatch.setattr(tokenizer_loading, "_remade", None)
+    agree(tmp_path)
