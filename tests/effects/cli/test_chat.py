@@ -110,7 +110,7 @@ def test_commands(piped: Piped) -> None:
 
 
 def test_a_message_that_fails_is_taken_back_and_the_rest_goes_on(piped: Piped) -> None:
-    text = b"hi\nboo\n\xff\xfe\n" + b"x" * 900 + b"\nyou\n"
+    text = b"hi\nboo\n\xff\xfe\n" + b"x" * 9000 + b"\nyou\n"
     code, out, err = piped(text, "--max-model-len", "100", "--stats")
     assert code == 1
     assert out == f"{SAID[:5]}\n" * 2
@@ -118,15 +118,15 @@ def test_a_message_that_fails_is_taken_back_and_the_rest_goes_on(piped: Piped) -
     assert len(said) == 3
     assert "the chat template failed: No!" in said[0]
     assert "lone surrogate" in said[1]
-    assert "the text has 930 characters; this model's maximum context" in said[2]
+    assert "the text has 9030 characters; this model's maximum context" in said[2]
     assert "/clear" not in said[2]  # it has no room in a new conversation either
     assert prompts(err) == [8, 8 + 16 + len("<user>you")]
 
 
 def test_a_first_message_that_is_too_long(piped: Piped) -> None:
-    code, out, err = piped("x" * 900, "--max-model-len", "100")
+    code, out, err = piped("x" * 9000, "--max-model-len", "100")
     assert (code, out) == (1, "")
-    assert "the text has 906 characters; this model's maximum context" in err
+    assert "the text has 9006 characters; this model's maximum context" in err
     assert "/undo" not in err
 
 

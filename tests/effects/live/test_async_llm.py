@@ -226,7 +226,8 @@ def test_parameters_default_to_the_models(folder: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"do_sample": false, "top_p": 0.5}')
 
     async def program() -> None:
-        assert llm.get_default_sampling_params() == SamplingParams(temperature=0)
+        advised = SamplingParams(temperature=0, top_p=0.5)
+        assert llm.get_default_sampling_params() == advised
         greedy = SamplingParams(temperature=0)
         assert ids(await collect(llm.generate("abc"))) == ids(
             await collect(llm.generate("abc", greedy))
