@@ -51,10 +51,10 @@ def _drawn(folder: Path) -> list[str]:
 
 
 def _more_ends(folder: Path) -> list[str]:
-    value = read_optional(folder / GENERATION).get("eos_token_id")
+    names = (GENERATION, "config.json")
+    values = [read_optional(folder / name).get("eos_token_id") for name in names]
+    value = next((one for one in values if one is not None), [])
     theirs = [*map(whole, value if isinstance(value, list) else [value])]
-    if value is None:
-        return []
     return [str(token) for token in Tokenizer(folder).eos_ids if token not in theirs]
 
 
@@ -96,8 +96,8 @@ DIFFERENCES: Final = (
     ),
     Difference(
         "end a sequence too, as config.json or the tokenizer says",
-        "transformers heeds generation_config.json alone, and goes on behind the end of "
-        "a turn where that file is incomplete",
+        "transformers heeds generation_config.json, or without it config.json, alone, "
+        "and goes on behind the end of a turn where that file is incomplete",
         _more_ends,
     ),
     Difference(
