@@ -13,7 +13,7 @@ folder without tokenizer.json, `architectures` without a causal language model.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -53,7 +53,7 @@ def _drawn(folder: Path) -> list[str]:
 def _more_ends(folder: Path) -> list[str]:
     names = (GENERATION, "config.json")
     values = [read_optional(folder / name).get("eos_token_id") for name in names]
-    value = next((one for one in values if one is not None), [])
+    value: Any = next((one for one in values if one is not None), [])
     theirs = [*map(whole, value if isinstance(value, list) else [value])]
     return [str(token) for token in Tokenizer(folder).eos_ids if token not in theirs]
 
