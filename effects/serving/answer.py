@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
 from minfer.effects.live.grammar_masks import STUCK
+from minfer.effects.live.link.quarantine import GIVEN_UP
 from minfer.effects.live.names import prompt_name
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import CANCELLED, INTERNAL, SHUTTING_DOWN, ApiError
@@ -184,6 +185,8 @@ class Answer:
                 if delta.error.startswith(STUCK):  # which is the client's own
                     raise ApiError(delta.error, self.request.constrained_by)
                 self.backend.log.error("%s failed: %s", self.stamp.id, delta.error)
+                if delta.error.startswith(GIVEN_UP):
+                    raise ApiError(delta.error, None, "request_killed_engine", INTERNAL)
                 raise ApiError(_FAILED, None, "engine_error", INTERNAL)
             if self.backend.closing:
                 raise EngineDeadError(SHUTTING_DOWN)

@@ -189,8 +189,9 @@ class Host:
         self._missing.discard(hello.front)
         resumed = {one.request.id: one for one in hello.resumed}
         for request in self._owned(session, [one.request for one in hello.resumed]):
-            if resumed[request.id].deaths >= SUSPECT:
-                self._quarantine.suspect(request)
+            deaths = resumed[request.id].deaths
+            if deaths >= SUSPECT:
+                self._quarantine.suspect(request, deaths)
             else:
                 self._quarantine.hold([request])
         self._serve_due()
@@ -290,7 +291,7 @@ class Host:
         return bool(self._missing) and client.clock() < self._opened + PATIENCE
 
     def _cleared(self, name: str) -> None:
-        """A request has something new, or is gone; who waited for that is served."""
+        """A request is cleared, or is gone; who waited for that is served."""
         if self._quarantine.clear(name):
             if not self._quarantine.closed:
                 self._broadcast(wire.encoded(wire.Probing()))
@@ -303,7 +304,7 @@ class Host:
         self._settle(news)
 
     def _settle(self, news: News) -> None:
-        """Note who has ended, and whether the suspect has something new."""
+        """Note who has ended, and whether the suspect is cleared."""
         for done in news.finished:
             if done.id in self._left:
                 self._left[done.id] -= 1
@@ -312,8 +313,11 @@ class Host:
         probing = self._quarantine.probing
         if probing:
             each = zip(news.ids, news.tokens, strict=True)
-            moved = any(tokens for (name, _), tokens in each if name == probing)
-            if moved or probing not in self._owners:
+            cleared = False
+            for (name, sample), tokens in each:
+                if name == probing and self._quarantine.give(sample, len(tokens)):
+                    cleared = True
+            if cleared or probing not in self._owners:
                 self._cleared(probing)
 
     def _broadcast(self, message: bytes) -> None:

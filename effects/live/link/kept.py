@@ -12,11 +12,27 @@ from attrs import define, evolve, field
 
 from minfer.effects.live.client import About, News
 from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.quarantine import GUILTY
+from minfer.effects.live.link.quarantine import FEW, GIVEN_UP, GUILTY
 from minfer.effects.live.names import again_name
 from minfer.messages import Finish, Finished
 from minfer.request import Request
 from minfer.sequence import SampleId
+
+
+@define(eq=False)
+class Trial:
+    """A sample, and the engines that had it: see `quarantine`."""
+
+    admitted: bool = False  # by the engine that has it now
+    got: int = 0  # tokens that this engine gave it
+    deaths: int = 0  # in a row of engines that did not clear it
+    deaths_alone: int = 0  # of these, while they served nothing else
+
+    def end(self, *, alone: bool) -> None:
+        """Note that the engine that had it has died."""
+        cleared = self.got > FEW
+        self.deaths = 1 if cleared else self.deaths + 1
+        self.deaths_alone = 0 if cleared else self.deaths_alone + alone
 
 
 @define(eq=False)
@@ -25,15 +41,12 @@ class Kept:
 
     request: Request
     tokens: list[list[int]]  # new ones, by sample
+    trials: list[Trial]  # likewise
     names: list[str] = field(factory=list)  # of it, or of its parts, on the link
     over: set[int] = field(factory=set)  # samples that have ended
     ends: dict[int, Finish] = field(factory=dict)  # that the engine was told of
     cancelled: bool = False
     compiling: bool = False  # so may be the engine that has it: until it is in line
-    admitted: bool = False  # by the engine that has it now
-    moved: bool = False  # that engine gave it something
-    deaths: int = 0  # see `quarantine`
-    deaths_alone: int = 0
 
     def left(self) -> list[int]:
         """The samples that have not ended."""
@@ -48,21 +61,22 @@ class Kept:
         self.names.append(name)
         self.compiling = self.request.sampling.structured_outputs is not None
 
-    def blame(self, probing: str) -> bool:
-        """Note that the engine that had it has died, while it served `probing` alone, if
-        anybody; whether that is proof.
+    def blame(self, alone: Sequence[int], *, probing: bool) -> bool:
+        """Note that the engine that had it has died, while it served these samples alone,
+        or if it was `probing`, others; whether that is proof.
         """
-        alone = probing in self.names
-        if probing:
-            self.deaths_alone += alone
-        elif self.admitted or self.compiling:
-            self.deaths = 1 if self.moved else self.deaths + 1
+        for sample in self.left():
+            trial = self.trials[sample]
+            if sample in alone or (not probing and (trial.admitted or self.compiling)):
+                trial.end(alone=sample in alone)
         self.forsake()
-        return alone and self.deaths_alone >= GUILTY
+        return any(self.trials[sample].deaths_alone >= GUILTY for sample in alone)
 
     def forsake(self) -> None:
         """No engine has it any more."""
-        self.compiling = self.admitted = self.moved = False
+        self.compiling = False
+        for trial in self.trials:
+            trial.admitted, trial.got = False, 0
         self.names.clear()
 
 
@@ -97,7 +111,8 @@ class Requests:
     def add(self, request: Request) -> None:
         """A request comes, under an id that no other one has."""
         tokens: list[list[int]] = [[] for _ in range(request.n)]
-        kept = self._kept[request.id] = Kept(request, tokens)
+        trials = [Trial() for _ in range(request.n)]
+        kept = self._kept[request.id] = Kept(request, tokens, trials)
         kept.go(request.id)
         self._names[request.id] = (request.id, None)
 
@@ -136,17 +151,24 @@ class Requests:
         for kept in self._kept.values():
             if not served:
                 kept.forsake()
-            elif kept.blame(probing):
+            elif kept.blame(self._known_as(probing, kept), probing=bool(probing)):
                 proven.append(kept)
         self._names.clear()
         self._batch = ()
         self._rows = ()
-        why = f"the engine died {GUILTY} times while it served this request alone"
+        why = f"{GIVEN_UP}: the request itself is the cause, and is not tried again"
         return tuple(
             Finished(kept.request.id, sample, "error", kept.length(sample), why)
             for kept in proven
             for sample in kept.left()
         )
+
+    def _known_as(self, name: str, kept: Kept) -> list[int]:
+        """The samples of a request that go by a name on the link."""
+        if name not in kept.names:
+            return []
+        _, sample = self._names[name]
+        return kept.left() if sample is None else [sample]
 
     def to_end(self) -> tuple[Finished, ...]:
         """The ends of what was to end, of whom no engine will say it."""
@@ -180,7 +202,10 @@ class Requests:
         name = again_name(kept.request.id, next(self._again))
         self._names[name] = (kept.request.id, sample)
         kept.go(name)
-        return wire.Resumed(evolve(part, id=name), kept.deaths, kept.deaths_alone)
+        trials = kept.trials if sample is None else [kept.trials[sample]]
+        deaths = max(one.deaths for one in trials)
+        alone = max(one.deaths_alone for one in trials)
+        return wire.Resumed(evolve(part, id=name), deaths, alone)
 
     # --- news ---------------------------------------------------------------------------
 
@@ -194,7 +219,7 @@ class Requests:
                 if tokens and row is not None:
                     kept, sample = row
                     kept.tokens[sample] += tokens
-                    kept.moved = True
+                    kept.trials[sample].got += len(tokens)
         known = [one for one in told.reasons if one.of.id in self._names]
         names = self._names
         places = {names[one][0]: at for one, at in told.places.items() if one in names}
@@ -254,7 +279,7 @@ class Requests:
     def _reason(self, one: wire.Reason) -> About:
         own, sample = self._own(one.of.id, one.of.sample)
         if isinstance(one, wire.AdmittedReason) and own in self._kept:
-            self._kept[own].admitted = True
+            self._kept[own].trials[sample].admitted = True
         return evolve(one.of, id=own, sample=sample)
 
     def _as_named(self, kept: Kept, end: Finish) -> list[Finish]:

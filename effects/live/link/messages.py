@@ -25,7 +25,7 @@ class Resumed(Struct, frozen=True):
     """A request that an engine of before served, with what came of it as its `output`."""
 
     request: Request
-    deaths: int  # of engines in a row that served it and gave it nothing more
+    deaths: int  # of engines in a row that served it and did not clear it
     deaths_alone: int  # of engines that served nobody else
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.live.link.quarantine import Quarantine
+from minfer.effects.live.link.quarantine import FEW, Quarantine
 from tests.effects.live.link.ends import request
 
 A, B, C = map(request, "abc")
@@ -32,6 +32,26 @@ def test_suspects_run_one_after_the_other_and_then_all_who_waited() -> None:
     assert line.clear("b")
     assert not line.closed
     assert line.due() == (C,)
+
+
+def test_who_saw_most_engines_die_runs_first() -> None:
+    line = Quarantine()
+    for one, deaths in ((A, 2), (B, 4), (C, 4)):
+        line.suspect(one, deaths)
+    for one in (B, C, A):
+        assert line.due() == (one,)
+        assert line.clear(one.id)
+    assert not line.closed
+
+
+def test_a_few_tokens_clear_nobody() -> None:
+    line = Quarantine()
+    for one in (A, B):
+        line.suspect(one)
+        line.due()
+        assert not any(line.give(sample, 1) for sample in (0, 1) for _ in range(FEW))
+        assert line.give(1, 1)
+        assert line.clear(one.id)
 
 
 def test_who_is_dropped_is_not_served() -> None:

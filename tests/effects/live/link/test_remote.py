@@ -13,12 +13,12 @@ from minfer.effects.live.errors import (
     RequestError,
 )
 from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.quarantine import GUILTY
+from minfer.effects.live.link.quarantine import FEW, GUILTY
 from minfer.effects.live.link.remote import Remote
 from minfer.request import SamplingParams
 from tests.circles import seeds
 from tests.effects.live.link.ends import IDLE, linked, request
-from tests.effects.live.link.world import World
+from tests.effects.live.link.world import Poison, World
 
 
 @pytest.mark.long
@@ -54,6 +54,49 @@ def test_a_request_that_kills_ends_alone(seeds: range, *, compiles: bool) -> Non
             if done.reason == "error"
         ]
         assert wrong == [("bad", 0)]
+
+
+KILLS = {
+    "prefill": Poison("bad"),
+    "a token after each start": Poison("bad", after=1),
+    "a few tokens after each start": Poison("bad", after=7),
+    "some tokens after each start": Poison("bad", after=11),
+    "a token": Poison("bad", at=3),
+    "a late token": Poison("bad", at=2 * FEW),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("kills", KILLS.values(), ids=KILLS)
+@seeds(3, 40)
+def test_a_request_that_kills_costs_few_engines(
+    seeds: range, kills: Poison, n: int
+) -> None:
+    """All get the right tokens but the request that is the cause, which hears so."""
+    for seed in seeds:
+        some = kills if n == 1 else evolve(kills, sample=Random(seed).choice((None, 2)))
+        world = World(seed, poison="bad", kills=some)
+        bad = evolve(
+            world.any_request(),
+            id="bad",
+            n=n,
+            prompt=(1, 2, 3),
+            max_tokens=60,
+            sampling=SamplingParams(),
+            stop_ids=frozenset(),
+        )
+        each = [evolve(world.any_request(), id=f"r{i}") for i in range(6)]
+        each.insert(Random(seed).randrange(6), bad)
+        for number, one in enumerate(each):
+            world.ask(world.fronts[number % 2], one)
+        world.run(0)
+        world.judge()
+        assert 3 <= world.deaths <= 6
+        ends = [done for front in world.fronts for done in front.ended.values()]
+        wrong = [done for done in ends if done.reason == "error"]
+        assert {done.id for done in wrong} == {"bad"}
+        assert all("the request itself is the cause" in done.error for done in wrong)
 
 
 def test_what_is_refused_is_refused_at_once() -> None:
