@@ -31,7 +31,7 @@ SOON = 60.0  # seconds for what takes a few
 CLOSE = 1e-3  # of log-probabilities
 REPLACEMENT = "\ufffd"
 SPECIAL = re.compile(r"<\|\w+\|>")  # a token that is not part of a text
-SERVE = [sys.executable, "-m", "minfer", "serve", "--port=0", "--api-processes=2"]
+SERVE = ["serve", "--port=0", "--api-processes=2"]
 BROKEN = (httpx.HTTPError, json.JSONDecodeError, KeyError)  # of a stream that is cut
 
 
@@ -83,11 +83,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(*options: str, wait: bool = True) -> Iterator[Server]:
-    """A server, which is ready if it is waited for."""
+def server(*options: str, wait: bool = True, module: str = "minfer") -> Iterator[Server]:
+    """A server, which is ready if it is waited for; `module` is its program."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [*SERVE, *options],
+        [sys.executable, "-m", module, *SERVE, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 import pytest
@@ -154,6 +155,48 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
         await served.until_ready()
 
     asyncio.run(run())
+
+
+KILLERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "prefill": ("completions", {"prompt": [7, 7, 0]}),
+    "a few tokens after each start": ("completions", {"prompt": [7, 7, 5]}),
+    "several samples": ("completions", {"prompt": [7, 7, 3], "n": 4}),
+    "an embedding": ("embeddings", {"input": [7, 7, 0]}),
+}
+
+
+@pytest.mark.claimed  # test_remote asks it of links in one process
+@pytest.mark.parametrize("kind", KILLERS)
+def test_a_request_that_kills_engines_is_told_so_and_costs_few(kind: str) -> None:
+    path, body = KILLERS[kind]
+    more = {} if path == "embeddings" else {"max_tokens": 200, "ignore_eos": True}
+    module = "tests.effects.serving.poisoned"
+    with server(FLOAT, "--num-gpu-blocks-override=128", module=module) as served:
+        load = Load(served.url, bodies(1, 150))
+
+        async def run() -> httpx.Response:
+            await served.until_ready()
+            await load.learn()
+            count = len(load.bodies)
+            clients = [asyncio.create_task(load.client(i, count)) for i in range(count)]
+            await load.flows(time.monotonic())
+            async with httpx.AsyncClient(timeout=SOON) as client:
+                url = f"{served.url}/v1/{path}"
+                answer = await client.post(url, json={**body, **more})
+            load.stopping = True
+            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+            return answer
+
+        answer = asyncio.run(run())
+        served.process.terminate()
+        assert served.process.stderr is not None
+        said = served.process.stderr.read()
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (500, "request_killed_engine")
+    assert "the request itself is the cause" in error["message"]
+    assert 3 <= said.count("engine ended by signal 9; it is started again") <= 6
+    assert load.lost() == []
+    assert load.different() == []
 
 
 @pytest.mark.claimed  # test_supervisor asks it of children that load nothing
