@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 
 from minfer.effects.live.client import About, News
 from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.quarantine import FEW, GIVEN_UP, GUILTY
+from minfer.effects.live.link.quarantine import ALIKE, FEW, GIVEN_UP, GUILTY
 from minfer.effects.live.names import again_name
 from minfer.messages import Finish, Finished
 from minfer.request import Request
@@ -27,12 +27,23 @@ class Trial:
     got: int = 0  # tokens that this engine gave it
     deaths: int = 0  # in a row of engines that did not clear it
     deaths_alone: int = 0  # of these, while they served nothing else
+    got_alone: int = 0  # tokens that the last of those gave it
 
     def end(self, *, alone: bool) -> None:
         """Note that the engine that had it has died."""
         cleared = self.got > FEW
         self.deaths = 1 if cleared else self.deaths + 1
-        self.deaths_alone = 0 if cleared else self.deaths_alone + alone
+        if cleared:
+            self.deaths_alone = 0
+        elif alone:
+            alike = abs(self.got - self.got_alone) <= ALIKE
+            self.deaths_alone = self.deaths_alone + 1 if alike else 1
+            self.got_alone = self.got
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is what the engines died of."""
+        return self.deaths_alone >= GUILTY + (self.got_alone > 0)
 
 
 @define(eq=False)
@@ -70,7 +81,7 @@ class Kept:
             if sample in alone or (not probing and (trial.admitted or self.compiling)):
                 trial.end(alone=sample in alone)
         self.forsake()
-        return any(self.trials[sample].deaths_alone >= GUILTY for sample in alone)
+        return any(self.trials[sample].proven for sample in alone)
 
     def forsake(self) -> None:
         """No engine has it any more."""

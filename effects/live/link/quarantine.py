@@ -7,7 +7,8 @@ yet), and that saw `SUSPECT` engines in a row die before it was cleared may be w
 died of: suspects run first and alone, one after the other, each until it is cleared or
 ends, and all others wait for that. The suspect that saw most engines die is the first, as
 one that was cleared runs on beside those that follow. A request of which `GUILTY` engines
-died while they served nobody else is given up by its front. So a request that kills ends
+died while they served nobody else (one more if they gave it tokens first, and about as
+many each time) is given up by its front. So a request that kills ends
 alone, also if each engine gives it a few tokens first, and a process that is killed from
 outside costs nobody their request: for that it would have to be killed again and again,
 always before the same request is cleared, and at the end while that runs alone.
@@ -21,9 +22,10 @@ from minfer.request import Request
 
 SUSPECT: Final = 2  # engines that died in a row
 GUILTY: Final = 2  # engines that died while they served nothing else
-FEW: Final = 16  # tokens that an engine may give a sample and then die of it
+FEW: Final = 8  # tokens that an engine may give a sample and then die of it
+ALIKE: Final = 2  # tokens by which those numbers differ at most, of which some are lost
 # How the error of a request begins that is given up.
-GIVEN_UP: Final = f"the engine died {GUILTY} times while it served this request alone"
+GIVEN_UP: Final = "the engine died again and again while it served this request alone"
 
 
 class Quarantine:

@@ -13,7 +13,7 @@ from minfer.effects.live.errors import (
     RequestError,
 )
 from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.quarantine import FEW, GUILTY
+from minfer.effects.live.link.quarantine import FEW, GIVEN_UP, GUILTY
 from minfer.effects.live.link.remote import Remote
 from minfer.request import SamplingParams
 from tests.circles import seeds
@@ -46,7 +46,7 @@ def test_a_request_that_kills_ends_alone(seeds: range, *, compiles: bool) -> Non
         world.ask(world.fronts[0], bad)
         world.run(300)
         world.judge()
-        assert world.fronts[0].ended["bad", 0].error.startswith("the engine died 2 times")
+        assert world.fronts[0].ended["bad", 0].error.startswith(GIVEN_UP)
         wrong = [
             name
             for front in world.fronts
@@ -59,8 +59,8 @@ def test_a_request_that_kills_ends_alone(seeds: range, *, compiles: bool) -> Non
 KILLS = {
     "prefill": Poison("bad"),
     "a token after each start": Poison("bad", after=1),
-    "a few tokens after each start": Poison("bad", after=7),
-    "some tokens after each start": Poison("bad", after=11),
+    "a few tokens after each start": Poison("bad", after=4),
+    "as many as do not clear it": Poison("bad", after=FEW),
     "a token": Poison("bad", at=3),
     "a late token": Poison("bad", at=2 * FEW),
 }
