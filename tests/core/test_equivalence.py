@@ -160,6 +160,7 @@ def decided(seed: int, config: EngineConfig) -> list[tuple[Any, Any]]:
     return world.story
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(4), *claimed(range(4, 25))])
 def test_thresholds_change_no_decision(seed: int) -> None:
     """Nor do they change what is told to the device: each is another way to the same

@@ -256,6 +256,7 @@ def test_decode_again_and_among_others_gives_the_same_bits() -> None:
             )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     CUDA, reason="the interpreter's order of programs; a GPU's is its own"
 )

@@ -89,6 +89,7 @@ def test_the_edge_is_where_it_was_guessed(
     assert limits.max() < 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "off"),
     [

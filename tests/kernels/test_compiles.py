@@ -15,6 +15,7 @@ from tests.circles import long
 from .conftest import CUDA
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CUDA, reason="every other test compiles them here")
 @pytest.mark.parametrize("few", [True, *long([False])])
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path, few: bool) -> None:

@@ -102,6 +102,7 @@ def rejected(cases: Sequence[Case], device: str, *, filtered: bool) -> list[int]
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocab", [1, 2, 7, 200, *claimed([3000])])
 @pytest.mark.parametrize("seed", [0, *claimed([1, 2, 3])])
 @pytest.mark.parametrize("ways", [PLAIN, WAYS], ids=["plain", "filtered"])

@@ -138,6 +138,7 @@ def test_draws_from_all_tokens(device: str, rng: random.Random, vocab: int) -> N
         check(logits, rows_of(rng, params), device, filtered=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocab", [5, 190, *claimed([1, 64])])
 def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> None:
     """Each call mixes greedy, free and restricted rows, some of them doubly and more."""
@@ -165,6 +166,7 @@ def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> 
         check(logits, rows_of(rng, params), device)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocab", [5, 190, *claimed([1, 64])])
 def test_draws_from_typical_tokens(device: str, rng: random.Random, vocab: int) -> None:
     """Each call mixes rows restricted by typical-p alone, and by others as well."""
@@ -239,6 +241,7 @@ def check_edges(line: Tensor, params: Sequence[SamplingParams], device: str) -> 
     check(line.expand(len(rows), -1), rows, device)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("order", "each"), [("mixed", 2), *claimed([("mixed", 1), ("sorted", 1)])]
 )

@@ -34,7 +34,7 @@ from minfer.testing import (
 from minfer.testing.invariants import check
 from minfer.testing.ledger import check_turn
 from minfer.testing.trial import Trial
-from tests.circles import examples, long
+from tests.circles import claimed, examples
 from tests.kit import broken
 from tests.kit.broken import BROKEN
 from tests.kit.example_sound import Meters, TwoClasses
@@ -69,9 +69,10 @@ OF_A_KIND = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "bounds"),
-    [*OF_A_KIND, *long(one for one in SOUND if one not in OF_A_KIND)],
+    [*OF_A_KIND, *claimed(one for one in SOUND if one not in OF_A_KIND)],
     ids=lambda value: type(value).__name__,  # a map prints in the order of its hashes
 )
 def test_what_is_sound_passes(policy: Policy, bounds: dict[str, Any]) -> None:
@@ -128,9 +129,10 @@ SUBTLE = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
-    [AdaptiveLastIn, *(kind for kind in BROKEN if kind not in SUBTLE), *long(SUBTLE)],
+    [AdaptiveLastIn, *(kind for kind in BROKEN if kind not in SUBTLE), *claimed(SUBTLE)],
 )
 def test_what_is_broken_is_found_and_the_law_is_named(kind: type[Policy]) -> None:
     with pytest.raises(PolicyError) as caught:
@@ -139,6 +141,7 @@ def test_what_is_broken_is_found_and_the_law_is_named(kind: type[Policy]) -> Non
     assert kind.__name__ in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_failure_is_a_short_story_and_a_journal_that_replays(tmp_path: Path) -> None:
     policy, path = AdaptiveLastIn(), tmp_path / "starving.journal"
     with pytest.raises(PolicyError) as caught:
@@ -241,6 +244,7 @@ class InTens(FirstCome):
         return (float(state // 10), -float(state)), state + 1
 
 
+@pytest.mark.long
 def test_starvation_is_counted_in_those_who_went_first() -> None:
     check_policy(InTens(), seed=1, max_examples=30, overtakes=9)
     with pytest.raises(PolicyError, match="bounded starvation"):
@@ -258,6 +262,7 @@ class NoBudget(FirstCome):
         return max(0, min(load.budget, 4 * (load.available - 8)))
 
 
+@pytest.mark.long
 def test_an_engine_cannot_be_kept_from_working_by_a_budget_of_nothing() -> None:
     check_policy(NoBudget(), max_examples=30, seed=1)
 
@@ -305,6 +310,7 @@ class WholeDuck(WithBudget):
         return 1
 
 
+@pytest.mark.long
 def test_any_object_with_the_methods_will_do() -> None:
     check_policy(WholeDuck(), max_examples=20)
     for lacks, kind in (("budget", Duck), ("drafts", WithBudget)):
@@ -320,6 +326,7 @@ class Broken(PolicyMachine):
     policy = broken.PaysForPreemption()
 
 
+@pytest.mark.long
 def test_the_machine_runs_a_policy_under_rules() -> None:
     few = settings(max_examples=10, stateful_step_count=20, deadline=None)
     run_state_machine_as_test(Machine, settings=few)

@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import pytest
+
 from minfer.messages import Cancel, Emit, Executed, Submit
 from minfer.plan import Plan
 from minfer.runs.drafts import Judged, judged, tally_of
@@ -61,6 +63,7 @@ def test_a_step_that_failed_has_judged_nothing() -> None:
     assert of(run.turns[-1]) == ()
 
 
+@pytest.mark.long
 @seeds(12, 200)
 def test_what_stood_is_what_a_sample_has_more(seeds: range) -> None:
     """In hostile worlds with all drafters: drafts that stood, and one, are new tokens."""

@@ -20,6 +20,7 @@ from tests.core.recorded import recorded
 from tests.core.runs.made import opened, record, record_ends
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [97, *long([1])])
 def test_a_torn_tail_loses_the_last_record_alone(every: int) -> None:
     config, turns = recorded(8, 20)

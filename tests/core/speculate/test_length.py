@@ -241,6 +241,7 @@ def served(
     return Service(tokens, seconds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("some", "batch", "share"),
     [

@@ -50,6 +50,7 @@ def near(model: Model) -> DraftOf:
     return DraftOf(model.spec, evolve(model.weights, embed=embed))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampling", [GREEDY, SamplingParams(temperature=1), SamplingParams(top_p=0.8)]
 )
@@ -69,6 +70,7 @@ def test_the_target_as_its_own_draft_is_always_right(
     assert tally.accepted == tally.proposed > 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [None, {}, {"vocab_size": VOCAB - 40}, {"vocab_size": VOCAB + 27}],

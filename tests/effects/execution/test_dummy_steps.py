@@ -17,6 +17,7 @@ from tests.effects.setup.test_memory import QWEN_05B
 SWEPT = ["graphs", "drafts", "coins", "eager", "float32", "windows", "norms", "wide"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["few", *claimed(SWEPT)])
 def test_nothing_is_launched_that_was_not_foreseen(case: str) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "0"}

@@ -79,6 +79,7 @@ def only(*tokens: int) -> bytes:
 # --- masks that allow everything --------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("depth", "every"),
     [(1, 1), (2, 2), *claimed([(1, 2), (2, 1), (3, 1), (3, 2)])],

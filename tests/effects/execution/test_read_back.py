@@ -31,6 +31,7 @@ from tests.effects.execution.tiny_engine import (
 pytestmark = pytest.mark.usefixtures("kind")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [2, *claimed([1, 3])])
 @pytest.mark.parametrize(
     "settings",

@@ -50,6 +50,7 @@ def test_what_is_asked_for_matters(alone: Tokens, model: Model) -> None:
     assert sum(alone[name] != plain[name] for name in alone) >= 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2, *claimed([3])])
 @pytest.mark.parametrize(
     "settings",

@@ -127,6 +127,7 @@ def test_sequences_are_those_of_transformers(llm: LLM, model: Any, how: Any) -> 
     assert not differences(llm, model, prompts_of(llm, 3, 20), how, 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [3, *long([20]), *claimed([200])])
 def test_sequences_of_the_bundled_model_are_those_of_transformers(count: int) -> None:
     """Each prompt under one of the ways to search; many, under one of each width."""

@@ -144,6 +144,7 @@ def without(device: str, count: int) -> list[RequestOutput]:
         return llm.generate(prompts(count), asked(count), use_tqdm=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("method", "depth", "adaptive", "count"),
@@ -231,6 +232,7 @@ def compared(
     return Compared(partings, error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("count", [FEW, *claimed([SOME]), *claimed([ALL])])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])

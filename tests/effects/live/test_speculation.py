@@ -92,6 +92,7 @@ def plain(asked: str, prompts: Sequence[str] = PROMPTS) -> list[Any]:
     return told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "least"), [("greedy", 0.5), ("mixed", 0.3), *claimed([("sampled", 0.3)])]
 )

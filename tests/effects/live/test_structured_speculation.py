@@ -159,6 +159,7 @@ WAYS: tuple[tuple[str, int, dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "drafts", "settings"),
     WAYS,

@@ -27,6 +27,7 @@ def measured(seed: int, cost: CostModel = COST) -> list[Step]:
     return [*steps(Simulation(config, Simulated(), cost, rows.arrivals(64)).turns())]
 
 
+@pytest.mark.long
 def test_a_fit_finds_what_steps_cost() -> None:
     found, about = fit(measured(1), "x")
     assert abs(about["held_out_error"]["total"]) < 1e-3
@@ -41,6 +42,7 @@ def test_a_fit_finds_what_steps_cost() -> None:
         assert max(said) < 1.02
 
 
+@pytest.mark.long
 def test_a_fit_finds_what_launches_take_the_host() -> None:
     """Whose steps before them seem longer, and they themselves shorter."""
     known = evolve(COST, launch=0.03, captured=600, eager=0.002, eager_token=3e-5)

@@ -53,6 +53,7 @@ def saved(path: Path, run: Run) -> Path:
     return path / "a.journal"
 
 
+@pytest.mark.long
 def test_words_and_figures_agree(
     hostile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

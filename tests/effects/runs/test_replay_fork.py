@@ -158,6 +158,7 @@ def test_forks_with_other_drafts(
     assert sure["changed"]["drafted"]["rate"] == 1.0
 
 
+@pytest.mark.long
 def test_speculation_is_turned_on_in_a_fork(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,11 @@ def test_it_measures_minfer(
         ("", (), "(HTTP 401): name one with --model; set OPENAI_API_KEY"),
         ("wrong", ("--model", "dry"), "; set OPENAI_API_KEY in the environment"),
         ("secret", ("--model", "other"), "(HTTP 404): "),
-        ("secret", ("--random-input-len", "9999"), "(HTTP 400): the prompt has"),
+        (
+            "secret",
+            ("--random-input-len", "9999"),
+            "(HTTP 400): the prompt is far",
+        ),
         ("secret", ("--dataset-name", "custom"), "needs --dataset-path FILE"),
     ],
 )

@@ -20,6 +20,7 @@ from tests.core.recorded import recorded
 from tests.effects.runs.page.scenes import asked, entries, turns_of, unpacked
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(9), 22])
 def test_columns_are_those_of_the_states(seed: int) -> None:
     config, turns = recorded(seed, 150)

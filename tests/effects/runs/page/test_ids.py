@@ -32,6 +32,7 @@ def run_of(ids: tuple[str, ...] = IDS) -> tuple[EngineConfig, list[Turn]]:
     return config, turns_of(config, {0: events, 6: [Cancel(ids[1])]})
 
 
+@pytest.mark.long
 @seen
 @pytest.mark.parametrize("wide", [1280, 800])
 def test_they_break_no_panel(chromium: Browser, tmp_path: Path, wide: int) -> None:

@@ -38,6 +38,7 @@ def truth(turn: Turn) -> dict[tuple[str, int], set[int]]:
     return found | {seq.id: {AGAIN if seq.preempted else WAIT} for seq in state.waiting}
 
 
+@pytest.mark.long
 @seen
 @pytest.mark.parametrize(
     "seed", [0, 1, 2, 33, 37]

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from minfer.config import EngineConfig
 from minfer.effects.runs.page.make import write_page
 from minfer.messages import (
@@ -35,6 +37,7 @@ def long_run() -> Iterator[Turn]:
             )
 
 
+@pytest.mark.long
 @seen
 def test_a_hundred_thousand_turns_open_and_move_smoothly(
     chromium: Browser, tmp_path: Path
