@@ -25,7 +25,7 @@ import anyio.to_thread
 from minfer.effects.live import async_llm, served, worker
 from minfer.effects.live import journal_files as files
 from minfer.effects.live import journal_writer as journal
-from minfer.effects.serving import application, request_ids, stamp
+from minfer.effects.serving import application, request_ids, stamp, tenants
 from minfer.effects.serving import metrics as counters
 from minfer.effects.text import tokenizer as text
 from minfer.effects.text.tools.formats import NONE, Parsers
@@ -127,6 +127,9 @@ class Plane:
                 gmtime=int, strftime=lambda *_: "20200101T000000Z"
             ),
             (journal, "secrets"): SimpleNamespace(token_bytes=rng.randbytes),
+            (tenants, "secrets"): SimpleNamespace(
+                token_bytes=lambda: rng.randbytes(32), randbits=rng.getrandbits
+            ),
             (journal, "os"): self.disk,
             (files, "os"): self.disk,
             (journal, "ThreadPoolExecutor"): Pool,
