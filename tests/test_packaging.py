@@ -63,6 +63,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@pytest.mark.long
 def test_the_source_distribution_is_whole(sdist: Path) -> None:
     for room in ROOMS:
         for name in files_of(room):
@@ -76,6 +77,7 @@ def test_the_source_distribution_is_whole(sdist: Path) -> None:
         assert (sdist / name).is_file(), name
 
 
+@pytest.mark.long
 def test_a_wheel_has_all_that_runs_and_nothing_beside(
     sdist: Path, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
 def test_each_combination_is_compiled_once_and_loaded(found: dict[str, Any]) -> None:
     wanted, compiled, failed, loaded = found["first"]
     assert wanted == compiled == len(loaded) >= 3

@@ -157,6 +157,7 @@ def test_a_failure_is_a_short_story_and_a_journal_that_replays(tmp_path: Path) -
     assert page("a failure", journal.config, journal.turns()).startswith(b"<!")
 
 
+@pytest.mark.long
 def test_there_is_a_journal_even_if_the_first_question_raises(tmp_path: Path) -> None:
     policy, path = broken.ByUrgency(), tmp_path / "raises.journal"
     with pytest.raises(PolicyError, match="never raises") as caught:
@@ -182,6 +183,7 @@ def test_what_is_no_policy_is_said(given: Any) -> None:
         check_policy(given)
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_story_again() -> None:
     stories = []
     for _ in range(2):
@@ -362,6 +364,7 @@ def test_traces_say_who_comes_and_who_gives_up(config: EngineConfig, trace: Any)
     assert not trial.state.requests
 
 
+@pytest.mark.long
 def test_stories_are_tight() -> None:
     """Sound policies would pass stories in which nothing ever happens."""
     preempted = cancelled = 0

@@ -98,6 +98,7 @@ def test_names_do_not_depend_on_the_layout() -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_core_has_enough_mutants_each_of_its_own_name_and_each_compiles() -> None:
     chosen = catalogue.chosen(catalogue.files())
     assert len(chosen) >= 250
@@ -268,6 +269,7 @@ def test_every_equivalent_is_there_and_argued() -> None:
         assert len(why) > 20, key
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "key",
     [

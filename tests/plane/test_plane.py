@@ -42,6 +42,7 @@ FIRE = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runs", [40, *long([150])])
 def test_runs_hold_and_repeat_in_another_process(runs: int) -> None:
     report = compare(0, runs)
@@ -52,6 +53,7 @@ def test_runs_hold_and_repeat_in_another_process(runs: int) -> None:
 SOON = ("counted twice", "lost end")  # are found in the first seeds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", [*SOON, *long(bug for bug in PLANTED if bug not in SOON)])
 def test_a_planted_bug_is_found(bug: str) -> None:
     # It takes two stop strings in one turn, a slow client of two prompts, two runs in one

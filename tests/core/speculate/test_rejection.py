@@ -163,6 +163,7 @@ def chi_of(setting: Setting, found: Counter[tuple[int, ...]]) -> tuple[float, fl
     return seen, critical(len(some) - 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "count"),
     [

@@ -114,6 +114,7 @@ def arguments(
     return tuple(one.to(device) for one in made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [FEW, *claimed([MANY])])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("way", WAYS)

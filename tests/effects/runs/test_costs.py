@@ -67,6 +67,7 @@ def _seconds(cost: CostModel, step: Step) -> float:
     return base + math.fsum(rate * much for rate, much in done)
 
 
+@pytest.mark.long
 def test_interruptions_do_not_spoil_a_fit() -> None:
     rng = Random(0)
     noisy = []
@@ -106,6 +107,7 @@ def test_nothing_is_below_zero_and_too_few_steps_are_refused() -> None:
         fit([], "x")
 
 
+@pytest.mark.long
 def test_a_fitted_journal_predicts_another_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

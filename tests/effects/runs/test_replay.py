@@ -236,6 +236,7 @@ def test_a_run_with_drafts_replays(
     assert words in said(capsys, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how",
     [

@@ -312,6 +312,7 @@ def test_no_duration_is_too_odd_for_a_spread(seconds: float) -> None:
     assert math.isfinite(spread.at(1.0) or math.nan)
 
 
+@pytest.mark.long
 @seeds(20, 1000)
 def test_no_fold_stumbles_over_what_meets_in_one_turn(seeds: range) -> None:
     """A hundred turns each."""

@@ -63,6 +63,7 @@ class Longest(FirstCome):
 # --- side by side -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_combination_is_run(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(
         capsys,
@@ -155,6 +156,7 @@ def test_who_is_refused_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.long
 def test_policies_of_ones_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +241,7 @@ def test_prefixes_hit_as_far_as_the_pool_goes(capsys: pytest.CaptureFixture[str]
 LEVEL = ("--slo-ttft", "0.15", "--slo-tpot", "0.012", "--slo-share", "0.95")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what", ["num-blocks", "speed", *claimed(["max-num-seqs", "block-size"])]
 )
@@ -269,6 +272,7 @@ def test_nothing_may_do(capsys: pytest.CaptureFixture[str]) -> None:
 # --- journals, and without torch --------------------------------------------------------
 
 
+@pytest.mark.long
 def test_runs_can_be_kept_as_journals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -377,6 +381,7 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "promise"), POLICIES, ids=lambda one: type(one).__name__
 )

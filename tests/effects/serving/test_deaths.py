@@ -77,6 +77,7 @@ def test_what_is_lost_or_comes_twice_is_seen_whichever_tokens_there_should_be() 
     assert "the text 'ad' and the tokens" in cut.flaw(body)
 
 
+@pytest.mark.long
 def test_while_a_model_is_loaded_health_says_so(served: Server) -> None:
     assert served.begun[0] == (200, 503, 503)
     assert served.begun[-1] == (200, 200, 200)

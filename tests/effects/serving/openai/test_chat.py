@@ -119,6 +119,7 @@ def said(client: OpenAI, messages: list[Any], **more: Any) -> list[str | None]:
     return [c.message.content for c in done.choices]
 
 
+@pytest.mark.long
 def test_conversations(client: OpenAI) -> None:
     system, hello = "You write Python.", {"role": "user", "content": "def add(a, b):"}
     messages: list[Any] = [{"role": "system", "content": system}, hello]

@@ -126,6 +126,7 @@ def test_calls_are_the_same_where_nothing_is_streamed() -> None:
     assert in_one_piece(text, "hermes") == found(text, "hermes")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", ["}", "]", "\n}\n", "}}]", " ] }"])
 @pytest.mark.parametrize("body", [ADD, ADD[:-1], f"[{ADD}", f"[{ADD}]", f"{ADD}\n{ADD}"])
 def test_brackets_too_many_and_too_few_are_no_content(body: str, wrong: str) -> None:
