@@ -35,7 +35,7 @@ from minfer.testing.accounts import Account, Told, account
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.lifetime import Cause, Stage
-from minfer.testing.plan_laws import good
+from minfer.testing.result_laws import good
 
 
 def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:

@@ -8,13 +8,11 @@ and copies is all that the device needs to know.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
-from math import isfinite
-from typing import Any
 
 from attrs import define, field
 
 from minfer.config import EngineConfig
-from minfer.messages import Admitted, Executed
+from minfer.messages import Admitted
 from minfer.plan import Copy, Plan
 from minfer.prefix import node_of
 from minfer.sample import row_sampling
@@ -60,41 +58,6 @@ class Planning:
         self.plans.append(plan)
         self.lately = set(self.newcomers)
         self.newcomers.clear()
-
-
-def good(config: EngineConfig, plan: Plan, done: Executed) -> bool:
-    """Whether results are what a step of this plan can yield; else it counts
-    as failed.
-    """
-    if done.step != plan.step or type(done.yields) is not tuple:
-        return False
-    if len(done.yields) != len(plan.gens):
-        return False
-    for tokens, most in zip(done.yields, plan.most, strict=True):
-        if type(tokens) is not tuple or not min(1, most) <= len(tokens) <= most:
-            return False
-        for token in tokens:  # true and false are no token ids, whatever they equal
-            if type(token) is not int or not 0 <= token < config.vocab_size:
-                return False
-    return _beside(done)
-
-
-def _beside(done: Executed) -> bool:
-    """Whether what comes beside the tokens of each row is nothing, or fits them."""
-    sizes = [len(tokens) for tokens in done.yields]
-    columns: list[Any] = [done.scores, done.logprobs, done.pooled]
-    if any(type(column) is not tuple for column in columns):
-        return False
-    if any(column and len(column) != len(sizes) for column in columns):
-        return False
-    for column in columns[:2]:  # of each token, if of any of its row
-        for some, size in zip(column, sizes, strict=False):
-            if type(some) is not tuple or len(some) not in (0, size):
-                return False
-    for some in done.scores:
-        if any(type(score) is not float or not isfinite(score) for score in some):
-            return False
-    return all(type(vector) is bytes for vector in done.pooled)
 
 
 def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning) -> None:

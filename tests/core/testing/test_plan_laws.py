@@ -15,7 +15,7 @@ from minfer.plan import Fill, TokenLogprobs
 from minfer.state import Transition, Turn
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import check_turn
-from minfer.testing.plan_laws import good
+from minfer.testing.result_laws import good
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.testing.turns import (
     FAILED,

@@ -1,0 +1,46 @@
+"""The specification of results: which an executor may return for a plan.
+
+The engine discards any other, and the step counts as failed.
+"""
+
+from math import isfinite
+from typing import Any
+
+from minfer.config import EngineConfig
+from minfer.messages import Executed
+from minfer.plan import Plan
+
+
+def good(config: EngineConfig, plan: Plan, done: Executed) -> bool:
+    """Whether results are what a step of this plan can yield; else it counts
+    as failed.
+    """
+    if done.step != plan.step or type(done.yields) is not tuple:
+        return False
+    if len(done.yields) != len(plan.gens):
+        return False
+    for tokens, most in zip(done.yields, plan.most, strict=True):
+        if type(tokens) is not tuple or not min(1, most) <= len(tokens) <= most:
+            return False
+        for token in tokens:  # true and false are no token ids, whatever they equal
+            if type(token) is not int or not 0 <= token < config.vocab_size:
+                return False
+    return _beside(done)
+
+
+def _beside(done: Executed) -> bool:
+    """Whether what comes beside the tokens of each row is nothing, or fits them."""
+    sizes = [len(tokens) for tokens in done.yields]
+    columns: list[Any] = [done.scores, done.logprobs, done.pooled]
+    if any(type(column) is not tuple for column in columns):
+        return False
+    if any(column and len(column) != len(sizes) for column in columns):
+        return False
+    for column in columns[:2]:  # of each token, if of any of its row
+        for some, size in zip(column, sizes, strict=False):
+            if type(some) is not tuple or len(some) not in (0, size):
+                return False
+    for some in done.scores:
+        if any(type(score) is not float or not isfinite(score) for score in some):
+            return False
+    return all(type(vector) is bytes for vector in done.pooled)
