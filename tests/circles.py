@@ -1,7 +1,7 @@
 """Circles of tests, from the smallest out.
 
     pytest tests/core    for every save: the core, without torch, in seconds
-    pytest               for every commit: all rooms, in three minutes
+    pytest               for every commit: all rooms, in four minutes
     pytest --rest        in .ci/run, when `pytest` has passed: what is marked `long`
     pytest --all         all of these, and what is marked `claimed`: so many prompts,
                          draws or steps as a claim speaks of, for over half an hour

@@ -36,8 +36,6 @@ _OF_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
     "phase": (ANYTHING,),
     "status": (ANYTHING,),
 }
-_OF_CALLS: Final = {**_OF_ITEMS, "caller": (ANYTHING,), "parsed_arguments": (ANYTHING,)}
-_OF_REASONING: Final = {**_OF_ITEMS, "encrypted_content": (), "summary": (ANYTHING,)}
 _PARAGRAPH: Final = "\n\n"
 Turn = dict[str, Any]  # a message as chat templates take it
 
