@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from minfer import kernels
-from tests.circles import long
+from tests.circles import claimed
 
 from .conftest import CUDA
 
 
 @pytest.mark.long
 @pytest.mark.skipif(CUDA, reason="every other test compiles them here")
-@pytest.mark.parametrize("few", [True, *long([False])])
+@pytest.mark.parametrize("few", [True, *claimed([False])])
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path, few: bool) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "tests.kernels.compiles", *["--few"] * few]

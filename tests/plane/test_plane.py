@@ -4,7 +4,7 @@ success.
 
 import pytest
 
-from tests.circles import long
+from tests.circles import claimed
 from tests.plane.planted import PLANTED, REAL
 from tests.plane.run import compare
 
@@ -43,7 +43,7 @@ FIRE = (
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("runs", [40, *long([150])])
+@pytest.mark.parametrize("runs", [40, *claimed([150])])
 def test_runs_hold_and_repeat_in_another_process(runs: int) -> None:
     report = compare(0, runs)
     assert not report.flaws, f"{len(report.flaws)}: {next(iter(report.flaws.items()))}"
@@ -54,7 +54,9 @@ SOON = ("counted twice", "lost end")  # are found in the first seeds
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("bug", [*SOON, *long(bug for bug in PLANTED if bug not in SOON)])
+@pytest.mark.parametrize(
+    "bug", [*SOON, *claimed(bug for bug in PLANTED if bug not in SOON)]
+)
 def test_a_planted_bug_is_found(bug: str) -> None:
     # It takes two stop strings in one turn, a slow client of two prompts, two runs in one
     # second.

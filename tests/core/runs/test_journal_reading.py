@@ -15,13 +15,13 @@ from minfer.runs.journal import FORMAT, MAGIC, START, JournalError
 from minfer.runs.journal_reading import payloads, read_head
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import open_segments
-from tests.circles import claimed, long
+from tests.circles import claimed
 from tests.core.recorded import recorded
 from tests.core.runs.made import opened, record, record_ends
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("every", [97, *long([1])])
+@pytest.mark.parametrize("every", [97, *claimed([1])])
 def test_a_torn_tail_loses_the_last_record_alone(every: int) -> None:
     config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
@@ -98,7 +98,7 @@ def test_turns_that_were_taken_away_are_missed() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["closed", "open"])
-@pytest.mark.parametrize("every", [397, *long([29]), *claimed([1])])
+@pytest.mark.parametrize("every", [397, *claimed([29, 1])])
 def test_damage_of_any_byte_is_named_with_the_turns_behind_it(
     every: int, whole: bool
 ) -> None:

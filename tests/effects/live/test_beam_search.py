@@ -20,7 +20,7 @@ from minfer.effects.live.errors import DrainingError, RequestError
 from minfer.effects.live.journal_files import read_journal
 from minfer.messages import Admitted, Preempted, Submit
 from minfer.params import MAX_LOGPROBS
-from tests.circles import claimed, long
+from tests.circles import claimed
 from tests.effects.tiny_model import write_checkpoint
 
 SETTINGS: Final[dict[str, Any]] = {
@@ -128,7 +128,7 @@ def test_sequences_are_those_of_transformers(llm: LLM, model: Any, how: Any) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", [3, *long([20]), *claimed([200])])
+@pytest.mark.parametrize("count", [3, *claimed([20, 200])])
 def test_sequences_of_the_bundled_model_are_those_of_transformers(count: int) -> None:
     """Each prompt under one of the ways to search; many, under one of each width."""
     with LLM(**SETTINGS, num_gpu_blocks_override=400, max_model_len=512) as llm:

@@ -18,7 +18,7 @@ from minfer.messages import Preempted
 from minfer.plan import Plan
 from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import Tally
-from tests.circles import long
+from tests.circles import claimed
 from tests.effects.live.test_structured_outputs import REPLAY, SCHEMA
 
 ROOMY: Final[dict[str, Any]] = {"dtype": "float32", "num_gpu_blocks_override": 199}
@@ -165,7 +165,7 @@ WAYS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     WAYS,
     ids=["depth 1", "depth 2", "chunked", "preempted"],
 )
-@pytest.mark.parametrize("count", [20, *long([120])])
+@pytest.mark.parametrize("count", [20, *claimed([120])])
 def test_whatever_is_drafted_outputs_are_those_without(
     method: str, drafts: int, settings: dict[str, Any], count: int
 ) -> None:
