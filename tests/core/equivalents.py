@@ -114,6 +114,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "With as many keys as are asked for, none is made and no token leaves the tail: "
         "the chain is equal."
     ),
+    "retire.py | _with_tail | offset | 0 -> -1": (
+        "Without a window a sequence holds a single node: the first is the last."
+    ),
     ("retire.py | left_by | comparison | upto <= chain.sealed -> upto < chain.sealed"): (
         "A shortcut: where all is published, there is nothing to name or to publish."
     ),

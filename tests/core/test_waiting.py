@@ -166,3 +166,7 @@ def test_the_first_who_is_not_held_back_with_its_client(
 
 def test_of_no_line_nobody_is_first() -> None:
     assert Line().first_but(set()) is Line().first_but({"a"}) is None
+
+
+def test_a_client_that_is_shut_and_has_nobody_in_line_keeps_none_back() -> None:
+    assert Line().insert(entry(1)).first_but({"gone"}) == entry(1)
