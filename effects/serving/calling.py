@@ -8,7 +8,7 @@ wanted (`Wish`); errors name those. Where nothing has to be enforced, answers ar
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -121,7 +121,7 @@ def bound_to(
         thinking=REASONING.get(parsing.reasoning),
         opened=parsing.thinking is not None,
         answer=None if said is None else _rule(said.asked),
-        token=llm.tokenizer.added if llm.tokenizer else lambda _: None,
+        token=_added(llm),
     )
     field = asking or (said.field if said is not None else "")
     return Bound(_grammar(calling), field, (*parts, *([said] if said else [])))
@@ -158,11 +158,16 @@ def bound_behind(
             thinking=thinking,
             opened=True,
             answer=made,
-            token=llm.tokenizer.added if llm.tokenizer else lambda _: None,
+            token=_added(llm),
         )
     )
     whole = Constraint({"grammar": text}, answer.field).made()
     return Bound(whole, answer.field, (Part(param, asked),))
+
+
+def _added(llm: Grounds) -> Callable[[str], int | None]:
+    """The id of a token that is a marker, by its text."""
+    return llm.tokenizer.added if llm.tokenizer else lambda _: None
 
 
 @cache

@@ -105,7 +105,7 @@ class Journal:
         """Whether a state of today is as one of this format was."""
         how, form = self.config.speculation, self.segments[0].head.format
         kept_more = form < LEARNING and how is not None and not how.adaptive
-        return form >= STATES and not (kept_more and state.requests)
+        return not (self.by_decisions_alone or (kept_more and state.requests))
 
     @property
     def about(self) -> Mapping[str, Any]:

@@ -28,8 +28,7 @@ class Learnt:
 
     def by(self, how: Learning, step: int) -> Record:
         """The record before another step, if there were no drafts in those between."""
-        steps = step - self.step - 1
-        return self.record.rested(how, steps) if steps > 0 else self.record
+        return self.record.rested(how, max(0, step - self.step - 1))
 
 
 @frozen

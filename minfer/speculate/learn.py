@@ -3,13 +3,13 @@ the number of its drafts depends on it.
 """
 
 from collections.abc import Sequence
-from itertools import repeat
-from operator import add, attrgetter, sub
+from operator import attrgetter
 from typing import Final
 
 from minfer.plan import Plan
 from minfer.record import evolve
 from minfer.speculate.drafting import Drafting, Learnt
+from minfer.speculate.length import judged
 from minfer.speculate.settings import Speculation
 from minfer.state import EngineState
 
@@ -25,14 +25,12 @@ def learnt(
         here = frozenset(run.gens)
         places = [at for at in places if plan.gens[at] in here]
     accepted = [sizes[at] - 1 for at in places]
-    # As `length.judged`.
-    proposed = map(sub, map(plan.counts.__getitem__, places), repeat(1))
-    judged = [*map(min, map(add, accepted, repeat(1)), proposed)]
+    counts = [judged(plan.counts[at] - 1, sizes[at] - 1) for at in places]
     drafting, learning = state.drafting, how.learning
     before = drafting.overall.by(learning, plan.step)
-    overall = before.told(learning, sum(judged), sum(accepted))
+    overall = before.told(learning, sum(counts), sum(accepted))
     if how.adaptive:
-        drafting = _of_each(how, state, plan, places, judged, accepted)
+        drafting = _of_each(how, state, plan, places, counts, accepted)
     drafting = evolve(drafting, overall=Learnt(overall, plan.step))
     return evolve(state, drafting=drafting)
 
@@ -42,7 +40,7 @@ def _of_each(
     state: EngineState,
     plan: Plan,
     places: Sequence[int],
-    judged: Sequence[int],
+    counts: Sequence[int],
     accepted: Sequence[int],
 ) -> Drafting:
     """With the records of the samples in these rows of the plan."""
@@ -50,7 +48,7 @@ def _of_each(
     names = dict(zip(run.gens, run.ids, strict=True))
     records = state.drafting.learnt.mutate()
     new, behind = Learnt(step=step), step - 1
-    for at, count, right in zip(places, judged, accepted, strict=True):
+    for at, count, right in zip(places, counts, accepted, strict=True):
         name = names[plan.gens[at]]
         own = records.get(name, new)
         record = own.record if own.step == behind else own.by(learning, step)

@@ -38,7 +38,7 @@ from tests.mutation.planting import planted
 WORLDS: Final = 400
 TURNS: Final = 60  # of one world before it is healed and drained
 ROOT: Final = Path(__file__).resolve().parents[2]
-# of one world, after which a turn counts as endless: 200 times the usual
+# after which a turn counts as endless: hundreds of times as long as the longest
 _CPU_SECONDS: Final = 30
 
 
@@ -1129,6 +1129,7 @@ def hunt(worlds: int) -> Caught | None:
     def counted(*args: object) -> object:
         nonlocal turns
         turns += 1
+        signal.setitimer(signal.ITIMER_VIRTUAL, _CPU_SECONDS)
         return step(*args)
 
     with patch.object(world, "step", counted):
