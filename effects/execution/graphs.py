@@ -15,11 +15,16 @@ that much rent for loses little, whatever comes: a kind that never comes again h
 one capture more, a fraction of what went before. And engines that rest now and then, as
 most do, have their graphs for nothing before that. Two such captures never follow one
 another shortly.
+
+Graphs take memory, so their number is bounded (`MOST_KINDS`). A graph that was captured
+in advance may serve no step, while traffic keeps launching a kind that has none. So a new
+graph that was asked for takes the place of another: of one that no step has replayed yet,
+the last in the order of captures first, then of the one replayed least recently.
 """
 
 import contextlib
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -34,8 +39,7 @@ from minfer.effects.execution.streams import UNDISTURBED
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch's name of it
 
-MOST_KINDS: Final = 384  # graphs, after which only pure decode steps are captured
-ASKED: Final = 64  # of these, kept for kinds that steps were launched of one by one
+MOST_KINDS: Final = 384  # graphs; those of pure decode steps may be more
 WORTH: Final = 4.0  # captures that launches must have cost: a rest may come before that
 PRICE: Final = 2.0  # steps of late draws, that their capture takes as long as, at most
 COST: Final = 0.05  # seconds of a capture, as long as none was measured
@@ -49,7 +53,8 @@ class GraphCache:
 
     device: torch.device
     room: int  # bytes that the largest step takes while it runs
-    made: dict[Kind, torch.cuda.CUDAGraph] = field(factory=dict)
+    # By their last replay; before these the ones without any, the least useful first.
+    made: OrderedDict[Kind, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
     launched: Counter[Kind] = field(factory=Counter)  # one by one, how often
     pool: "_POOL_HANDLE | None" = None
     last: float = 0.0  # when one was captured, on the monotonic clock
@@ -57,17 +62,19 @@ class GraphCache:
     # Seconds of captures of whole forwards.
     costs: deque[float] = field(factory=lambda: deque([COST], maxlen=RECENT))
 
-    def may_have(self, kind: Kind) -> bool:
-        """Whether there is room for a graph of a kind that has none."""
-        room = len(self.made) < MOST_KINDS or not _is_rare(kind)
-        return room and kind not in self.made
+    def find(self, kind: Kind) -> torch.cuda.CUDAGraph | None:
+        """The graph of a kind that a step is about to replay, if there is one."""
+        graph = self.made.get(kind)
+        if graph is not None and _is_rare(kind):
+            self.made.move_to_end(kind)
+        return graph
 
     def may_foresee(self, kind: Kind) -> bool:
-        """The same of a kind that nobody has asked for: rests must not fill what traffic
-        will have need of.
+        """Whether a kind that no step has asked for is worth a graph: it takes no
+        other's place.
         """
-        foreseen = len(self.made) < MOST_KINDS - ASKED or not _is_rare(kind)
-        return foreseen and self.may_have(kind)
+        room = len(self.made) < MOST_KINDS or not _is_rare(kind)
+        return room and kind not in self.made
 
     def due(self, kind: Kind, now: float) -> bool:
         """Whether a kind is captured although a step waits for it."""
@@ -75,7 +82,7 @@ class GraphCache:
         if kind.late:
             capture = min(capture, PRICE * spent / max(1, self.launched[kind] - 1))
         worth = pays(spent, capture)
-        return worth and now - self.last >= PAUSE and self.may_have(kind)
+        return worth and now - self.last >= PAUSE and kind not in self.made
 
     def note(self, kind: Kind, seconds: float) -> None:
         """A step was launched one by one, which took so long."""
@@ -90,7 +97,17 @@ class GraphCache:
 
     def wanted(self) -> list[Kind]:
         """Kinds that steps were launched of one by one, the most frequent first."""
-        return [one for one, _ in self.launched.most_common() if self.may_have(one)]
+        return [one for one, _ in self.launched.most_common() if one not in self.made]
+
+    def add(self, kind: Kind, graph: torch.cuda.CUDAGraph) -> None:
+        """Keep a graph of a kind; where there are too many, it takes another's place."""
+        if len(self.made) >= MOST_KINDS and _is_rare(kind):
+            unlikely = next(filter(_is_rare, self.made), None)
+            if unlikely is not None:
+                del self.made[unlikely]
+        self.made[kind] = graph
+        if kind not in self.launched:
+            self.made.move_to_end(kind, last=False)
 
     def capture(self, kind: Kind, step: Callable[[Kind], None]) -> torch.cuda.CUDAGraph:
         """Make the graph of a step. It does not run, but what it needs has to be
@@ -118,7 +135,7 @@ class GraphCache:
                 graph.capture_end()
             raise
         graph.capture_end()
-        self.made[kind] = graph
+        self.add(kind, graph)
         self.last = time.monotonic()
         if not kind.late:
             self.costs.append(self.last - begin)

@@ -310,7 +310,7 @@ class ModelRunner:
         if not self._may_be_captured(kind):
             self._step(kind)
             return
-        if (graph := self.captures.made.get(kind)) is None:
+        if (graph := self.captures.find(kind)) is None:
             begin = time.monotonic()
             if not self.captures.due(kind, begin):
                 self._step(kind)

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -306,11 +307,11 @@ def test_a_check_finds_what_it_is_for(
                 else:
                     torch.empty(1 << 20, device=DEVICE)
 
-        graphs = dict(runner.captures.made)
-        faulty = {
-            kind: graph if kind.tokens else Faulty(graph)
+        graphs = runner.captures.made
+        faulty = OrderedDict(
+            (kind, graph if kind.tokens else Faulty(graph))
             for kind, graph in graphs.items()
-        }
+        )
         monkeypatch.setattr(runner.captures, "made", faulty)
         seen = Seen(llm)
         assert tokens(llm, alone) == wanted

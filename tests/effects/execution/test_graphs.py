@@ -1,10 +1,12 @@
 """When a step may wait for a capture, and which kinds are wanted."""
 
+from typing import cast
+
 import pytest
 import torch
+from attrs import evolve
 
 from minfer.effects.execution.graphs import (
-    ASKED,
     MOST_KINDS,
     PAUSE,
     PRICE,
@@ -17,6 +19,7 @@ from minfer.effects.execution.kinds import Kind
 
 DECODE = Kind(alone=4, draws=4)
 PROMPT = Kind(alone=0, draws=1, tokens=64, chunks=1, longest=64)
+GRAPH = cast("torch.cuda.CUDAGraph", object())  # a stand-in
 
 
 def cache() -> GraphCache:
@@ -83,37 +86,70 @@ def test_what_came_most_often_is_wanted_first_and_nothing_twice() -> None:
     graphs = cache()
     graphs.launched.update({PROMPT: 2, DECODE: 5})
     assert graphs.wanted() == [DECODE, PROMPT]
-    graphs.made[DECODE] = None  # type: ignore[assignment]  # a stand-in
+    graphs.add(DECODE, GRAPH)
     assert graphs.wanted() == [PROMPT]
     assert not graphs.due(DECODE, 1e9)
 
 
-def test_rows_that_feed_themselves_have_room_when_others_have_none() -> None:
+def foreseen(graphs: GraphCache) -> list[Kind]:
+    """As many kinds as there is room for, added before any step asked for them."""
+    kinds = [
+        Kind(alone=0, draws=1, tokens=tokens + 1, chunks=2)
+        for tokens in range(MOST_KINDS)
+    ]
+    for kind in kinds:
+        assert graphs.may_foresee(kind)
+        graphs.add(kind, GRAPH)
+    return kinds
+
+
+def test_only_pure_decode_steps_are_foreseen_beyond_the_bound() -> None:
     graphs = cache()
-    for tokens in range(MOST_KINDS):
-        kind = Kind(alone=0, draws=1, tokens=tokens + 1, chunks=1)
-        graphs.made[kind] = None  # type: ignore[assignment]  # a stand-in
-    assert graphs.may_have(DECODE)
-    assert not graphs.may_have(PROMPT)
-
-
-def test_rests_leave_room_for_kinds_that_are_asked_for() -> None:
-    graphs = cache()
-    for tokens in range(MOST_KINDS - ASKED):
-        assert graphs.may_foresee(PROMPT)
-        kind = Kind(alone=0, draws=1, tokens=tokens + 1, chunks=2)
-        graphs.made[kind] = None  # type: ignore[assignment]  # a stand-in
-    assert not graphs.may_foresee(PROMPT)
-    assert graphs.may_foresee(DECODE)
-    graphs.note(PROMPT, 1.0)
-    assert graphs.wanted() == [PROMPT]
-
-
-def test_kinds_with_drafts_are_as_rare_as_those_of_prompts() -> None:
-    graphs = cache()
+    kinds = foreseen(graphs)
     drafting = Kind(alone=1, draws=1, verified=1, drafts=2)
-    for tokens in range(MOST_KINDS - ASKED):
-        kind = Kind(alone=0, draws=1, tokens=tokens + 1, chunks=2)
-        graphs.made[kind] = None  # type: ignore[assignment]  # a stand-in
+    assert not graphs.may_foresee(PROMPT)
     assert not graphs.may_foresee(drafting)
-    assert graphs.may_have(drafting)
+    assert graphs.may_foresee(DECODE)
+    graphs.add(DECODE, GRAPH)
+    assert {*graphs.made} == {DECODE, *kinds}
+
+
+def test_a_kind_that_was_asked_for_takes_the_place_of_the_least_useful() -> None:
+    """First of those without a replay, the last captured; then the oldest replay."""
+    graphs = cache()
+    kinds = foreseen(graphs)
+    for kind in reversed(kinds[1:]):
+        assert graphs.find(kind) is GRAPH
+    leaving = [kinds[0], *reversed(kinds[1:])]
+    assert graphs.find(kinds[-1]) is GRAPH  # replayed again
+    leaving.remove(kinds[-1])
+    for number, gone in enumerate(leaving[:3]):
+        asked = evolve(PROMPT, tokens=1000 + number)
+        graphs.note(asked, 1.0)
+        assert asked in graphs.wanted()
+        graphs.add(asked, GRAPH)
+        graphs.forget(asked)
+        assert graphs.find(gone) is None
+        assert len(graphs.made) == MOST_KINDS
+    assert {*leaving[3:], kinds[-1]} <= {*graphs.made}
+
+
+def test_of_graphs_without_a_replay_the_last_captured_leaves_first() -> None:
+    graphs = cache()
+    kinds = foreseen(graphs)
+    for number in range(3):
+        asked = evolve(PROMPT, tokens=1000 + number)
+        graphs.note(asked, 1.0)
+        graphs.add(asked, GRAPH)
+    assert [kind for kind in kinds if kind not in graphs.made] == kinds[-3:]
+
+
+def test_pure_decode_steps_keep_their_graphs() -> None:
+    graphs = cache()
+    graphs.add(DECODE, GRAPH)
+    for tokens in range(2 * MOST_KINDS):
+        kind = evolve(PROMPT, tokens=tokens + 1)
+        graphs.note(kind, 1.0)
+        graphs.add(kind, GRAPH)
+    assert graphs.find(DECODE) is GRAPH
+    assert len(graphs.made) == MOST_KINDS

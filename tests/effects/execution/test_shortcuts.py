@@ -44,7 +44,7 @@ def capturing(
     def due(self: GraphCache, kind: Kind, now: float) -> bool:
         """As soon as a kind comes again: nothing is captured before it is ready."""
         del now
-        return self.launched[kind] > 0 and self.may_have(kind)
+        return self.launched[kind] > 0 and kind not in self.made
 
     monkeypatch.setattr(GraphCache, "due", due)
 
