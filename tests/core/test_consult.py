@@ -134,6 +134,13 @@ def test_an_answer_that_can_be_used_is_taken(
         ("displaces", None, False, "returned a NoneType"),
         ("holds_back", True, False, "returned no pair of yes or no and state"),
         ("holds_back", (True,), False, "returned no pair of yes or no and state"),
+        ("rank", ((1.0,), None, None), (5.0,), "returned no pair of rank and state"),
+        (
+            "holds_back",
+            (True, None, None),
+            False,
+            "returned no pair of yes or no and state",
+        ),
         ("holds_back", [True, None], False, "returned no pair of yes or no and state"),
         ("holds_back", (1, None), False, "returned a int"),
         ("budget", 2.5, 16, "returned a float"),

@@ -127,6 +127,16 @@ def test_what_was_shared_and_what_was_cached(seed: int) -> None:
             )
 
 
+def test_a_step_that_failed_computed_nothing_that_could_be_cached() -> None:
+    run = Run(config(max_failures=1))
+    run.turn(Submit(request("first", range(12))))
+    run.turn(Submit(request("twin", range(12))), fail="out of memory")
+    run.drain()
+    twin = explain(run.config, run.turns, "twin").prefix
+    assert twin is not None
+    assert (twin.hit, twin.shared, twin.computed, twin.cached) == (0, 12, 0, 0)
+
+
 def test_why_a_prefix_missed() -> None:
     run = Run(config(num_blocks=6, max_num_batched_tokens=8))
     run.turn(Submit(request("first", range(12), tokens=1)))

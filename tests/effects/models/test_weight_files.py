@@ -163,6 +163,14 @@ def test_a_missing_output_head_says_what_helps(tmp_path: Path) -> None:
         load_weights(tmp_path, read_spec(tmp_path))
 
 
+def test_an_index_that_the_config_names(tmp_path: Path) -> None:
+    model = save(tmp_path, shard="8KB")
+    (tmp_path / INDEX_NAME).rename(tmp_path / "own.safetensors.index.json")
+    edit(tmp_path, transformers_weights="own.safetensors.index.json")
+    assert Qwen2ForCausalLM.from_pretrained(tmp_path) is not None
+    check_equal(tmp_path, model, "float32")
+
+
 def test_a_file_that_the_config_names(tmp_path: Path) -> None:
     model = save(tmp_path)
     (tmp_path / SINGLE_NAME).rename(tmp_path / "own.safetensors")

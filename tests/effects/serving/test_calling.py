@@ -297,6 +297,10 @@ def test_formats_of_which_there_is_no_grammar(
         assert (error["param"], "'json'" in error["message"]) == ("tool_choice", True)
         error = refusal(bundled, tools=tools({**NOW, "strict": True}))
         assert error["param"] == "tools[0].function.strict"
+        some = {"mode": "auto", "tools": tools({"name": "now"})}
+        choice = {"type": "allowed_tools", "allowed_tools": some}
+        error = refusal(bundled, tools=tools(NOW, WEATHER), tool_choice=choice)
+        assert error["param"] == "tool_choice"
         assert chat(bundled, tools=tools(NOW), max_tokens=1)
     finally:
         bundled.llm.read_answers(Parsers("hermes"))
