@@ -12,6 +12,7 @@ from minfer.request import Request
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.redact import redacted, redacted_config
 from minfer.runs.replay import Journal, open_segments
+from minfer.speculate.settings import Speculation
 from minfer.state import Turn, initial
 from tests.circles import seeds
 from tests.core.recorded import recorded
@@ -68,11 +69,15 @@ def test_no_token_is_in_it() -> None:
     assert blind(config, turns) != blind(config, turns, b"t" * 32)
 
 
-def test_an_outputs_block_and_the_next_prompts_are_equal() -> None:
+@pytest.mark.parametrize("each", [1, 3])
+def test_an_outputs_block_and_the_next_prompts_are_equal(each: int) -> None:
     """A second turn of a conversation hits the blocks that the first one's
-    answer filled.
+    answer filled, also in the midst of what one step yielded.
     """
-    config = EngineConfig(num_blocks=40, block_size=4, vocab_size=50)
+    how = Speculation(drafter="device", drafts=3, adaptive=False) if each > 1 else None
+    config = EngineConfig(
+        num_blocks=40, block_size=4, vocab_size=50, depth=1, speculation=how
+    )
     state, log, answer = initial(config), list[Turn](), (7, 8, 9, 11, 12, 13, 14, 15, 16)
 
     def take(*events: object) -> None:
@@ -82,8 +87,9 @@ def test_an_outputs_block_and_the_next_prompts_are_equal() -> None:
         state = log[-1].transition.state
 
     take(Submit(Request(id="1", prompt=(1, 2, 3), max_tokens=len(answer))))
-    for number, token in enumerate(answer):
-        take(Executed(number, ((token,),)))
+    take(Executed(0, (answer[:1],)))
+    for at in range(1, len(answer), each):
+        take(Executed(state.next_step - 1, (answer[at : at + each],)))
     take(Submit(Request(id="2", prompt=(1, 2, 3, *answer, 5), max_tokens=2)))
     journal = Journal(open_segments({"run": blind(config, log)}))
     reasons = [reason for turn in journal.turns() for reason in turn.transition.reasons]

@@ -220,6 +220,8 @@ def test_outputs_are_as_their_patterns_say(numbers: range) -> None:
         (r"^(?P<a>b)(?:c|d)*?$", ["bcd"], ["b|"]),
         ("^(?i:[^ik])$", ["x"], ["k", "K", "\u212a", "\u0130", "\u0131"]),
         (r"^\p{L}+$", ["aé"], ["1"]),
+        (r"^[^\p{P}]+$", ["a\n\x02"], ['"', "\\", "!"]),
+        (r"^[^a\p{P}]+$", ["b\n\x02"], ['"', "\\", "a"]),
     ],
 )
 def test_a_pattern_means_what_it_says(
