@@ -116,10 +116,12 @@ def test_clients_have_the_names_that_events_give_them() -> None:
     config, turns = recorded(1)
     account = Account(3.0, 1.0, 1)
     policy = Accounts(Map({0: 1.0}), Map({(0, "Ann"): account, (0, ""): account}))
-    state = attrs.evolve(turns[0].before, policy=policy)
-    shown = redacted_state(config, state, SECRET).policy
+    shut = frozenset({"Ann"})
+    state = attrs.evolve(turns[0].before, policy=policy, shut=shut)
+    shown = redacted_state(config, state, SECRET)
     ann = redacted_client(SECRET, "Ann")
-    assert shown == Accounts(
+    assert shown.shut == {ann}
+    assert shown.policy == Accounts(
         Map({0: 1.0}), Map({(0, ann): account, (0, ""): account}), policy.limit
     )
     assert "Ann" not in ann

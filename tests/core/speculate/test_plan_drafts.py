@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from minfer.messages import Overruled, Pause, Propose, Submit
 from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
+from minfer.speculate.length import Costs
 from minfer.speculate.plan_drafts import (
     _fitting,
     _to_be_filled,
@@ -125,6 +126,17 @@ def test_a_proposal_for_who_is_being_filled_comes_to_nothing() -> None:
     bench.turn(Propose("long", 0, 50, (1, 2)))
     assert not any(plan.drafts for plan in bench.plans)
     assert not waits_for_results(bench.config, bench.state)
+
+
+@BOTH
+def test_inputs_of_prompts_are_counted_once(how: Speculation) -> None:
+    """Of larger steps than were measured nothing is known: this one is just as large."""
+    how = evolve(how, adaptive=True, costs=Costs(((1 + 4 + 7, 1.0),)))
+    bench = begun(how, ask("a", 6, 30), config=ALONE, turns=2)
+    bench.turn(Submit(ask("b", 7, 9, root=b"another")))
+    plan = bench.plans[-1]
+    assert [len(fill.tokens) for fill in plan.fills] == [7]
+    assert bench.drafts(plan) == {"a": 4}
 
 
 @BOTH
