@@ -277,3 +277,23 @@ def test_rows_are_taken_from_the_end_and_generations_are_never_used_twice() -> N
     assert bench.state.stops == {3}
     bench.turn(Executed(99, ()))
     bench.drain()
+
+
+def test_what_counts_as_cached_is_of_the_prompt_alone() -> None:
+    bench = Bench()
+    known = prompt(0, 13)
+    bench.give(Submit(ask("first", 0, 1, prompt=known)))
+    bench.turn()
+    bench.give(Submit(ask("resumed", 0, 12, prompt=known[:5], output=known[5:])))
+    bench.drain()
+    (_, got) = bench.reasons_of(Admitted)
+    assert (got.hit, got.cached, got.prompt) == (12, 5, 5)
+
+
+def test_a_policy_hears_of_a_later_round_of_a_search_too() -> None:
+    bench = Bench(evolve(CONFIG, policy=Listener()))
+    bench.give(Submit(ask("a", 6, 5)))
+    place = (*bench.state.requests["a"].place[:2], 1)
+    bench.give(Submit(ask("next", 6, 1, place=place)))
+    bench.drain()
+    assert len(bench.state.policy) == 2

@@ -98,6 +98,7 @@ def test_when_a_search_is_over_that_has_its_hypotheses(
         (False, -1.0, -4.1, False),
         (False, 1.0, -0.2, True),
         (False, 1.0, -0.3, False),
+        (False, 1.0, -0.25, True),  # as good is not better
     ],
 )
 def test_a_search_ends_by_the_best_that_a_beam_can_come_to(

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from minfer.checks import ParameterError
 from minfer.messages import Admitted, Held, Submit
-from minfer.policies import POLICIES, Window, policy_named
+from minfer.policies import POLICIES, Static, Window, policy_named
 from minfer.policy_fair import FairQueue
 from minfer.request import Request
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -52,10 +52,28 @@ def test_what_it_has_had_before_counts_once() -> None:
     """Prompt tokens and hits are those of the first request."""
     bench = Bench()
     bench.give(Submit(ask("first", 9, 1)))
-    bench.give(Submit(placed(bench, "first", "next", 1, length=9)))
+    prompt = ask("first", 9).prompt
+    bench.give(Submit(placed(bench, "first", "next", 1, prompt=prompt)))
     bench.drain()
-    told = [(one.prompt, one.cached) for one in bench.reasons_of(Admitted)]
-    assert told == [(9, 0), (0, 0)]
+    told = [(one.prompt, one.cached, one.hit) for one in bench.reasons_of(Admitted)]
+    assert told == [(9, 0, 0), (0, 0, 8)]
+    assert bench.ended["next", 0].cached == 0
+
+
+def test_two_that_come_together_do_not_get_one_place() -> None:
+    bench = Bench(ONE)
+    bench.give(Submit(ask("first")))
+    both = [placed(bench, "first", name, 1) for name in ("next", "twin")]
+    bench.give(*map(Submit, both))
+    assert len({seq.place for seq in bench.state.waiting}) == 2
+    bench.drain()
+
+
+def test_no_batch_is_waited_for() -> None:
+    bench = Bench(evolve(CONFIG, policy=Static()))
+    bench.give(Submit(ask("first", max_tokens=20)))
+    bench.turn(Submit(ask("new")), Submit(placed(bench, "first", "next", 1)))
+    assert admitted(bench) == ["first", "next"]
 
 
 @pytest.mark.parametrize("is_taken", [True, False])

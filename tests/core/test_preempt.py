@@ -6,8 +6,9 @@ from typing import Any
 from attrs import evolve
 
 from minfer.messages import Preempted, Submit, Tick
-from minfer.policies import Ageing, Priority
+from minfer.policies import Ageing, Priority, Shortest
 from minfer.policy import FirstCome, Rank
+from minfer.preempt import _moved
 from minfer.request import Request
 from minfer.sequence import Running
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -96,3 +97,17 @@ def test_a_sample_knows_how_often_it_was_sent_back() -> None:
             assert seq.preempted == gone.count(seq.request.id)
             most = max(most, seq.preempted)
     assert most > 1
+
+
+def test_work_that_was_done_counts_for_who_is_sent_back() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=9, policy=Shortest(0.1)))
+    bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
+    while not bench.reasons_of(Preempted):
+        bench.turn()
+    back = next(seq for seq in bench.state.waiting if seq.preempted)
+    left = 24 - len(bench.out["ccc", 0])
+    assert back.place[0] == (back.arrived + 0.1 * (8 / 64 + left),)
+    other = evolve(bench.state.requests["ccc"], moved=((1, (-9.0,)),))
+    requests = bench.state.requests.set("ccc", other)
+    moved = _moved(requests, back, (-2.0,))["ccc"].moved
+    assert dict(moved) == {0: (-2.0,), 1: (-9.0,)}

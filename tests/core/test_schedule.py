@@ -13,6 +13,7 @@ from minfer.policies import Priority
 from minfer.policy import FirstCome, Load
 from minfer.request import Request
 from minfer.schedule import waits_for
+from minfer.state import Hold
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -98,6 +99,16 @@ def test_who_has_not_been_looked_at_waits_for_a_step() -> None:
     bench.give(Submit(ask("a", 4, 9)))
     bench.give(Submit(ask("b", 4, 9)))
     assert waits_for(bench.config, bench.state) == "step"
+
+
+def test_the_cause_is_that_of_who_is_next_and_not_of_who_is_passed() -> None:
+    bench = Bench(evolve(CONFIG, max_num_seqs=1))
+    bench.give(Submit(ask("runs")), *(Submit(ask(name, client=name)) for name in "ab"))
+    first, second = bench.state.waiting
+    state = evolve(bench.state, shut=frozenset("a"))
+    for held, cause in ((second, "rows"), (first, "step")):
+        found = evolve(state, held=Hold(held.place, "rows"))
+        assert waits_for(bench.config, found) == cause
 
 
 def test_while_somebody_is_suspected_the_line_waits_for_that() -> None:

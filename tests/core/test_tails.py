@@ -207,3 +207,11 @@ def test_without_token_ids_the_same_is_decided() -> None:
         state = redacted_state(config, mine.transition.state, SECRET)
         assert comparable(state) == comparable(theirs.transition.state), mine.number
     assert copied(log)
+
+
+def test_a_tail_that_two_have_computed_is_published_once() -> None:
+    bench = Bench()
+    served(bench, node("a", (1, 2, 3)), node("b", (1, 2, 3)))
+    blocks = bench.state.blocks
+    assert blocks.available == CONFIG.num_blocks
+    assert blocks.idle == 1

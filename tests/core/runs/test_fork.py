@@ -28,7 +28,7 @@ from minfer.request import Request
 from minfer.runs.cost import CostModel
 from minfer.runs.decisions import facts
 from minfer.runs.drafts import judged
-from minfer.runs.fork import Change, _Spare, fork
+from minfer.runs.fork import Change, _past, _Spare, fork
 from minfer.runs.journal import JournalError
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
@@ -400,3 +400,14 @@ def test_speculation_is_turned_on() -> None:
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] == len(run.turns) - 3
     assert lengths[2] < lengths[1] < lengths[0]
+
+
+def test_how_long_a_sample_was_that_was_cancelled_is_not_its_length() -> None:
+    run = Run(clocked_config())
+    run.turn(Submit(asked_for("gone", 6, 9)), Submit(asked_for("ends", 6, 9)))
+    run.turn()
+    run.turn(Cancel("gone"))
+    run.drain()
+    data = encode_journal(run.config, run.turns)
+    journal = Journal(open_segments({"run": data}))
+    assert _past(journal, 0, frozenset(), None).lengths == {("ends", 0): 9}

@@ -7,7 +7,7 @@ import pytest
 
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Executed, Failed, Submit
+from minfer.messages import Executed, Failed, Finish, Submit
 from minfer.request import Request
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.redact import redacted, redacted_config
@@ -94,3 +94,11 @@ def test_an_outputs_block_and_the_next_prompts_are_equal(each: int) -> None:
     journal = Journal(open_segments({"run": blind(config, log)}))
     reasons = [reason for turn in journal.turns() for reason in turn.transition.reasons]
     assert [getattr(r, "hit", None) for r in reasons if hasattr(r, "hit")] == [0, 8]
+
+
+def test_errors_of_the_text_layer_are_left_out() -> None:
+    config = EngineConfig(num_blocks=40)
+    said = Finish("a", 0, 1, "error", "what the text was"), Finish("a", 0, 1)
+    first, second = redacted(config, initial(config), said, SECRET)
+    assert first == Finish("a", 0, 1, "error", "left out")
+    assert second == said[1]

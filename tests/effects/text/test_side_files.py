@@ -227,6 +227,10 @@ def test_special_tokens_are_skipped_by_the_last_word_on_them(tmp_path: Path) -> 
         write(tmp_path, {CONFIG: {"added_tokens_decoder": listed}})
         agree(tmp_path, "a<|end|>b")
         assert (2 in Tokenizer(tmp_path).special_ids) is special
+    (tmp_path / CONFIG).unlink()
+    write(tmp_path, {ADDED: {"<|end|>": 2}})  # which does not say that it is special
+    agree(tmp_path, "a<|end|>b")
+    assert 2 in Tokenizer(tmp_path).special_ids
 
 
 @pytest.mark.parametrize(
