@@ -71,6 +71,7 @@ def test_defaults_are_left_out_and_come_back() -> None:
     assert load(dump(request)) == request
     assert dump(request, without=("prompt",)).keys() == {"is", "id", "max_tokens"}
     assert load(dump(evolved := Ageing(3.0))) == evolved
+    assert type(load(dump(Ageing(10))).seconds) is int  # the default is a float
     assert load(dump(SamplingParams(stop=("a",), top_p=0.5))).top_p == 0.5
     assert math.isinf(load(dump(math.inf)))
 

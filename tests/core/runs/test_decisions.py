@@ -4,8 +4,9 @@ import attrs
 
 from minfer.config import EngineConfig
 from minfer.messages import Execute, Submit, Tick
+from minfer.plan import Plan
 from minfer.request import Request
-from minfer.runs.decisions import chained, compact, facts
+from minfer.runs.decisions import _membership, chained, compact, facts
 from minfer.runs.journal import START
 from minfer.state import Transition
 from tests.core.recorded import recorded
@@ -47,3 +48,10 @@ def test_the_facts_of_a_turn_with_two_plans() -> None:
         ],
         "reasons": [["Admitted", "a", 0, 0.0, 0, 3, 0, 0, 3]],
     }
+
+
+def test_rows_that_are_in_another_order_are_all_named() -> None:
+    columns = {"starts": (0, 0), "counts": (1, 1), "most": (1, 1)}
+    plan = Plan(step=0, gens=(2, 1), rows=(0, 1), **columns)
+    assert _membership((1, 2), plan) == {"gens": [2, 1]}
+    assert _membership((3, 2, 1), plan) == {"left": [3], "joined": []}

@@ -6,6 +6,7 @@ from typing import Any, cast
 import attrs
 import pytest
 
+from minfer.beam import BeamRound
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.keys import block_keys
@@ -13,7 +14,7 @@ from minfer.messages import Cancel, Executed, Failed, Submit, Tick
 from minfer.request import Request
 from minfer.runs.decisions import facts
 from minfer.runs.journal import START
-from minfer.runs.journal_writing import encode_journal, turn_record
+from minfer.runs.journal_writing import encode_journal, searched_rows, turn_record
 from minfer.state import Turn
 from tests.circles import seeds
 from tests.core.recorded import recorded
@@ -152,3 +153,13 @@ def test_a_steady_turn_costs_its_tokens() -> None:
     told = facts(turns[-1].before, turns[-1].transition)
     assert told == {}
     assert len(turn_record(turns[-1], b"", START)) == 8 + 23 + 3 * 256
+
+
+def test_rows_of_beams_are_those_whose_requests_are_of_a_search() -> None:
+    config = EngineConfig(num_blocks=9, block_size=4, depth=1)
+    beam = BeamRound(id="s", width=1, prompt=2, most=4)
+    plain = Request(id="a", prompt=(1, 2), max_tokens=3)
+    of_search = Request(id="b", prompt=(3, 4), max_tokens=1, search=beam)
+    (turn,) = run(config, (Submit(plain), Submit(of_search)))
+    state = turn.transition.state
+    assert searched_rows(state, state.inflight[0]) == [1]

@@ -1,12 +1,13 @@
 """Where a sample's time goes is told by kind, turn by turn."""
 
+import attrs
 import pytest
 
 from minfer.messages import Admitted, Cancel, Preempted, Submit, Voided
 from minfer.policies import Priority
 from minfer.runs.drafts import tally_of
 from minfer.runs.explain import explain
-from minfer.runs.lives import Moment, Spent, Where
+from minfer.runs.lives import Life, Moment, Spent, Where, place
 from tests.core.runs.clocked import Run, config, request
 from tests.core.runs.drafted import by_device
 from tests.core.runs.test_drafts import of
@@ -176,3 +177,12 @@ def test_drafts_are_counted_and_tokens_are_those_that_came() -> None:
     assert decode.steps <= 23 - sum(life.drafts.accepted) + 1
     assert life.end is not None
     assert life.end.length == 24
+
+
+def test_who_is_held_back_waits_for_its_share_and_not_behind_who_passes() -> None:
+    run = Run(config(max_num_seqs=1))
+    run.turn(Submit(request("runs", 6)))
+    run.turn(*(Submit(request(name, 6, client=name)) for name in "ab"))
+    state = attrs.evolve(run.state, shut=frozenset("a"))
+    life = Life(("a", 0), 0.0, 0, 0.0)
+    assert place(run.config, state, life).where == Where("line", "share")

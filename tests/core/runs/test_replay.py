@@ -9,7 +9,7 @@ from minfer.messages import Admitted, Event, Submit, Tick
 from minfer.policies import Priority
 from minfer.request import Request
 from minfer.runs import replay as replays
-from minfer.runs.journal import JournalError
+from minfer.runs.journal import MAGIC, JournalError
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import DivergenceError, Journal, open_segments
 from minfer.state import EngineState, Transition, Turn
@@ -83,3 +83,11 @@ def test_segments_follow_each_other() -> None:
     gap = encode_journal(config, turns[33:])
     with pytest.raises(JournalError, match="begins with turn 33"):
         list(Journal(open_segments({"a": first, "c": gap})).turns())
+
+
+def test_a_segment_without_a_head_is_skipped_at_the_end_alone() -> None:
+    config, turns = recorded(5)
+    data = encode_journal(config, turns)
+    assert len(open_segments({"one": data, "two": MAGIC})) == 1
+    with pytest.raises(JournalError, match="two: it has no head"):
+        open_segments({"one": data, "two": MAGIC, "three": data})
