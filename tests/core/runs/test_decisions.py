@@ -51,7 +51,6 @@ def test_the_facts_of_a_turn_with_two_plans() -> None:
 
 
 def test_rows_that_are_in_another_order_are_all_named() -> None:
-    columns = {"starts": (0, 0), "counts": (1, 1), "most": (1, 1)}
-    plan = Plan(step=0, gens=(2, 1), rows=(0, 1), **columns)
+    plan = Plan(0, (2, 1), (0, 1), starts=(0, 0), counts=(1, 1), most=(1, 1))
     assert _membership((1, 2), plan) == {"gens": [2, 1]}
     assert _membership((3, 2, 1), plan) == {"left": [3], "joined": []}

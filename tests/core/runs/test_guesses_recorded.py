@@ -27,9 +27,8 @@ def test_every_draft_that_was_judged_falls_as_it_did(run: Run) -> None:
         for one in judged(turn.before, turn.events, turn.transition):
             name = one.id, one.sample
             assert guesses.accepted(name, one.known, one.proposed) == one.accepted
-            if (
-                one.accepted == one.proposed and not found.by_host
-            ):  # behind these comes the target's own token
+            # Behind drafts that all stood comes the target's own token.
+            if one.accepted == one.proposed and not found.by_host:
                 assert one.known + one.accepted not in guesses.said[name].right
             count += 1
     assert count > 5
