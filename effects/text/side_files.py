@@ -13,7 +13,8 @@ row against the installed transformers):
 without it added_tokens.json, and over it tokenizer.json |
 | ids of added tokens | the vocabulary; others follow it in the order of their keys |
 | named tokens (`eos_token`, `image_token`, ...) | tokenizer_config.json; without \
-`added_tokens_decoder`, special_tokens_map.json before it; the class's own last |
+`added_tokens_decoder`, special_tokens_map.json before it; the class's own last, or \
+the `pad_token` of the padding in tokenizer.json |
 | more special tokens | `extra_special_tokens`; `additional_special_tokens` if that is \
 empty; those of special_tokens_map.json likewise, without `added_tokens_decoder` |
 | chat templates | chat_template.jinja and additional_chat_templates/ together; without \

@@ -48,7 +48,9 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = tokens.texts
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_ids = frozenset(
+            token for token in added if _is_skipped(backend, token)
+        )
         self.added_ids = frozenset(added)
         # Ids that end a sequence: of generation_config, config, and the tokenizer itself.
         own = backend.token_to_id(self.special_tokens.get("eos_token", ""))
@@ -156,6 +158,15 @@ class Tokenizer:
             except KeyError:  # an added token in plain text
                 self._bytes[token] = name.encode()
         return self._bytes[token]
+
+
+def _is_skipped(backend: Backend, token: int) -> bool:
+    """Whether `decode` leaves an added token out as special. Its flags do not tell: the
+    library compares spellings, and one that was special ever stays so.
+    """
+    ids = [token] * 3  # a decoder may strip the first
+    shown, skipped = (backend.decode(ids, skip_special_tokens=on) for on in (False, True))
+    return shown != skipped
 
 
 def _falls_back(backend: Backend) -> int | None:

@@ -31,6 +31,8 @@ class TokenizerClass:
     # give them (single_word, lstrip, ...), or as they are, as special ones.
     adds_again: Literal["nothing", "texts", "tokens"] = "nothing"
     unknown_token: bool = False  # byte-pair encoding gets the `unk_token`
+    # The `pad_token` is that of the padding in tokenizer.json, where the config has none.
+    pads_as_the_file_says: bool = False
 
 
 def _byte_level(prefix: bool, regex: bool = True, trim: bool = True) -> State:
@@ -151,7 +153,10 @@ _QWEN: Final = _ENDS | _named("<|endoftext|>", "pad")
 _GPT2: Final = _ENDS | _named("<|endoftext|>", "bos")
 CLASSES: Final[Mapping[str, TokenizerClass]] = {
     "LlamaTokenizer": TokenizerClass(
-        special_tokens=_LLAMA, model=_SPM, parts=_metaspace_parts
+        special_tokens=_LLAMA,
+        model=_SPM,
+        parts=_metaspace_parts,
+        pads_as_the_file_says=True,
     ),
     "CodeLlamaTokenizer": TokenizerClass(
         special_tokens=_LLAMA | _FILL,
@@ -160,6 +165,7 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
         parts=_code_llama_parts,
         unknown_token=True,
         begins="with bos_token",
+        pads_as_the_file_says=True,
     ),
     "GemmaTokenizer": TokenizerClass(
         special_tokens={

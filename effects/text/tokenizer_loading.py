@@ -41,6 +41,9 @@ def load_backend(folder: Path) -> tuple[Backend, SpecialTokens, Templates]:
     model = read_optional(folder / "config.json")
     kind = CLASSES.get(class_name(model, config, b'"ByteLevel"' in data))
     stored = backend.get_added_tokens_decoder()
+    padding = backend.padding
+    if padding is not None and (kind is None or kind.pads_as_the_file_says):
+        config.setdefault("pad_token", padding["pad_token"])
     tokens = special_tokens(folder, config, stored, kind)
     try:
         if kind is not None and not _is_made_so(backend, kind, config, tokens):

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tokenizers import AddedToken, normalizers, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import normalizers, processors
 from transformers import AutoTokenizer
 from transformers.models.auto import tokenization_auto as auto
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from minfer.effects.text import tokenizer_loading
+from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.tokenizer import TextError, Tokenizer, TokenizerError
 from minfer.effects.text.tokenizer_classes import (
     CLASS_OF,
@@ -60,6 +61,8 @@ def agree(folder: Path, *texts: str) -> list[list[str]]:
             assert ids == theirs.encode(text, add_special_tokens=special)
             text_of = theirs.decode(ids, skip_special_tokens=special)
             assert ours.decode(ids, skip_special_tokens=special) == text_of
+            pieces = Detokenizer(ours, skip_special_tokens=special)
+            assert pieces.push(ids, final=True) == text_of
         found.append(ours.names(ours.encode(text)))
     assert ours.special_tokens == theirs.special_tokens_map
     return found
@@ -221,16 +224,39 @@ def test_added_tokens(tmp_path: Path, row: str, kind: str) -> None:
     agree(tmp_path)
 
 
-def test_special_tokens_are_skipped_by_the_last_word_on_them(tmp_path: Path) -> None:
-    for special in (True, False):
-        listed = {"2": entry("<|end|>", special=special)}
-        write(tmp_path, {CONFIG: {"added_tokens_decoder": listed}})
-        agree(tmp_path, "a<|end|>b")
-        assert (2 in Tokenizer(tmp_path).special_ids) is special
+@pytest.mark.parametrize("special", [True, False])
+def test_special_tokens_are_skipped_as_decode_skips_them(
+    tmp_path: Path, *, special: bool
+) -> None:
+    """A token that tokenizer.json has as special stays so whatever its flags become, and
+    one that a normalizer respells is not skipped.
+    """
+    listed = {"2": entry("<|end|>", special=special)}
+    write(tmp_path, {CONFIG: {"added_tokens_decoder": listed}})
+    agree(tmp_path, "a<|end|>b")
+    assert 2 in Tokenizer(tmp_path).special_ids
+    backend = falls_back()
+    backend.normalizer = normalizers.Prepend("▁")
+    backend.add_tokens([AddedToken("<X>", special=special, normalized=True)])
+    write(tmp_path, {}, backend, kind="mistral")
+    agree(tmp_path, "a<X>b", "<X> a")
+    assert backend.token_to_id("<X>") not in Tokenizer(tmp_path).special_ids
     (tmp_path / CONFIG).unlink()
     write(tmp_path, {ADDED: {"<|end|>": 2}})  # which does not say that it is special
     agree(tmp_path, "a<|end|>b")
     assert 2 in Tokenizer(tmp_path).special_ids
+
+
+@pytest.mark.parametrize(
+    "kind", [PLAIN, "LlamaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer"]
+)
+def test_the_padding_of_tokenizer_json_names_a_token(tmp_path: Path, kind: str) -> None:
+    backend = falls_back() if kind == "LlamaTokenizer" else Backend.from_str(BACKEND)
+    backend.enable_padding(pad_id=300, pad_token="<think>")  # noqa: S106 - no password
+    write(tmp_path, {CONFIG: {"tokenizer_class": kind}}, backend, kind="lfm2")
+    agree(tmp_path)
+    write(tmp_path, {CONFIG: {"tokenizer_class": kind, "pad_token": None}}, backend)
+    agree(tmp_path)
 
 
 @pytest.mark.parametrize(
