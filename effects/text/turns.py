@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 Message = dict[str, Any]
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _FIRST: Final = "first of two"
 _SECOND: Final = "second of two"
 _HI: Final[Message] = {"role": "user", "content": "hi"}
@@ -39,10 +40,14 @@ class Written(str):
 
 
 def read_message(message: Mapping[str, Any]) -> Message:
-    """A message with arguments as objects, and without absent fields: templates ask
-    whether a field is there. What an assistant did not say is null, as in transformers.
+    """A message with arguments as objects, reasoning under all its names, and without
+    absent fields: templates ask whether a field is there. What an assistant did not say
+    is null, which `ways` leaves out first.
     """
     told = {name: value for name, value in message.items() if value is not None}
+    thought = next((told[name] for name in _REASONING if name in told), None)
+    if thought is not None:  # as in transformers: gpt-oss reads `thinking`
+        told = {"thinking": thought, **told, "reasoning_content": thought}
     if told.get("role") == "assistant" and "content" in message:
         told.setdefault("content", None)
     return _with_arguments(told, _read)
@@ -86,7 +91,7 @@ def ways(chat: Sequence[Message]) -> Iterator[list[Message]]:
     last one is for templates that refuse several calls at once, by an error of their own.
     """
     tried: list[list[Message]] = []
-    for change in (_same, _without_null, _with_text, _with_objects):
+    for change in (_without_content, _same, _without_null, _with_text, _with_objects):
         way = [change(message) for message in chat]
         if way not in tried:
             tried.append(way)
@@ -114,6 +119,11 @@ def _is_text(part: Any) -> bool:
 
 def _same(message: Message) -> Message:
     return message
+
+
+def _without_content(message: Message) -> Message:
+    """Without content that is null, as in transformers."""
+    return {name: said for name, said in message.items() if said is not None}
 
 
 def _without_null(message: Message) -> Message:

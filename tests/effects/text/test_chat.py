@@ -71,6 +71,26 @@ def test_a_value_comes_before_a_token_of_its_name_as_in_transformers(
     assert got == theirs.apply_chat_template(hi, tokenize=False, **given) == "xhi"
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("content", [None, "", "four"])
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_reasoning_and_null_come_as_in_transformers(
+    tmp_path: Path, name: str, content: str | None, role: str
+) -> None:
+    """Reasoning under all names, as gpt-oss reads `thinking`; what is null is absent."""
+    template = (
+        "{{ messages }}{% for m in messages %}<{{ m.thinking }}|"
+        "{{ m.reasoning_content }}|{{ m.content is none }}"
+        "{{ 'content' in m }}{{ m.content }}>{% endfor %}"
+    )
+    save(tmp_path, chat_template=template)
+    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    chat = [{"role": role, "content": content, name: "hmm", "tool_calls": None}]
+    got = render_chat(ours, chat, {})
+    assert got == theirs.apply_chat_template(chat, tokenize=False)
+    assert "<hmm|hmm|" in got
+
+
 @pytest.mark.parametrize(
     "template",
     [
