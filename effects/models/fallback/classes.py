@@ -11,7 +11,13 @@ from attrs import frozen
 from minfer.effects.models.config_reader import ConfigError, Reader, whole
 from minfer.effects.models.spec_reader import read_architectures
 
-NOT_READ: Final = {"attn_implementation", "experts_implementation", "return_dict"}
+NOT_READ: Final = {
+    "attn_implementation",
+    "experts_implementation",
+    "return_dict",
+    "dtype",  # is read by `read_dtype`
+    "torch_dtype",
+}
 
 
 @frozen

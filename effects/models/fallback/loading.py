@@ -17,6 +17,7 @@ from minfer.effects.models.checkpoint import (
 )
 from minfer.effects.models.config_reader import (
     CheckpointError,
+    ConfigError,
     Reader,
     UnsupportedModelError,
 )
@@ -47,12 +48,18 @@ def load_fallback(
     """
     theirs = resolve(Reader(config, str(folder)))
     how = {"dtype": torch_dtype(spec.dtype), "attn_implementation": PAGED}
-    if seed is None:
-        model = _from_files(theirs, folder, **how)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = theirs.model._from_config(theirs.config, **how)
+    try:
+        if seed is None:
+            model = _from_files(theirs, folder, **how)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = theirs.model._from_config(theirs.config, **how)
+    except CheckpointError:
+        raise
+    except Exception as error:  # each model fails at its config in ways of its own
+        what = f"{theirs.model.__name__} cannot be made of this config.json"
+        raise ConfigError(f"{folder}: {what} ({error!r}); correct it") from error
     model.eval().requires_grad_(False)
     _refuse_if_wrong(folder, theirs.model.__name__, spec, model, make_cache)
     return paged_model(model.to(device))
@@ -66,8 +73,8 @@ def _refuse_if_wrong(
     """
     try:
         error = self_check(evolve(spec, dtype="float32"), model, make_cache)
-    except RuntimeError as failure:
-        raise CheckpointError(f"{folder}: {name} cannot run: {failure}") from failure
+    except Exception as failure:  # likewise
+        raise CheckpointError(f"{folder}: {name} cannot run: {failure!r}") from failure
     if isnan(error):
         raise CheckpointError(
             f"{folder}: damaged weights: logits are not finite, or all alike"

@@ -16,7 +16,11 @@ from minfer.effects.models.checkpoint import (
     TensorMismatchError,
     read_config,
 )
-from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
+from minfer.effects.models.config_reader import (
+    CheckpointError,
+    ConfigError,
+    UnsupportedModelError,
+)
 from minfer.effects.models.fallback import fallback_spec, load_fallback
 from minfer.effects.models.model import Model
 
@@ -63,6 +67,16 @@ def test_damaged_weights_are_named(
     folder = copied(neox, tmp_path, change)
     with pytest.raises(kind, match=message):
         load(folder)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_config_of_which_no_model_can_be_made_is_named(
+    neox: Path, seed: int | None
+) -> None:
+    config = {**read_config(neox), "rope_parameters": {"rope_type": "mrope"}}
+    spec = fallback_spec(read_config(neox))
+    with pytest.raises(ConfigError, match=r"cannot be made .*KeyError\('mrope'\)"):
+        load_fallback(neox, config, spec, make_cache, seed)
 
 
 @pytest.mark.long
