@@ -1,12 +1,13 @@
-r"""Patterns of JSON schemas, rewritten so that the compiler lets through what they mean.
+r"""Patterns of JSON schemas and regular expressions, rewritten so that the compiler lets
+through what they mean.
 
 Two things in llguidance 1.9 let texts through that a pattern forbids:
 
-* A set of characters becomes a set of JSON's escapes. Where it holds all of U+0000 to
-  U+001F (U+000A aside), the escapes of `"` and of the backslash are added, whether it
-  holds these or not: `[^"]` matches `"`. Alternatives are joined into one set before, so
-  this depends on the whole pattern. In such a pattern each set that lacks `"` or the
-  backslash loses U+0001: then no join of them holds all.
+* Within JSON, a set of characters becomes a set of its escapes. Where it holds all of
+  U+0000 to U+001F (U+000A aside), the escapes of `"` and of the backslash are added,
+  whether it holds these or not: `[^"]` matches `"`. Alternatives are joined into one set
+  before, so this depends on the whole pattern. In such a pattern each set that lacks `"`
+  or the backslash loses U+0001: then no join of them holds all.
 * It reads sets as Rust does: `[a&&b]` is an intersection, and `\S` and `\W` hold more
   than those of Python's `re`. So each set is written anew, with its characters by number.
   Where `re` and ECMA 262 differ, it holds what both allow; but in a name that decides
@@ -122,14 +123,15 @@ class _Set:
             raise unnamed(min(left))
 
 
-def rewritten(pattern: str, *, decides: bool = False) -> str:
+def rewritten(pattern: str, *, decides: bool = False, escapes: bool = True) -> str:
     """A pattern as the compiler is to read it. It `decides` if names that it does not
-    match may come, too, and texts have no escapes by number then. Raises GrammarError.
+    match may come, too, and texts have no escapes by number then. What it matches has
+    JSON's `escapes`, or is no JSON. Raises GrammarError.
     """
     parts = [*_parts(pattern, decides=decides)]
     sets = [one for one in parts if isinstance(one, _Set)]
     held = frozenset[int]().union(*(one.controls for one in sets if one.suspect))
-    dropping = held >= _WITHOUT_LINE_FEED
+    dropping = escapes and held >= _WITHOUT_LINE_FEED
     for one in sets if decides else ():
         one.check_named(dropping=dropping)
     return "".join([_written(one, dropping=dropping) for one in parts])

@@ -11,6 +11,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from minfer.effects.text.grammars.lark import checked_lark
+from minfer.effects.text.grammars.patterns import rewritten
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import OPTIONS, checked_schema, ends_in_escape
 from minfer.structured import StructuredOutputs
@@ -54,12 +55,15 @@ def spelled(asked: StructuredOutputs, *, compiled: bool = True) -> Spelled:
 
 
 def _whole_regex(text: str, param: str) -> str:
-    """A regular expression, which must not end within an escape: the compiler, which
-    puts it between slashes, would take the second one for a part of it.
+    """A regular expression in the compiler's words. It must not end within an escape: the
+    compiler, which puts it between slashes, would take the second one for a part of it.
     """
     if ends_in_escape(text):
         raise GrammarError(f"{param}: ends with a single backslash", param)
-    return text
+    try:
+        return rewritten(text, escapes=False)
+    except GrammarError as error:
+        raise GrammarError(f"{param}: {error}", param) from None
 
 
 def rule(asked: StructuredOutputs) -> str:

@@ -172,6 +172,13 @@ def as_argument(rng: Random, pattern: str) -> bool:
     return text is not None
 
 
+def as_regex(rng: Random, pattern: str) -> bool:
+    text = written(rng, {"regex": pattern})
+    if text is not None:
+        assert re.fullmatch(pattern, text), (pattern, text)
+    return text is not None
+
+
 def check(text: str, schema: Any, pattern: str) -> None:
     assert re.search(pattern, text), (pattern, text)
     jsonschema.validate(text, schema)
@@ -186,7 +193,7 @@ def test_outputs_are_as_their_patterns_say(numbers: range) -> None:
     for number in numbers:
         rng = Random(number)
         pattern = any_pattern(rng)
-        for form in (as_value, as_name, as_argument):
+        for form in (as_value, as_name, as_argument, as_regex):
             try:
                 ended += form(rng, pattern)
             except GrammarError:  # there is no text, or none that goes on as it began

@@ -56,6 +56,12 @@ def test_a_choice_may_begin_another_one() -> None:
         ("[^b]", "\n", "b"),
         ("(?s)a.c", "a\nc", "ac"),
         ("(ab|c){2}", "abc", "ab"),
+        ("[^a&&b]", "x", "&"),
+        ("[a||b]", "|", "c"),
+        ("[^--^]", "x", "-"),
+        (r"\d", "1", "\u0663"),
+        (r"\w", "a", "\u200d"),
+        (r"[\x00-\x1f]", "\x01", '"'),
     ],
 )
 def test_a_regular_expression_matches_the_whole_text(
@@ -67,6 +73,13 @@ def test_a_regular_expression_matches_the_whole_text(
 
 def test_a_regular_expression_does_not_end_within_an_escape() -> None:
     assert "single backslash" in str(refusal(regex="a\\"))
+
+
+def test_what_cannot_be_enforced_in_a_regular_expression_is_refused_by_name() -> None:
+    for regex, what in ((r"a\b", r"the escape '\\b'"), ("a{2}{3}", "repetition")):
+        told = str(refusal(regex=regex))
+        assert told.startswith("structured_outputs.regex: ")
+        assert what in told
 
 
 @pytest.mark.parametrize(
