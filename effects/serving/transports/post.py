@@ -49,7 +49,7 @@ class Post:
         if media != MEDIA_TYPE:
             why = f"send the body as Content-Type: {MEDIA_TYPE}"
             raise ApiError(why, status=415)
-        decoder = Decoder(headers.get("content-encoding", ""))
+        decoder = Decoder(", ".join(headers.getlist("content-encoding")))
         data = bytearray()
         size = int(headers.get("content-length", "0"))  # as announced, or as it came
         came = 0

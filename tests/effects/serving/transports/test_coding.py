@@ -73,3 +73,5 @@ def test_over_a_socket(bundled: Serving) -> None:
     for coding, data, status in (("gzip", BODY, 400), ("br", BODY, 415)):
         more = f"Content-Encoding: {coding}\r\n"
         assert raw(bundled, data, more=more)[0] == status
+    twice = "Content-Encoding: gzip\r\n" * 2
+    assert raw(bundled, gzip.compress(gzip.compress(BODY)), more=twice)[0] == 415
