@@ -21,6 +21,7 @@ from minfer.effects.text.tools.source import (
     Source,
     ahead,
     char,
+    repeats,
     run,
     space,
     until,
@@ -40,12 +41,18 @@ _LANGUAGE: Final = "json"
 def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
     marker = ""
-    while marker := marker or (yield from until(source, [CALLS, CALL], out.content)):
+    markers = [CALLS, CALL]
+    while marker := marker or (yield from until(source, markers, out.content)):
+        if marker in (CALL_ENDS, CALLS_END):  # once more, behind a call
+            marker = ""
+            continue
         source.keep(marker)
         told = out.calls
         whole = yield from _calls(source, out, marker)
         left = source.kept()
         marker = ""
+        ends = (CALL_ENDS, CALLS_END) if out.calls > told else ()
+        markers = [CALLS, CALL, *ends]
         if not whole and out.calls > told:
             marker = yield from behind(source, out, left, MARKERS)
             while marker not in (CALLS, CALL, CALLS_END, ""):
@@ -58,7 +65,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
 def _calls(source: Source, out: Outlet, marker: str) -> Reading[bool]:
     """Take calls up to the end of all; returns whether that is all there is."""
     if marker == CALLS:
-        yield from space(source)
+        yield from repeats(source, CALLS)
         if not (yield from ahead(source, [CALL])):
             return False
         source.take(len(CALL))
@@ -74,11 +81,12 @@ def _calls(source: Source, out: Outlet, marker: str) -> Reading[bool]:
 
 def _call(source: Source, out: Outlet) -> Reading[bool]:
     """Take one call, up to its end; returns whether it is whole."""
+    yield from repeats(source, CALL)
     kind = yield from run(source, _NAME)
     if not (yield from ahead(source, [BETWEEN])):
         return False
     source.take(len(BETWEEN))
-    yield from space(source)
+    yield from repeats(source, BETWEEN)
     name = (yield from run(source, _NAME)) or kind
     yield from space(source)
     if (yield from run(source, _FENCE)) and (yield from ahead(source, [_LANGUAGE])):

@@ -19,7 +19,15 @@ from attrs import frozen
 from minfer.effects.text.tools.calls import streamed, value
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
-from minfer.effects.text.tools.source import Reading, Source, ahead, char, space, until
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    char,
+    repeats,
+    space,
+    until,
+)
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
@@ -70,7 +78,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
         if marker not in ENDS:
             marker = yield from _message(source, out, marker)
         else:
-            marker = yield from until(source, (START, CHANNEL), out.content)
+            marker = yield from until(source, _STOPS, out.content)
         if not marker:
             return
 
@@ -83,6 +91,7 @@ def _message(source: Source, out: Outlet, begun: str) -> Reading[str]:
     if not header.whole:
         out.content(header.text)
         return (yield from until(source, _STOPS, out.content))
+    yield from repeats(source, MESSAGE)
     out.mark()
     if header.function:
         yield from _call(source, out, header)

@@ -9,7 +9,15 @@ from typing import Final
 from minfer.effects.text.tools.calls import behind, calls
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
-from minfer.effects.text.tools.source import Reading, Source, ahead, char, space, until
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    char,
+    repeats,
+    space,
+    until,
+)
 
 OPENS: Final = "<tool_call>"
 CLOSES: Final = "</tool_call>"
@@ -18,12 +26,17 @@ CLOSES: Final = "</tool_call>"
 def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
     marker = ""
-    while marker := marker or (yield from until(source, [OPENS], out.content)):
+    markers = [OPENS]
+    while marker := marker or (yield from until(source, markers, out.content)):
+        if marker == CLOSES:  # once more, behind a call
+            marker = ""
+            continue
         source.keep(marker)
         told = out.calls
         whole = yield from _between(source, out)
         left = source.kept()
         marker = ""
+        markers = [OPENS, CLOSES] if out.calls > told else [OPENS]
         if not whole and out.calls > told:
             marker = yield from behind(source, out, left, [OPENS, CLOSES])
             marker = marker.removeprefix(CLOSES)
@@ -33,7 +46,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
 
 def _between(source: Source, out: Outlet) -> Reading[bool]:
     """Take calls up to the closing marker; returns whether that is all there is."""
-    yield from space(source)
+    yield from repeats(source, OPENS)
     while (yield from calls(source, out)):
         source.keep()
         yield from space(source)

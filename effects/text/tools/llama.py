@@ -10,7 +10,7 @@ from minfer.effects.text.tools.bare import several
 from minfer.effects.text.tools.calls import any_name
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
-from minfer.effects.text.tools.source import Reading, Source, until
+from minfer.effects.text.tools.source import Reading, Source, repeats, until
 
 TAG: Final = "<|python_tag|>"
 
@@ -19,4 +19,5 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
     """Read a whole answer."""
     yield from several(source, out, tools.names.__contains__)
     while tag := (yield from until(source, [TAG], out.content)):
+        tag += yield from repeats(source, TAG)
         yield from several(source, out, any_name, tag, bare=True)

@@ -16,6 +16,7 @@ from minfer.effects.text.tools.source import (
     Source,
     ahead,
     char,
+    repeats,
     run,
     space,
     until,
@@ -33,7 +34,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
     while marker := marker or (yield from until(source, [CALLS], out.content)):
         source.keep(marker)
         told = out.calls
-        yield from space(source)
+        yield from repeats(source, CALLS)
         listed = (yield from char(source)) in ("[", "{")
         whole = yield from (calls(source, out) if listed else _named(source, out))
         left = source.kept()

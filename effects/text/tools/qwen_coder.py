@@ -24,7 +24,15 @@ from minfer.effects.text.tools.json_scanner import JsonScanner
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.python_values import as_json
-from minfer.effects.text.tools.source import Reading, Source, ahead, run, space, until
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    repeats,
+    run,
+    space,
+    until,
+)
 
 OPENS: Final = "<tool_call>"
 CLOSES: Final = "</tool_call>"
@@ -32,6 +40,7 @@ _FUNCTION: Final = "<function="
 _FUNCTION_ENDS: Final = "</function>"
 _PARAMETER: Final = "<parameter="
 _PARAMETER_ENDS: Final = "</parameter>"
+_CLOSING: Final = (_PARAMETER_ENDS, _FUNCTION_ENDS, CLOSES)
 _WITHIN: Final = (_PARAMETER, _FUNCTION_ENDS, CLOSES)  # between two parameters
 _TAGS: Final = (*_WITHIN, _PARAMETER_ENDS)
 _BEHIND: Final = (  # a value; the first one that is there
@@ -46,10 +55,10 @@ _WORDS: Final = {"true": "true", "false": "false", "none": "null", "null": "null
 
 def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
     """Read a whole answer."""
-    # Once there was a call, its closing marker may come behind what should not be there.
+    # Once there was a call, its closing tags may come behind what should not be there.
     markers = [OPENS, _FUNCTION]
     while marker := (yield from until(source, markers, out.content)):
-        if marker == CLOSES:
+        if marker in _CLOSING:
             continue
         source.keep(marker)
         name = yield from _name(source, marker)
@@ -59,8 +68,8 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
             out.start(name)
             told = yield from _arguments(source, out, name, tools)
         left = source.kept()
+        markers = [OPENS, _FUNCTION, *(_CLOSING if told else ())]
         if told:
-            markers = [OPENS, _FUNCTION, CLOSES]
             yield from stray(source)
         else:
             out.content(left)
@@ -69,7 +78,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
 def _name(source: Source, marker: str) -> Reading[str]:
     """Take what stands before the first parameter; returns whose call it is, if any."""
     if marker == OPENS:
-        yield from space(source)
+        yield from repeats(source, OPENS)
         if not (yield from ahead(source, [_FUNCTION])):
             return ""
         source.take(len(_FUNCTION))

@@ -95,6 +95,14 @@ def space(source: Source) -> Reading[str]:
     return (yield from run(source, _SPACES))
 
 
+def repeats(source: Source, marker: str) -> Reading[str]:
+    """Take white space, and a marker that was taken where models write it again."""
+    taken = yield from space(source)
+    while (yield from ahead(source, [marker])):
+        taken += source.take(len(marker)) + (yield from space(source))
+    return taken
+
+
 def until(
     source: Source, markers: Sequence[str], emit: Callable[[str], None]
 ) -> Reading[str]:

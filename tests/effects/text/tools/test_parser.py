@@ -9,7 +9,7 @@ import pytest
 from minfer.effects.text.tools.deltas import CallStart
 from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.parser import Parser
-from tests.effects.text.tools.cuts import OFFERED, fed, parser, told
+from tests.effects.text.tools.cuts import OFFERED, fed, found, parser, told
 
 PIECES = [
     "<tool_call>",
@@ -132,6 +132,33 @@ def test_chance_texts(name: str | None) -> None:
         said = one.content + one.reasoning + "".join(map("".join, one.calls))
         for word in re.findall(r"w\dw", text if name != "openai" else ""):
             assert word in said, text
+
+
+_ADD = '{"name": "add", "arguments": {"a": 1}}'
+_TAGGED = "<tool_call>\n<function=add>\n<parameter=c>\n1\n</parameter>\n</function>"
+_DEEP = f"{CALL}add<｜tool▁sep｜>{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+_CHANNEL = "commentary to=functions.add <|constrain|>json<|message|>{}<|call|>"
+# Calls in each format, and the markers that models write twice.
+REPEATED = {
+    "hermes": (f"<tool_call>{_ADD}</tool_call>", r"</?tool_call>"),
+    "llama3_json": (f"<|python_tag|>{_ADD}", r"<\|python_tag\|>"),
+    "mistral": (f"[TOOL_CALLS]{_ADD}[TOOL_CALLS]add[ARGS]{{}}", r"\[TOOL_CALLS\]"),
+    "qwen3_coder": (f"{_TAGGED}\n</tool_call>", r"</?tool_call>|</function>"),
+    "deepseek_v31": (_DEEP, r"<｜[^｜]*｜>"),
+    "openai": (f"<|start|>assistant<|channel|>{_CHANNEL}", r"<\|(?:message|call)\|>"),
+}
+
+
+@pytest.mark.parametrize("between", ["", "\n", "\n\n"])
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_marker_that_is_repeated_counts_once(name: str, between: str) -> None:
+    answer, markers = REPEATED[name]
+    plain = found(answer, name)
+    assert plain.calls
+    assert not plain.content
+    for mark in re.finditer(markers, answer):
+        more = answer[: mark.end()] + between + answer[mark.start() :]
+        assert found(more, name) == plain, more
 
 
 @pytest.mark.long
