@@ -33,6 +33,7 @@ from minfer.effects.models.weight_files import (
 from minfer.effects.models.weight_files import shards as shards
 from minfer.effects.models.weights import Weights, empty_weights, named_parts
 from minfer.effects.models.weights import random_weights as random_weights
+from minfer.request import LARGEST_TOKEN
 
 FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 # Buffers that old versions of transformers wrote although they are computed, not learnt.
@@ -49,13 +50,14 @@ class TensorMismatchError(CheckpointError):
 
 def eos_ids(folder: Path) -> tuple[int, ...]:
     """Ids that end a sequence, of generation_config.json and config.json where they name
-    any.
+    any; numbers that are none are left out.
     """
     ids: list[Any] = []
     for name in ("generation_config.json", "config.json"):
         value = read_optional(folder / name).get("eos_token_id")
         ids += map(whole, value if isinstance(value, list) else [value])
-    return tuple(dict.fromkeys(token for token in ids if type(token) is int))
+    ids = [one for one in ids if type(one) is int and 0 <= one <= LARGEST_TOKEN]
+    return tuple(dict.fromkeys(ids))
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

@@ -107,6 +107,13 @@ def test_eos_ids_are_merged(tmp_path: Path) -> None:
     assert Tokenizer(tmp_path).eos_ids == (9, 7, 2)
 
 
+@pytest.mark.parametrize("odd", [-1, [-1, -100], 10**30, 1.5, "2", True, [[7]], {}])
+def test_ids_that_are_none_end_no_sequence(tmp_path: Path, odd: Any) -> None:
+    save(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": odd}))
+    assert Tokenizer(tmp_path).eos_ids == (2,)
+
+
 def test_missing_and_corrupt_files(tmp_path: Path) -> None:
     with pytest.raises(
         TokenizerError, match=r"tokenizer\.json: not found.*save_pretrained"
