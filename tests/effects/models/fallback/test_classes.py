@@ -152,8 +152,8 @@ def test_a_config_may_leave_out_its_architectures_and_write_whole_numbers_as_flo
         assert fallback_spec(said) == wanted
     with pytest.raises(ConfigError, match=r"dtype must be one of .* found 'float64'"):
         fallback_spec({**config, "dtype": "float64"})
-    for said in ("float64", "auto", "torch.float16", 16):
+    for odd in ("float64", "auto", "torch.float16", 16):
         for key in ("dtype", "torch_dtype"):
-            assert fallback_spec({**config, key: said}, dtype="float32") == wanted
+            assert fallback_spec({**config, key: odd}, dtype="float32") == wanted
     del config["dtype"]
     assert fallback_spec({**config, "torch_dtype": "torch.float32"}) == wanted
