@@ -1,0 +1,352 @@
+"""Floods on a WebSocket, without a network: what the server reads, keeps and answers is
+counted in bytes, messages and turns of the event loop. The clock is moved by hand.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from minfer.effects.serving.transports.socket_protocol import (
+    LARGE,
+    PART,
+    SocketProtocol,
+)
+from minfer.effects.serving.transports.transport import Connection, Event, see_nothing
+from minfer.effects.serving.transports.websocket import socket_route
+
+HANDSHAKE = (
+    b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+    b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+class Timer:
+    def __init__(self, due: float, call: Callable[[], None]) -> None:
+        self.due = due
+        self.call = call
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Clock:
+    """An event loop's calls, of which those for later wait for `pass_`."""
+
+    def __init__(self) -> None:
+        self.create_task = asyncio.get_running_loop().create_task
+        self.now = 0.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(self.now + delay, call))
+        return self.timers[-1]
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+        due = [one for one in self.timers if one.due <= self.now]
+        self.timers = [one for one in self.timers if one.due > self.now]
+        for timer in due:
+            if not timer.cancelled:
+                timer.call()
+
+
+class Wire(asyncio.Transport):
+    """A transport whose peer takes what it is sent, or nothing."""
+
+    def __init__(self, protocol: SocketProtocol) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.takes = True
+        self.high = 2**16
+        self.unsent = bytearray()
+        self.sent = bytearray()
+        self.reading = True
+        self.closing = self.aborted = False
+
+    def set_write_buffer_limits(
+        self, high: int | None = None, low: int | None = None
+    ) -> None:
+        assert low is None
+        self.high = 2**16 if high is None else high
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.unsent)
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def is_reading(self) -> bool:
+        return self.reading and not self.closing
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def write(self, data: Any) -> None:
+        was = len(self.unsent)
+        (self.sent if self.takes else self.unsent).extend(data)
+        if was <= self.high < len(self.unsent):
+            self.protocol.pause_writing()
+
+    def take(self, most: int | None = None) -> None:
+        """The peer takes bytes that wait; all, and from now on: if no number is given."""
+        self.takes = most is None
+        self.sent += self.unsent[:most]
+        del self.unsent[:most]
+        if not self.unsent:
+            self.protocol.resume_writing()
+
+    def close(self) -> None:
+        self.closing = True
+        if not self.unsent:
+            self._lose()
+
+    def abort(self) -> None:
+        self.closing = self.aborted = True
+        self._lose()
+
+    def _lose(self) -> None:
+        if self.protocol in self.protocol.connections:
+            self.protocol.connection_lost(None)
+
+
+class Peer:
+    """The client's side: what it floods, and what it hears."""
+
+    def __init__(self, protocol: SocketProtocol, wire: Wire, clock: Clock) -> None:
+        self.protocol = protocol
+        self.wire = wire
+        self.clock = clock
+        self.fed = 0  # bytes that the server has read
+
+    async def send(self, data: bytes) -> bytes:
+        """Send as much as the server reads; returns the rest."""
+        for _ in range(10_000):
+            await asyncio.sleep(0)
+            if self.wire.is_reading() and data:
+                buffer = self.protocol.get_buffer(-1)
+                count = min(len(buffer), len(data))
+                buffer[:count] = data[:count]
+                data = data[count:]
+                self.fed += count
+                self.protocol.buffer_updated(count)
+            elif not data or not self.wire.takes:
+                break
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return data
+
+    def heard(self) -> list[Frame]:
+        """The frames that came behind the handshake."""
+        _, _, data = bytes(self.wire.sent).partition(b"\r\n\r\n")
+        reader = ServerProtocol()
+        reader.state = State.OPEN
+        unmasked = Frame.parse(reader.reader.read_exact, mask=False)
+        found = list[Frame]()
+        reader.reader.feed_data(data)
+        while reader.reader.buffer:
+            try:
+                next(unmasked)
+            except StopIteration as done:
+                found.append(done.value)
+                unmasked = Frame.parse(reader.reader.read_exact, mask=False)
+        return found
+
+
+async def size(connection: Connection) -> None:
+    """Answers with the size of the body."""
+    data = await connection.read(2**22, see_nothing)
+    transport = connection.transport(stream=True, name="x")
+    await transport.write([Event(json.dumps({"size": len(data)}))], last=True)
+
+
+@contextlib.asynccontextmanager
+async def open_socket() -> AsyncIterator[Peer]:
+    app = socket_route("/v1/stream", {"size": size})
+    config = uvicorn.Config(app, log_level="critical", ws_max_size=2**22)
+    config.load()
+    clock = Clock()
+    protocol = SocketProtocol(
+        config, uvicorn.Server(config).server_state, {}, _loop=clock
+    )
+    wire = Wire(protocol)
+    protocol.connection_made(wire)
+    protocol.data_received(HANDSHAKE)
+    peer = Peer(protocol, wire, clock)
+    await peer.send(b"")
+    assert b" 101 " in wire.sent
+    yield peer
+    wire.abort()
+    await asyncio.gather(*protocol.tasks)
+
+
+def frame(kind: Opcode, data: bytes = b"", *, fin: bool = True) -> bytes:
+    return Frame(kind, data, fin=fin).serialize(mask=True)
+
+
+BODY = b'{"id": "a", "endpoint": "size", "body": {}}'
+# What is sent again and again, and how many answers each has.
+FLOODS: dict[str, tuple[bytes, int]] = {
+    "no request": (frame(Opcode.TEXT, b"{}"), 1),
+    "binary": (frame(Opcode.BINARY, b"{}"), 1),
+    "requests under one id": (frame(Opcode.TEXT, BODY), 2),
+    "messages in three frames": (
+        frame(Opcode.TEXT, b"{", fin=False)
+        + frame(Opcode.CONT, fin=False)
+        + frame(Opcode.CONT, b"}"),
+        1,
+    ),
+    "pings": (frame(Opcode.PING, b"x" * 125), 1),
+    "empty pings": (frame(Opcode.PING), 1),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_nothing_more_is_read_while_answers_are_not(name: str) -> None:
+    flood, answers = FLOODS[name]
+    count = 3 * PART // len(flood)
+
+    async def conversation() -> None:
+        async with open_socket() as peer:
+            peer.wire.takes = False
+            rest = await peer.send(flood * count)
+            assert peer.fed <= 2 * PART
+            assert len(peer.wire.unsent) <= 2 * PART
+            assert len(peer.protocol.tasks) <= 2
+            peer.wire.take()
+            for _ in range(100):
+                rest = await peer.send(rest)
+            assert not rest
+            while len(peer.heard()) < answers * count:
+                await asyncio.sleep(0)
+            assert len(peer.heard()) == answers * count
+
+    asyncio.run(conversation())
+
+
+def test_a_message_in_many_frames_is_kept_as_its_bytes() -> None:
+    body = BODY.replace(b"{}", b'{"x": "' + b"y" * 2000 + b'"}')
+    parts = [frame(Opcode.CONT, bytes([one]), fin=False) for one in body]
+    data = b"".join([frame(Opcode.TEXT, fin=False), *parts])
+
+    async def conversation() -> None:
+        async with open_socket() as peer:
+            await peer.send(data)
+            assert not await peer.send(frame(Opcode.CONT, fin=False) * 3000)
+            assert len(peer.protocol.frames) == 2
+            assert sum(map(len, peer.protocol.frames)) == len(body)
+            await peer.send(frame(Opcode.CONT))
+            assert json.loads(bytes(peer.heard()[0].data))["event"] == {"size": 2009}
+
+    asyncio.run(conversation())
+
+
+def test_others_have_their_turn_between_two_messages() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def conversation() -> None:
+        async with open_socket() as peer:
+            ticking = asyncio.create_task(count())
+            flood, _ = FLOODS["no request"]
+            await peer.send(flood * 100)
+            while len(peer.heard()) < 100:
+                await asyncio.sleep(0)
+            ticking.cancel()
+            assert turns >= 100
+
+    asyncio.run(conversation())
+
+
+@pytest.mark.parametrize("progress", [0, 100])
+def test_who_reads_nothing_for_a_while_is_cut_off(progress: int) -> None:
+    async def conversation() -> None:
+        async with open_socket() as peer:
+            peer.protocol.stop_keepalive()
+            peer.wire.takes = False
+            await peer.send(FLOODS["pings"][0] * 100)
+            for _ in range(3):
+                assert not peer.wire.aborted
+                peer.clock.pass_(0.9 * peer.protocol.stall)
+                peer.wire.take(most=progress)
+                peer.clock.pass_(0.2 * peer.protocol.stall)
+                assert peer.wire.aborted == (progress == 0)
+                if peer.wire.aborted:
+                    break
+
+    asyncio.run(conversation())
+
+
+@pytest.mark.parametrize(
+    ("begin", "more", "end"),
+    [
+        (frame(Opcode.TEXT, b"{", fin=False), frame(Opcode.CONT, fin=False), b"}"),
+        (b"\x81\xfe\x10\x00\0\0\0\0{", b" ", None),
+    ],
+    ids=["a message in frames", "a frame"],
+)
+def test_a_message_that_does_not_end_is_refused(
+    begin: bytes, more: bytes, end: bytes | None
+) -> None:
+    async def conversation() -> None:
+        async with open_socket() as peer:
+            peer.protocol.stop_keepalive()
+            stall = peer.protocol.stall
+            if end is not None:  # in time
+                await peer.send(begin)
+                peer.clock.pass_(0.9 * stall)
+                await peer.send(frame(Opcode.CONT, end))
+                peer.clock.pass_(0.9 * stall)
+            await peer.send(begin)
+            peer.clock.pass_(0.5 * stall)
+            await peer.send(more)
+            assert not peer.wire.closing
+            peer.clock.pass_(0.6 * stall)
+            assert peer.wire.closing
+            last = peer.heard()[-1]
+            assert last.opcode is Opcode.CLOSE
+            assert bytes(last.data).startswith((1008).to_bytes(2, "big"))
+
+    asyncio.run(conversation())
+
+
+def test_a_large_frame_is_read_in_large_parts_and_small_ones_are_not() -> None:
+    body = BODY.replace(b"{}", b'{"x": "' + b"y" * 400_000 + b'"}')
+    sizes = list[int]()
+
+    async def conversation() -> None:
+        async with open_socket() as peer:
+            take = peer.protocol.buffer_updated
+
+            def noted(count: int) -> None:
+                sizes.append(count)
+                take(count)
+
+            peer.protocol.buffer_updated = noted  # type: ignore[method-assign]  # watched
+            await peer.send(frame(Opcode.TEXT, body))
+            assert LARGE * len(sizes) < 1.3 * len(body)
+            sizes.clear()
+            await peer.send(FLOODS["no request"][0] * 300)
+            assert max(sizes) == PART
+
+    asyncio.run(conversation())
