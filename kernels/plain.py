@@ -130,16 +130,21 @@ def logprobs(
     logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
 ) -> None:
     """Log-probabilities of `tokens`, and of the likeliest; see logprobs.py."""
-    for i, count in enumerate(asked[who.long()].tolist()):
-        if count:
-            x, own = logits[i].float(), tokens[i : i + 1].long()
-            edge = x.topk(count - 1).values[-1] if count > 1 else math.inf
-            ids = (x >= edge).nonzero()[:, 0]  # rising
-            ids = ids[x[ids].sort(descending=True, stable=True).indices[: count - 1]]
-            rank = (x > x[own]).sum(0, True) + (x[: own + 1] == x[own]).sum(0, True)
-            found = x.log_softmax(0)[torch.cat((own, ids))]
-            out[i, 0, : len(found)] = torch.cat((rank, ids))
-            out[i, 1, : len(found)] = found.view(torch.int32)
+    counts = asked[who.long()]
+    rows = counts.nonzero()[:, 0]
+    if not len(rows):
+        return
+    x, own, counts = logits[rows].float(), tokens[rows, None].long(), counts[rows, None]
+    bits = (x + 0.0).view(torch.int32)  # -0 is 0
+    order = bits ^ (bits >> 31 & 0x7FFFFFFF)
+    keys = (order.long() << 32) - torch.arange(x.shape[1], device=x.device)
+    ids = keys.topk(int(counts.max()) - 1).indices
+    rank = (keys >= keys.gather(1, own)).sum(1, keepdim=True)
+    found = x.log_softmax(1).gather(1, torch.cat((own, ids), 1))
+    both = torch.stack((torch.cat((rank, ids), 1).int(), found.view(torch.int32)), 1)
+    width = found.shape[1]
+    there = torch.arange(width, device=x.device) < counts
+    out[rows, :, :width] = torch.where(there[:, None], both, out[rows, :, :width])
 
 
 def spread(
