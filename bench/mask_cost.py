@@ -33,11 +33,11 @@ from bench.structured import ENDLESS, vocabulary
 from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.inputs import most_words
-from minfer.effects.execution.kinds import Kind, most_draws
 from minfer.effects.execution.late_draws import LateDraw, LatePacker
 from minfer.effects.execution.masks import Masks
 from minfer.effects.execution.packing import Forward, Packer
 from minfer.effects.execution.read_back import Ring, Slot
+from minfer.effects.execution.step_shape import StepShape, most_draws
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live import driver as driving
 from minfer.effects.live.driver import Driver, prompt_switches, quiet_collector
@@ -161,7 +161,7 @@ class Device:
         self.sink = Sink()
         self.masks._lines = self.sink  # type: ignore[assignment]  # it stands in
 
-    def padded(self, kind: Kind) -> Kind:
+    def padded(self, kind: StepShape) -> StepShape:
         return kind.padded() if kind.fits(CAPTURED) else kind
 
     def take(self, plan: Plan) -> None:

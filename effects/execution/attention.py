@@ -78,17 +78,19 @@ class KVCache:
         queries = qkv[:, : gqa.heads]
         if batch.verified is not None:
             # A draft that is rejected leaves behind what its row reads as padding.
-            alone = len(batch.rows)
-            guessed = qkv[batch.verified.alone : alone, gqa.heads :]
+            decode_rows = len(batch.rows)
+            guessed = qkv[batch.verified.decode_rows : decode_rows, gqa.heads :]
             torch.nan_to_num(guessed, 0.0, 0.0, 0.0, out=guessed)
         self.slots[index].index_copy_(0, batch.slots, qkv[:, gqa.heads :])
         if not reads.chunks and reads.groups[0].rows is None:
             return _decode(gqa, queries, blocks, reads.groups[0], scale)
-        alone = batch.rows.shape[0]
+        decode_rows = batch.rows.shape[0]
         out = qkv.new_empty(qkv.shape[0], gqa.q_size)
         for group in reads.groups:
             if group.rows is None:
-                out[:alone] = _decode(gqa, queries[:alone], blocks, group, scale)
+                out[:decode_rows] = _decode(
+                    gqa, queries[:decode_rows], blocks, group, scale
+                )
             else:
                 picked = queries.index_select(0, group.rows)
                 out.index_copy_(0, group.rows, _decode(gqa, picked, blocks, group, scale))

@@ -99,9 +99,9 @@ class Backend(Protocol):
         """What shapes the logits of these rows. Raises torch.OutOfMemoryError."""
         ...
 
-    def num_splits(self, alone: int, spec: ModelSpec, context: int) -> int:
-        """Ranges that contexts of up to `context` tokens are cut into, for `alone` rows
-        that feed themselves.
+    def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:
+        """Ranges that contexts of up to `context` tokens are cut into, for so many decode
+        rows.
         """
         ...
 

@@ -35,12 +35,12 @@ from attrs import evolve, frozen
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import Wants
-from minfer.effects.execution.kinds import (
+from minfer.effects.execution.step_shape import (
     CHUNK_SIZES,
     DECODE,
     LONELY,
     LONGEST,
-    Kind,
+    StepShape,
     bucket_of,
     mixed_bucket_of,
 )
@@ -55,7 +55,7 @@ SEVERAL_INPUTS: Final = range(256, 4096 + 1)
 IDLE: Final = 0.5
 SEVERAL: Final = 0.25
 # A kind, whose contexts of up to so many tokens are cut.
-Cut = Callable[[Kind, int], Kind]
+Cut = Callable[[StepShape, int], StepShape]
 
 
 def capture_order(
@@ -67,7 +67,7 @@ def capture_order(
     *,
     grammars: bool = False,
     fewer_drafts: bool = False,
-) -> list[Kind]:
+) -> list[StepShape]:
     """Kinds that can have graphs, the most useful first, each once.
 
     most: inputs from history that a graph may have. likely: how those draw who say
@@ -80,14 +80,14 @@ def capture_order(
     scored = evolve(likely, scored=not likely.scored)
     shaped = evolve(likely, shaped=not likely.shaped)
     decode = _decode(config)
-    sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
+    sizes = sorted({mixed_bucket_of(shape.decode_rows) for shape in decode})
     prompts = _with_history([0], config, most)
     beside = _with_history(sizes, config, most)
     drafts = _with_drafts(decode, config, fewer=fewer_drafts)
     likeliest = _likeliest_first(prompts, beside)
     every = [*likeliest, *prompts.many, *beside.many]
-    first = [kind for kind in every if _is_of_few_clients(kind)]
-    late = [Kind(alone=0, draws=kind.draws, late=True) for kind in decode]
+    first = [shape for shape in every if _is_of_few_clients(shape)]
+    late = [StepShape(decode_rows=0, draws=shape.draws, late=True) for shape in decode]
     told = partial(_told, cut)
     order = (
         told(decode, likely, short),
@@ -108,35 +108,37 @@ def capture_order(
         told([*beside.few, *beside.several], likely, longer),
         told(decode, other, longer),
     )
-    kinds = [kind for part in order for kind in part]
+    shapes = [shape for part in order for shape in part]
     if grammars:
-        kinds = [evolve(kind, apart=not kind.late) for kind in kinds]
-    return [*dict.fromkeys(kinds)]
+        shapes = [evolve(shape, apart=not shape.late) for shape in shapes]
+    return [*dict.fromkeys(shapes)]
 
 
-def _is_of_few_clients(kind: Kind) -> bool:
+def _is_of_few_clients(shape: StepShape) -> bool:
     """Whether a step with prompts is one of a load of few clients."""
-    if kind.alone > LONELY or kind.longest > LONGEST:
+    if shape.decode_rows > LONELY or shape.longest > LONGEST:
         return False
-    if kind.chunks == 1:
+    if shape.chunks == 1:
         return True
-    return kind.chunks == CHUNK_SIZES[1] and kind.tokens in SEVERAL_INPUTS
+    return shape.chunks == CHUNK_SIZES[1] and shape.tokens in SEVERAL_INPUTS
 
 
-def _likeliest_first(*found: "WithHistory") -> list[Kind]:
+def _likeliest_first(*found: "WithHistory") -> list[StepShape]:
     """Those of few and of several chunks, by the doublings of rows and of inputs that
     they serve.
     """
-    several = {kind for one in found for kind in one.several}
-    kinds = [*(kind for one in found for kind in one.few), *several]
-    rows = _doublings(kind.alone for kind in kinds) | {0: IDLE}
-    inputs = _doublings(kind.tokens for kind in kinds)
+    several = {shape for one in found for shape in one.several}
+    shapes = [*(shape for one in found for shape in one.few), *several]
+    rows = _doublings(shape.decode_rows for shape in shapes) | {0: IDLE}
+    inputs = _doublings(shape.tokens for shape in shapes)
 
-    def likely(kind: Kind) -> float:
-        alone = SEVERAL if kind in several else 1.0
-        return alone * rows[kind.alone] * inputs[kind.tokens]
+    def likely(shape: StepShape) -> float:
+        decode_rows = SEVERAL if shape in several else 1.0
+        return decode_rows * rows[shape.decode_rows] * inputs[shape.tokens]
 
-    return sorted(kinds, key=lambda kind: (-likely(kind), kind.tokens, kind.alone))
+    return sorted(
+        shapes, key=lambda shape: (-likely(shape), shape.tokens, shape.decode_rows)
+    )
 
 
 def _doublings(counts: Iterable[int]) -> dict[int, float]:
@@ -149,13 +151,13 @@ def _doublings(counts: Iterable[int]) -> dict[int, float]:
 
 
 def _told(
-    cut: Cut, kinds: Sequence[Kind], wants: Wants, contexts: Sequence[int]
-) -> Iterator[Kind]:
+    cut: Cut, shapes: Sequence[StepShape], wants: Wants, contexts: Sequence[int]
+) -> Iterator[StepShape]:
     """Kinds as they are for rows that draw so, at each of the contexts."""
     for context in contexts:
-        for kind in kinds:
+        for shape in shapes:
             drawn = evolve(
-                kind,
+                shape,
                 filtered=wants.filtered,
                 scored=wants.scored,
                 shaped=wants.shaped,
@@ -167,27 +169,27 @@ def _told(
 class WithHistory:
     """Kinds with inputs from history."""
 
-    few: list[Kind]  # as few chunks as there is a size for
-    several: list[Kind]
-    many: list[Kind]  # chunks, or inputs
+    few: list[StepShape]  # as few chunks as there is a size for
+    several: list[StepShape]
+    many: list[StepShape]  # chunks, or inputs
 
 
-def _decode(config: EngineConfig) -> list[Kind]:
+def _decode(config: EngineConfig) -> list[StepShape]:
     """Steps in which every row feeds itself, by size."""
     sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
-    return [Kind(alone=n, draws=n) for n in sorted(sizes)]
+    return [StepShape(decode_rows=n, draws=n) for n in sorted(sizes)]
 
 
 @frozen
 class WithDrafts:
     """Kinds in which all rows that feed themselves have drafts."""
 
-    usual: list[Kind]  # as many as there may be
-    fewer: list[Kind]
+    usual: list[StepShape]  # as many as there may be
+    fewer: list[StepShape]
 
 
 def _with_drafts(
-    kinds: Sequence[Kind], config: EngineConfig, *, fewer: bool
+    shapes: Sequence[StepShape], config: EngineConfig, *, fewer: bool
 ) -> WithDrafts:
     """These kinds with drafts, where there are any; `fewer`: also than the most."""
     how, found = config.speculation, WithDrafts([], [])
@@ -196,11 +198,13 @@ def _with_drafts(
     most = drafts_from(how.drafts)
     few = sorted({drafts_from(n) for n in range(1, most)}, reverse=True)
     rows = bucket_of(min(how.rows or config.max_num_seqs, config.max_num_seqs), DECODE)
-    for kind in kinds:
-        room = most_drafts(config) // max(1, kind.alone)
-        if not 0 < kind.alone <= rows or not room:
+    for shape in shapes:
+        room = most_drafts(config) // max(1, shape.decode_rows)
+        if not 0 < shape.decode_rows <= rows or not room:
             continue
-        drafting = evolve(kind, verified=kind.alone, proposes=how.drafter == DEVICE)
+        drafting = evolve(
+            shape, verified=shape.decode_rows, proposes=how.drafter == DEVICE
+        )
         found.usual.append(evolve(drafting, drafts=min(most, room)))
         if fewer:
             found.fewer.extend(evolve(drafting, drafts=n) for n in few if n < room)
@@ -213,24 +217,24 @@ def _with_history(sizes: Sequence[int], config: EngineConfig, most: int) -> With
     counts = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
     inputs = [(n, m) for n in counts for m in sorted({min(n, LONGEST), n})]
     found = WithHistory([], [], [])
-    for alone in sizes:
+    for decode_rows in sizes:
         for chunks, (tokens, longest) in product(CHUNK_SIZES, inputs):
-            kind = Kind(
-                alone=alone,
-                draws=alone + chunks,
+            shape = StepShape(
+                decode_rows=decode_rows,
+                draws=decode_rows + chunks,
                 tokens=tokens,
                 chunks=chunks,
                 longest=longest,
             )
-            if kind.padded() != kind or not kind.fits(most):
+            if shape.padded() != shape or not shape.fits(most):
                 continue
             if chunks == 1 and longest < tokens:  # it cannot be
                 continue
-            fewest = 1 if alone <= LONELY else CHUNK_SIZES[1]
+            fewest = 1 if decode_rows <= LONELY else CHUNK_SIZES[1]
             if tokens > MANY_INPUTS or chunks == CHUNK_SIZES[-1]:
-                found.many.append(kind)
+                found.many.append(shape)
             elif chunks == fewest:
-                found.few.append(kind)
+                found.few.append(shape)
             else:
-                found.several.append(kind)
+                found.several.append(shape)
     return found

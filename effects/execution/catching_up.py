@@ -24,7 +24,7 @@ from attrs import define, field, frozen
 
 from minfer.effects.execution.device_rows import Words, aligned
 from minfer.effects.execution.inputs import History, layout, views
-from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.step_shape import StepShape
 from minfer.plan import Plan, Yields
 
 COVERED: Final = 1  # tokens before the last that a step in which rows draft brings along
@@ -59,7 +59,7 @@ class CatchUp:
     texts: dict[int, Text] = field(factory=dict)  # by device row
     whole: set[int] = field(factory=set)  # blocks that lack nothing
 
-    def begun(self, plan: Plan) -> list[tuple[Kind, Words]]:
+    def begun(self, plan: Plan) -> list[tuple[StepShape, Words]]:
         """A plan is launched; returns the forwards that come before, as `pack_chunks`
         does.
         """
@@ -155,13 +155,15 @@ def parted(chunks: list[Chunk], budget: int) -> Iterator[list[Chunk]]:
         yield part
 
 
-def pack_chunks(chunks: list[Chunk]) -> tuple[Kind, Words]:
+def pack_chunks(chunks: list[Chunk]) -> tuple[StepShape, Words]:
     """A forward of these alone, in which nobody draws."""
     counts = [len(one.tokens) for one in chunks]
     total = sum(counts)
-    kind = Kind(alone=0, draws=0, tokens=total, chunks=len(chunks), longest=max(counts))
-    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(kind)), np.int32)
-    history = History(*views(words, kind)[:3])
+    shape = StepShape(
+        decode_rows=0, draws=0, tokens=total, chunks=len(chunks), longest=max(counts)
+    )
+    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
+    history = History(*views(words, shape)[:3])
     rows = [one.row for one in chunks]
     history.tokens[0] = [token for one in chunks for token in one.tokens]
     history.tokens[1] = [*_positions(chunks)]
@@ -169,7 +171,7 @@ def pack_chunks(chunks: list[Chunk]) -> tuple[Kind, Words]:
     offsets = np.cumsum(counts) - counts
     starts = [one.start for one in chunks]
     history.chunks[:] = np.array([rows, starts, counts, offsets], np.int32)
-    return kind, words
+    return shape, words
 
 
 def _positions(chunks: list[Chunk]) -> Iterator[int]:

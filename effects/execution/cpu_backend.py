@@ -18,7 +18,7 @@ from minfer.kernels import plain
 from minfer.sample import RowSampling
 
 # How the scratch row draws, which belongs to nobody: as cheaply as possible.
-NOBODY: Final = RowSampling(
+PADDING: Final = RowSampling(
     temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sample=0
 )
 
@@ -64,7 +64,7 @@ class CpuBackend:
         """What shapes the logits of these rows."""
         return CpuShaper(rows)
 
-    def num_splits(self, alone: int, spec: ModelSpec, context: int) -> int:  # noqa: ARG002  # a GPU's
+    def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:  # noqa: ARG002  # a GPU's
         """Contexts are not cut."""
         return 1
 
@@ -98,7 +98,7 @@ class CpuBackend:
         last = self.last
         if last is None or last.opened != rows.opened or last.who != who:
             owners = [rows.owners[row] for row in who]
-            how = [NOBODY if one is None else one.sampling for one in owners]
+            how = [PADDING if one is None else one.sampling for one in owners]
             last = Drawers(who, rows.opened, Sampling.of(how, rows.vocab))
             self.last = last
         return last.sampling

@@ -108,12 +108,12 @@ class CudaCache:
         window, (keys, values) = gqa.window or 0, self.layers[index]
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        fed = len(batch.rows)
-        ours = slice(0, fed)
+        decode_inputs = len(batch.rows)
+        ours = slice(0, decode_inputs)
         if (drafts := batch.verified) is not None:
-            ours = slice(len(drafts.starts), drafts.alone)
+            ours = slice(len(drafts.starts), drafts.decode_rows)
             prefill_attention(
-                q[:fed],
+                q[:decode_inputs],
                 keys,
                 values,
                 batch.table,
@@ -125,8 +125,8 @@ class CudaCache:
                 window=window,
                 max_count=drafts.most,
                 splits=batch.splits,
-                out=out[:fed],
-                apart=Apart(skip=drafts.alone, stride=len(drafts.starts)),
+                out=out[:decode_inputs],
+                apart=Apart(skip=drafts.decode_rows, stride=len(drafts.starts)),
             )
         if ours.start < ours.stop:
             decode_attention(
@@ -142,7 +142,9 @@ class CudaCache:
                 out=out[ours],
             )
         if chunks is not None and chunks.flash is not None:
-            flash_attention(chunks.flash, q[fed:], keys, values, scale, out[fed:])
+            flash_attention(
+                chunks.flash, q[decode_inputs:], keys, values, scale, out[decode_inputs:]
+            )
         elif chunks is not None:
             where = chunks.rows, chunks.starts, chunks.counts, chunks.offsets
             prefill_attention(

@@ -59,9 +59,9 @@ class CudaBackend:
         """What shapes the logits of these rows. torch.OutOfMemoryError."""
         return CudaShaper(rows, self.device)
 
-    def num_splits(self, alone: int, spec: ModelSpec, context: int) -> int:
+    def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:
         """Ranges of Flash-Decoding: as many as fill the GPU."""
-        return num_splits(alone, spec.kv_heads, spec.head_dim, context)
+        return num_splits(decode_rows, spec.kv_heads, spec.head_dim, context)
 
     def fuses(self, tokens: int, intermediate: int) -> bool:
         """Whether quack's product is faster than cuBLAS's and SiLU after it."""

@@ -32,9 +32,9 @@ from minfer.effects.execution.backend import Cache
 from minfer.effects.execution.device_rows import Words
 from minfer.effects.execution.feeding import Feeder, Step, chunks_of
 from minfer.effects.execution.inputs import Drafts, History, Inputs
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.execution.streams import host_words
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.model import Model
@@ -76,69 +76,76 @@ class DraftModel:
         cache.data.zero_()  # what it never wrote, it may read, and is to be finite
         return cls(spec, model, cache, feeder)
 
-    def num_splits(self, kind: Kind, context: int) -> int:
+    def num_splits(self, shape: StepShape, context: int) -> int:
         """As the backend's, of a kind's steps."""
         backend = self.feeder.backend
-        return backend.num_splits(max(1, kind.verified), self.spec, context)
+        return backend.num_splits(max(1, shape.verified), self.spec, context)
 
     def propose(
-        self, kind: Kind, step: Step, drafts: Drafts[Tensor], sampler: Sampler
+        self, shape: StepShape, step: Step, drafts: Drafts[Tensor], sampler: Sampler
     ) -> list[Guess]:
         """Draft for `verified` rows, place by place, in a step whose rows feed themselves
         so.
         """
-        rows, count = self.feeder.rows, kind.verified
-        logits = self._first(kind, step, count)
-        who, nexts = step.selves[:count], rows.next.index_select(0, step.selves[:count])
+        rows, count = self.feeder.rows, shape.verified
+        logits = self._first(shape, step, count)
+        who, nexts = (
+            step.decoding[:count],
+            rows.next.index_select(0, step.decoding[:count]),
+        )
         made = list[Guess]()
-        for place in range(kind.drafts):
+        for place in range(shape.drafts):
             if place:
                 # Whoever wants no draft here takes part no more.
                 who = who.where(drafts.counts > place, rows.scratch)
                 positions = (nexts + place).where(drafts.counts > place, 0)
                 given = torch.stack((made[-1].tokens, positions, who))
-                logits = self._forward(kind, Step(step.selves[:0], given, dry=step.dry))
+                logits = self._forward(
+                    shape, Step(step.decoding[:0], given, dry=step.dry)
+                )
             ahead = nexts + (place + 1)
-            made.append(sampler.guess(self._fitted(logits), who, ahead, kind.wants))
+            made.append(sampler.guess(self._fitted(logits), who, ahead, shape.wants))
         return made
 
-    def catch_up(self, forwards: Sequence[tuple[Kind, Words]]) -> None:
+    def catch_up(self, forwards: Sequence[tuple[StepShape, Words]]) -> None:
         """Take chunks of rows, sent here for this alone (catching_up.py)."""
         device = self.feeder.backend.device
-        for kind, words in forwards:
+        for shape, words in forwards:
             host = host_words(words.shape, device)
             host.numpy()[:] = words
             # Torch keeps what is copied from until it has been.
-            history = Inputs.of(host.to(device, non_blocking=True), kind).history
+            history = Inputs.of(host.to(device, non_blocking=True), shape).history
             if history is not None:
-                self.absorb(kind, history)
+                self.absorb(shape, history)
 
-    def absorb(self, kind: Kind, history: History[Tensor]) -> None:
+    def absorb(self, shape: StepShape, history: History[Tensor]) -> None:
         """Take chunks of rows for their keys and values alone."""
         nobody = self.feeder.rows.batch[:0]
         step = Step(nobody, None, history)
-        self._forward(kind, step, nobody, chunks_of(kind, history))
+        self._forward(shape, step, nobody, chunks_of(shape, history))
 
-    def _first(self, kind: Kind, step: Step, count: int) -> Tensor:
+    def _first(self, shape: StepShape, step: Step, count: int) -> Tensor:
         """The first forward; logits of the first `count` rows."""
-        rows, selves = self.feeder.rows, step.selves
-        before = rows.previous.index_select(0, selves)
-        positions = (rows.next.index_select(0, selves) - 1).clamp(min=0)
-        further = torch.stack((before, positions, selves))
-        sample = torch.arange(count, dtype=torch.int32, device=selves.device)
-        return self._forward(kind, Step(selves, further, dry=step.dry), sample)
+        rows, decoding = self.feeder.rows, step.decoding
+        before = rows.previous.index_select(0, decoding)
+        positions = (rows.next.index_select(0, decoding) - 1).clamp(min=0)
+        further = torch.stack((before, positions, decoding))
+        sample = torch.arange(count, dtype=torch.int32, device=decoding.device)
+        return self._forward(shape, Step(decoding, further, dry=step.dry), sample)
 
     def _forward(
         self,
-        kind: Kind,
+        shape: StepShape,
         step: Step,
         sample: Tensor | None = None,
         chunks: Chunks | None = None,
     ) -> Tensor:
-        fed = self.feeder.fed(step)
+        decode_inputs = self.feeder.decode_inputs(step)
         if self.spec.vocab_size < self.feeder.rows.vocab:
-            fed.tokens.clamp_(max=self.spec.vocab_size - 1)
-        batch = self.feeder.batch(step, fed, sample, chunks, splits=kind.draft_splits)
+            decode_inputs.tokens.clamp_(max=self.spec.vocab_size - 1)
+        batch = self.feeder.batch(
+            step, decode_inputs, sample, chunks, splits=shape.draft_splits
+        )
         return self.model(batch, self.cache)
 
     def _fitted(self, logits: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Dummy steps that launch every kernel that traffic can need of a model.
 
-Theory. A step's launches follow from its `Kind`. Kinds are many, but what is compiled
-differs in a few counts only, each of which matters by itself: rows that feed themselves,
-all inputs, the inputs of the longest chunk, draws. Between two of the kernels' `BOUNDS` a
+Theory. A step's launches follow from its `StepShape`. Shapes are many, but what is
+compiled differs in a few counts only, each of which matters by itself: decode rows, all
+inputs, the inputs of the longest chunk, draws. Between two of the kernels' `BOUNDS` a
 count makes no difference, so one beside each bound stands for all; and where a kind is
 padded to a graph's, its sizes are among these. So some seventy steps stand for all. They
 are only launched to be compiled (`minfer.kernels.compiling`): no kernel runs.
@@ -19,9 +19,9 @@ from minfer.config import EngineConfig
 from minfer.effects.execution.cuda_backend import CudaBackend
 from minfer.effects.execution.device_rows import Wants, aligned
 from minfer.effects.execution.inputs import Inputs
-from minfer.effects.execution.kinds import DECODE, Kind, bucket_of, most_draws
 from minfer.effects.execution.routes import Routes
 from minfer.effects.execution.runner import CONTEXT, ModelRunner
+from minfer.effects.execution.step_shape import DECODE, StepShape, bucket_of, most_draws
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.shapes import captured_tokens, drafts_from, most_drafts
 from minfer.effects.models.spec import ModelSpec
@@ -45,11 +45,11 @@ def launch_dummy_steps(runner: ModelRunner) -> None:
     spec, config = runner.spec, runner.config
     draft = None if runner.draft is None else runner.draft.spec
     with runner.few_layers():
-        for kind in (*kinds(spec, config), *drafting(spec, config, draft)):
-            runner.step_of_nobody(kind)
-            prompts = Inputs.of(runner.staging, kind).history
-            if runner.draft is not None and prompts is not None and not kind.alone:
-                runner.draft.absorb(kind, prompts)
+        for shape in (*shapes(spec, config), *drafting(spec, config, draft)):
+            runner.dummy_step(shape)
+            prompts = Inputs.of(runner.staging, shape).history
+            if runner.draft is not None and prompts is not None and not shape.decode_rows:
+                runner.draft.absorb(shape, prompts)
 
 
 def counts(most: int) -> list[int]:
@@ -58,20 +58,20 @@ def counts(most: int) -> list[int]:
     return sorted({min(side, most) for side in sides} - {0})
 
 
-def kinds(spec: ModelSpec, config: EngineConfig) -> list[Kind]:
+def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
     """Kinds of steps that stand for all, each once."""
     seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
     inputs = [_prompts(tokens, 1) for tokens in counts(budget)]
     draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
     nobody = evolve(_prompts(1, 1), draws=0)
-    beside = [_beside(alone, budget) for alone in counts(seqs)]
+    beside = [_beside(decode_rows, budget) for decode_rows in counts(seqs)]
     made = [*_decoding(spec, config), *inputs, *draws, *_lengths(budget), nobody, *beside]
     captured = captured_tokens(spec, budget)
     padded = [one.padded() for one in made if one.fits(captured)]
     return [*dict.fromkeys((*made, *padded))]
 
 
-def _lengths(budget: int) -> Iterator[Kind]:
+def _lengths(budget: int) -> Iterator[StepShape]:
     """Chunks of all lengths that attention tells apart, among few inputs and many."""
     for longest in (1 << power for power in range(ROWS.bit_length())):
         for tokens in (longest, max(longest, FEW), max(longest, pdl.MOST + 1)):
@@ -79,19 +79,19 @@ def _lengths(budget: int) -> Iterator[Kind]:
                 yield evolve(_prompts(tokens, 1), longest=longest)
 
 
-def _decoding(spec: ModelSpec, config: EngineConfig) -> Iterator[Kind]:
+def _decoding(spec: ModelSpec, config: EngineConfig) -> Iterator[StepShape]:
     """Steps of rows that feed themselves: those whose attention differs."""
     seen = set[object]()
-    for alone in range(1, bucket_of(config.max_num_seqs, DECODE) + 1):
-        for splits in _cuts(spec, config, alone):
-            if (variant := _tuned(spec, alone, splits)) not in seen:
+    for decode_rows in range(1, bucket_of(config.max_num_seqs, DECODE) + 1):
+        for splits in _cuts(spec, config, decode_rows):
+            if (variant := _tuned(spec, decode_rows, splits)) not in seen:
                 seen.add(variant)
-                yield Kind(alone=alone, draws=alone, splits=splits)
+                yield StepShape(decode_rows=decode_rows, draws=decode_rows, splits=splits)
 
 
 def drafting(
     spec: ModelSpec, config: EngineConfig, draft: ModelSpec | None
-) -> Iterator[Kind]:
+) -> Iterator[StepShape]:
     """Steps in which all rows that feed themselves have drafts: those that differ."""
     how = config.speculation
     if how is None:
@@ -100,23 +100,28 @@ def drafting(
     sizes = {*counts(longest), *(bucket_of(n, DECODE) for n in range(1, longest + 1))}
     most = sorted({drafts_from(n) for n in range(1, how.drafts + 1)} | {how.drafts})
     seen = set[object]()
-    for alone, drafts in product(sorted(sizes), most):
-        if alone * drafts > room:
+    for decode_rows, drafts in product(sorted(sizes), most):
+        if decode_rows * drafts > room:
             continue
-        kind = Kind(alone=alone, draws=alone, verified=alone, drafts=drafts)
-        kind = evolve(kind, proposes=draft is not None)
-        for splits in _cuts(spec, config, alone):
-            for others in _cuts(draft, config, alone) if draft is not None else {1}:
+        shape = StepShape(
+            decode_rows=decode_rows,
+            draws=decode_rows,
+            verified=decode_rows,
+            drafts=drafts,
+        )
+        shape = evolve(shape, proposes=draft is not None)
+        for splits in _cuts(spec, config, decode_rows):
+            for others in _cuts(draft, config, decode_rows) if draft is not None else {1}:
                 variant = (
                     drafts,  # how many rows attention's programs have
-                    sum(bound < kind.fed for bound in BOUNDS),
+                    sum(bound < shape.decode_inputs for bound in BOUNDS),
                     splits > 1,
-                    draft and _tuned(draft, alone, others),
-                    draft and _tuned(draft, 2 * alone, others),
+                    draft and _tuned(draft, decode_rows, others),
+                    draft and _tuned(draft, 2 * decode_rows, others),
                 )
                 if variant not in seen:
                     seen.add(variant)
-                    yield evolve(kind, splits=splits, draft_splits=others)
+                    yield evolve(shape, splits=splits, draft_splits=others)
 
 
 def _cuts(spec: ModelSpec, config: EngineConfig, rows: int) -> set[int]:
@@ -136,16 +141,18 @@ def _tuned(spec: ModelSpec, rows: int, splits: int) -> object:
     return sum(bound < rows for bound in BOUNDS), tune, splits > 1
 
 
-def _prompts(tokens: int, chunks: int) -> Kind:
+def _prompts(tokens: int, chunks: int) -> StepShape:
     """A step of prompts alone."""
     longest = tokens - chunks + 1
-    return Kind(alone=0, draws=chunks, tokens=tokens, chunks=chunks, longest=longest)
+    return StepShape(
+        decode_rows=0, draws=chunks, tokens=tokens, chunks=chunks, longest=longest
+    )
 
 
-def _beside(alone: int, budget: int) -> Kind:
+def _beside(decode_rows: int, budget: int) -> StepShape:
     """A prompt beside rows that feed themselves."""
-    tokens = max(1, min(64, budget - alone))
-    return evolve(_prompts(tokens, 1), alone=alone, draws=alone + 1)
+    tokens = max(1, min(64, budget - decode_rows))
+    return evolve(_prompts(tokens, 1), decode_rows=decode_rows, draws=decode_rows + 1)
 
 
 def _besides(runner: ModelRunner) -> None:

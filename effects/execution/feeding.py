@@ -15,8 +15,8 @@ from torch import Tensor
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, aligned
 from minfer.effects.execution.inputs import Drafts, History, Inputs
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.rejecting import Contest
+from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.models.batch import Batch, Chunks, Verified
 from minfer.kernels.flash import FlashWork
 
@@ -38,16 +38,16 @@ class Fed:
 class Step:
     """Who takes part in a step, and with what."""
 
-    selves: Tensor  # [alone] device rows that feed themselves
+    decoding: Tensor  # [alone] device rows that feed themselves
     further: Tensor | None = None  # [3, more]: their further inputs
     history: History[Tensor] | None = None
     dry: bool = False  # for its own sake: nothing must be left as it was found
     contests: tuple[Contest, ...] = ()  # of drafts among the further inputs, by place
 
     @property
-    def fed(self) -> int:
+    def decode_inputs(self) -> int:
         """Inputs that are not from history."""
-        return len(self.selves) + (0 if self.further is None else self.further.shape[1])
+        return len(self.decoding) + (0 if self.further is None else self.further.shape[1])
 
     @property
     def given(self) -> Tensor | None:
@@ -60,8 +60,8 @@ class Step:
     def rows(self) -> Tensor:
         """[fed] the device rows of all that is not from history."""
         if self.further is None:
-            return self.selves
-        return torch.cat((self.selves, self.further[OWNERS]))
+            return self.decoding
+        return torch.cat((self.decoding, self.further[OWNERS]))
 
 
 @define(eq=False)
@@ -72,16 +72,16 @@ class Feeder:
     rows: DeviceRows
     block_size: int
 
-    def fed(self, step: Step) -> Fed:
+    def decode_inputs(self, step: Step) -> Fed:
         """Tokens, positions and slots of a step."""
-        rows, selves, given = self.rows, step.selves, step.given
-        count = len(selves) + (0 if given is None else given.shape[1])
+        rows, decoding, given = self.rows, step.decoding, step.given
+        count = len(decoding) + (0 if given is None else given.shape[1])
         # Zeros, as no kernel fills them.
-        make = selves.new_zeros if step.dry else selves.new_empty
+        make = decoding.new_zeros if step.dry else decoding.new_empty
         tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
         slots = make(count, dtype=torch.int64)
         self.backend.gather(
-            rows=selves,
+            rows=decoding,
             given=given,
             last=rows.last,
             next_=rows.next,
@@ -97,7 +97,7 @@ class Feeder:
     def batch(
         self,
         step: Step,
-        fed: Fed,
+        decode_inputs: Fed,
         sample: Tensor | None,
         chunks: Chunks | None,
         *,
@@ -109,13 +109,13 @@ class Feeder:
         `Batch`.
         """
         return Batch(
-            tokens=fed.tokens,
-            positions=fed.positions,
-            slots=fed.slots,
+            tokens=decode_inputs.tokens,
+            positions=decode_inputs.positions,
+            slots=decode_inputs.slots,
             sample=sample,
             table=self.rows.table,
             rows=step.rows,
-            contexts=fed.ahead[: step.fed],
+            contexts=decode_inputs.ahead[: step.decode_inputs],
             chunks=chunks,
             splits=splits,
             fused=fused,
@@ -123,34 +123,36 @@ class Feeder:
         )
 
 
-def sampled(kind: Kind, inputs: Inputs[Tensor]) -> Tensor | None:
+def sampled(shape: StepShape, inputs: Inputs[Tensor]) -> Tensor | None:
     """Which inputs' logits are wanted: those that are drawn from without drafts, then
     drafts; None: all, in order.
     """
     if inputs.history is None:
         return None
     drawn = inputs.history.draws[1]
-    if not kind.drafts:
+    if not shape.drafts:
         return drawn
-    drafts = torch.arange(kind.alone, kind.fed, dtype=torch.int32, device=drawn.device)
+    drafts = torch.arange(
+        shape.decode_rows, shape.decode_inputs, dtype=torch.int32, device=drawn.device
+    )
     return torch.cat((drawn, drafts))
 
 
-def verified_of(kind: Kind, drafts: Drafts[Tensor], fed: Fed) -> Verified:
+def verified_of(shape: StepShape, drafts: Drafts[Tensor], decode_inputs: Fed) -> Verified:
     """Whose a step's drafts are, given its inputs."""
-    count = kind.verified
+    count = shape.verified
     return Verified(
-        alone=kind.alone,
-        starts=fed.positions[:count],
+        decode_rows=shape.decode_rows,
+        starts=decode_inputs.positions[:count],
         counts=drafts.counts + 1,
         firsts=torch.arange(count, dtype=torch.int32, device=drafts.counts.device),
-        most=1 + kind.drafts,
+        most=1 + shape.drafts,
     )
 
 
 def chunks_of(
-    kind: Kind, history: History[Tensor], flash: FlashWork | None = None
+    shape: StepShape, history: History[Tensor], flash: FlashWork | None = None
 ) -> Chunks:
     """The chunks of history."""
     rows, starts, counts, offsets = history.chunks
-    return Chunks(rows, starts, counts, offsets, kind.longest, flash)
+    return Chunks(rows, starts, counts, offsets, shape.longest, flash)

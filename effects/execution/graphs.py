@@ -33,7 +33,7 @@ import torch
 from attrs import define, field
 
 from minfer.effects.execution.executor import ExecutorError
-from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.execution.streams import UNDISTURBED
 
 if TYPE_CHECKING:
@@ -54,69 +54,73 @@ class GraphCache:
     device: torch.device
     room: int  # bytes that the largest step takes while it runs
     # By their last replay; before these the ones without any, the least useful first.
-    made: OrderedDict[Kind, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
-    launched: Counter[Kind] = field(factory=Counter)  # one by one, how often
+    made: OrderedDict[StepShape, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
+    launched: Counter[StepShape] = field(factory=Counter)  # one by one, how often
     pool: "_POOL_HANDLE | None" = None
     last: float = 0.0  # when one was captured, on the monotonic clock
-    spent: dict[Kind, float] = field(factory=dict)  # seconds of these launches
+    spent: dict[StepShape, float] = field(factory=dict)  # seconds of these launches
     # Seconds of captures of whole forwards.
     costs: deque[float] = field(factory=lambda: deque([COST], maxlen=RECENT))
 
-    def find(self, kind: Kind) -> torch.cuda.CUDAGraph | None:
+    def find(self, shape: StepShape) -> torch.cuda.CUDAGraph | None:
         """The graph of a kind that a step is about to replay, if there is one."""
-        graph = self.made.get(kind)
-        if graph is not None and _is_rare(kind):
-            self.made.move_to_end(kind)
+        graph = self.made.get(shape)
+        if graph is not None and _is_rare(shape):
+            self.made.move_to_end(shape)
         return graph
 
-    def may_foresee(self, kind: Kind) -> bool:
+    def may_foresee(self, shape: StepShape) -> bool:
         """Whether a kind that no step has asked for is worth a graph: it takes no
         other's place.
         """
-        room = len(self.made) < MOST_KINDS or not _is_rare(kind)
-        return room and kind not in self.made
+        room = len(self.made) < MOST_KINDS or not _is_rare(shape)
+        return room and shape not in self.made
 
-    def due(self, kind: Kind, now: float) -> bool:
+    def due(self, shape: StepShape, now: float) -> bool:
         """Whether a kind is captured although a step waits for it."""
-        spent, capture = self.spent.get(kind, 0.0), median(self.costs)
-        if kind.late:
-            capture = min(capture, PRICE * spent / max(1, self.launched[kind] - 1))
+        spent, capture = self.spent.get(shape, 0.0), median(self.costs)
+        if shape.late:
+            capture = min(capture, PRICE * spent / max(1, self.launched[shape] - 1))
         worth = pays(spent, capture)
-        return worth and now - self.last >= PAUSE and kind not in self.made
+        return worth and now - self.last >= PAUSE and shape not in self.made
 
-    def note(self, kind: Kind, seconds: float) -> None:
+    def note(self, shape: StepShape, seconds: float) -> None:
         """A step was launched one by one, which took so long."""
-        if self.launched[kind]:  # the first may have compiled what it needs
-            self.spent[kind] = self.spent.get(kind, 0.0) + seconds
-        self.launched[kind] += 1
+        if self.launched[shape]:  # the first may have compiled what it needs
+            self.spent[shape] = self.spent.get(shape, 0.0) + seconds
+        self.launched[shape] += 1
 
-    def forget(self, kind: Kind) -> None:
+    def forget(self, shape: StepShape) -> None:
         """No graph of a kind is wanted any more."""
-        self.launched.pop(kind, None)
-        self.spent.pop(kind, None)
+        self.launched.pop(shape, None)
+        self.spent.pop(shape, None)
 
-    def wanted(self) -> list[Kind]:
+    def wanted(self) -> list[StepShape]:
         """Kinds that steps were launched of one by one, the most frequent first."""
         return [one for one, _ in self.launched.most_common() if one not in self.made]
 
-    def add(self, kind: Kind, graph: torch.cuda.CUDAGraph) -> None:
+    def add(self, shape: StepShape, graph: torch.cuda.CUDAGraph) -> None:
         """Keep a graph of a kind; where there are too many, it takes another's place."""
-        if len(self.made) >= MOST_KINDS and _is_rare(kind):
+        if len(self.made) >= MOST_KINDS and _is_rare(shape):
             unlikely = next(filter(_is_rare, self.made), None)
             if unlikely is not None:
                 del self.made[unlikely]
-        self.made[kind] = graph
-        if kind not in self.launched:
-            self.made.move_to_end(kind, last=False)
+        self.made[shape] = graph
+        if shape not in self.launched:
+            self.made.move_to_end(shape, last=False)
 
-    def capture(self, kind: Kind, step: Callable[[Kind], None]) -> torch.cuda.CUDAGraph:
+    def capture(
+        self, shape: StepShape, step: Callable[[StepShape], None]
+    ) -> torch.cuda.CUDAGraph:
         """Make the graph of a step. It does not run, but what it needs has to be
         compiled.
         """
         with UNDISTURBED:
-            return self._capture(kind, step)
+            return self._capture(shape, step)
 
-    def _capture(self, kind: Kind, step: Callable[[Kind], None]) -> torch.cuda.CUDAGraph:
+    def _capture(
+        self, shape: StepShape, step: Callable[[StepShape], None]
+    ) -> torch.cuda.CUDAGraph:
         begin = time.monotonic()
         # Of this thread: a capture cannot make one.
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's
@@ -128,24 +132,24 @@ class GraphCache:
             if not self.made:
                 # All graphs share one segment: a larger one would need its own.
                 torch.empty(self.room, dtype=torch.uint8, device=self.device)
-            step(kind)
+            step(shape)
         except BaseException:
             self.pool = None  # it may end with this graph
             with contextlib.suppress(RuntimeError):
                 graph.capture_end()
             raise
         graph.capture_end()
-        self.add(kind, graph)
+        self.add(shape, graph)
         self.last = time.monotonic()
-        if not kind.late:
+        if not shape.late:
             self.costs.append(self.last - begin)
-        self.forget(kind)
+        self.forget(shape)
         return graph
 
 
-def _is_rare(kind: Kind) -> bool:
+def _is_rare(shape: StepShape) -> bool:
     """Whether a kind is one of many of which few will come."""
-    return bool(kind.tokens or kind.drafts)
+    return bool(shape.tokens or shape.drafts)
 
 
 def pays(spent: float, capture: float) -> bool:

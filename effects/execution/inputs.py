@@ -16,7 +16,7 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.device_rows import DeviceRows, Words, aligned
-from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.step_shape import StepShape
 from minfer.params import ROW_FIELDS
 
 Array = TypeVar("Array", Words, Tensor)
@@ -59,28 +59,28 @@ class Inputs(Generic[Array]):
     drafts: Drafts[Array] | None = None
 
     @classmethod
-    def of(cls, words: Array, kind: Kind) -> "Inputs[Array]":
+    def of(cls, words: Array, shape: StepShape) -> "Inputs[Array]":
         """Views of words, which may be longer."""
-        if not (kind.tokens or kind.late or kind.drafts):
+        if not (shape.tokens or shape.late or shape.drafts):
             return cls(None, None)
-        lines = views(words, kind)
-        apart = lines.pop() if kind.apart and kind.tokens else None
+        lines = views(words, shape)
+        apart = lines.pop() if shape.apart and shape.tokens else None
         drafts = None
-        if kind.drafts:
+        if shape.drafts:
             told = lines.pop()
             drafts = Drafts(told[0], told[1:])
-        if kind.late:
+        if shape.late:
             [[rows, positions]] = lines
             return cls(None, None, Late(rows, positions))
-        history = History(*lines) if kind.tokens else None
+        history = History(*lines) if shape.tokens else None
         return cls(history, apart, drafts=drafts)
 
 
-def views(words: Array, kind: Kind) -> list[Array]:
+def views(words: Array, shape: StepShape) -> list[Array]:
     """The parts of a forward's words, as `layout` has them."""
     parts: list[Array] = []
     begin = 0
-    for lines, count in layout(kind):
+    for lines, count in layout(shape):
         end = begin + lines * aligned(count)
         part = words[begin:end].reshape(lines, aligned(count))
         parts.append(part[:, :count])
@@ -88,27 +88,27 @@ def views(words: Array, kind: Kind) -> list[Array]:
     return parts
 
 
-def layout(kind: Kind) -> tuple[tuple[int, int], ...]:
+def layout(shape: StepShape) -> tuple[tuple[int, int], ...]:
     """Lines of words of each part of the inputs, and words of a line."""
-    history = ((3, kind.tokens), (4, kind.chunks), (2, kind.draws))
-    if kind.late:
-        return ((2, kind.draws),)
-    drafts = ((1 + kind.drafts, kind.verified),) if kind.drafts else ()
-    apart = ((2, kind.draws),) if kind.apart and kind.tokens else ()
-    return (*(history if kind.tokens else ()), *drafts, *apart)
+    history = ((3, shape.tokens), (4, shape.chunks), (2, shape.draws))
+    if shape.late:
+        return ((2, shape.draws),)
+    drafts = ((1 + shape.drafts, shape.verified),) if shape.drafts else ()
+    apart = ((2, shape.draws),) if shape.apart and shape.tokens else ()
+    return (*(history if shape.tokens else ()), *drafts, *apart)
 
 
-def nobodys(kind: Kind, scratch: int, length: int) -> Words:
+def dummy_words(shape: StepShape, scratch: int, length: int) -> Words:
     """The words of a step that is made for its own sake: all of it is the scratch row's,
     one chunk of as many inputs as a chunk of the kind has, at positions below `length`.
     """
-    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(kind)), np.int32)
-    inputs = Inputs.of(words, kind)
+    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
+    inputs = Inputs.of(words, shape)
     if inputs.history is not None:
-        inputs.history.tokens[1] = np.arange(kind.tokens) % length
+        inputs.history.tokens[1] = np.arange(shape.tokens) % length
         inputs.history.tokens[2] = scratch
         inputs.history.chunks[0] = scratch
-        inputs.history.chunks[2:, 0] = min(kind.longest, length), kind.fed
+        inputs.history.chunks[2:, 0] = min(shape.longest, length), shape.decode_inputs
         inputs.history.draws[0] = scratch
     if inputs.apart is not None:
         inputs.apart[:] = scratch

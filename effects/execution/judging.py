@@ -14,9 +14,9 @@ from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, aligned
 from minfer.effects.execution.feeding import Step
 from minfer.effects.execution.inputs import Drafts
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.rejecting import Guess, contests
 from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.step_shape import StepShape
 
 
 def spread(
@@ -31,10 +31,10 @@ def spread(
     """
     proposed = torch.stack([guess.tokens for guess in guesses]) if guesses else None
     most, verified = drafts.said.shape
-    selves = step.selves
-    out = selves.new_empty(3, aligned(most * verified))[:, : most * verified]
+    decoding = step.decoding
+    out = decoding.new_empty(3, aligned(most * verified))[:, : most * verified]
     backend.spread(
-        rows=selves[:verified],
+        rows=decoding[:verified],
         counts=drafts.counts,
         said=drafts.said,
         proposed=proposed,
@@ -45,7 +45,7 @@ def spread(
     return evolve(step, further=out, contests=contests(rows, drafts, out, guesses))
 
 
-def judge(sampler: Sampler, kind: Kind, step: Step, logits: Tensor) -> None:
+def judge(sampler: Sampler, shape: StepShape, step: Step, logits: Tensor) -> None:
     """Go on with those rows whose drafts stand; each that feeds itself has just drawn.
 
     `step` is as `spread` has made it, `logits` [drafts * verified, vocab] are of its
@@ -54,13 +54,13 @@ def judge(sampler: Sampler, kind: Kind, step: Step, logits: Tensor) -> None:
     behind = dict(enumerate(step.contests[1:]))
     if step.further is None:
         raise AssertionError("a step without drafts is not judged")
-    rows, count = sampler.rows, kind.verified
-    first, apart = aligned(kind.draws), aligned(count)
-    tokens, _, owners = step.further.view(3, kind.drafts, count).unbind(0)
-    accepted = sampler.out[first + kind.drafts * apart :][:count]
-    before = step.selves[:count]
+    rows, count = sampler.rows, shape.verified
+    first, apart = aligned(shape.draws), aligned(count)
+    tokens, _, owners = step.further.view(3, shape.drafts, count).unbind(0)
+    accepted = sampler.out[first + shape.drafts * apart :][:count]
+    before = step.decoding[:count]
     at_once = before.device.type == "cpu"
-    for place in range(kind.drafts):
+    for place in range(shape.drafts):
         who, positions = before.new_empty(2, apart)[:, :count]
         sampler.backend.stand(
             before=before,
@@ -77,5 +77,5 @@ def judge(sampler: Sampler, kind: Kind, step: Step, logits: Tensor) -> None:
         if at_once and bool((who == rows.scratch).all()):
             return  # nothing is captured, and it can be told at once
         here, at = logits[place * count : (place + 1) * count], first + place * apart
-        sampler.sample(here, who, positions, kind.wants, at, behind.get(place))
+        sampler.sample(here, who, positions, shape.wants, at, behind.get(place))
         before = who

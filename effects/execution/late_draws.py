@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from minfer.effects.execution.device_rows import DeviceRows, Wants, Words, aligned
 from minfer.effects.execution.executor import ExecutorError, names_of
 from minfer.effects.execution.inputs import Inputs, layout
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.packing import Draw, picked
+from minfer.effects.execution.step_shape import StepShape
 from minfer.plan import Mask, Plan, SampleApart
 
 # [draws, `mask_words`]: a bit for each token id, the lowest first. As words, as those are
@@ -39,7 +39,7 @@ class MaskError(ExecutorError):
 class LateDraw:
     """Draws of rows that were sampled apart."""
 
-    kind: Kind
+    shape: StepShape
     words: Words  # as `Inputs.late`
     draw: Draw
     masks: list[bytes]  # those of the draws; none of them: any token
@@ -56,7 +56,7 @@ class LatePacker:
     with prompts or drafts have a new one each time.)
     """
 
-    def __init__(self, rows: DeviceRows, pad: Callable[[Kind], Kind]) -> None:
+    def __init__(self, rows: DeviceRows, pad: Callable[[StepShape], StepShape]) -> None:
         """`pad` says which kind serves another."""
         self.rows = rows
         self.pad = pad
@@ -89,7 +89,7 @@ def pack_late(
     kept: Draw,
     told: SampleApart,
     rows: DeviceRows,
-    pad: Callable[[Kind], Kind],
+    pad: Callable[[StepShape], StepShape],
 ) -> LateDraw:
     """The draws of those in `kept`, each of whom has taken its inputs. `pad` says which
     kind serves another. Raises MaskError.
@@ -104,15 +104,15 @@ def pack_late(
             owner for owner, other in zip(owners, now, strict=True) if other is owner
         ]
     who = picked(plan.rows, places)
-    kind = pad(_kind(rows.wants(who), len(who)))
+    shape = pad(_kind(rows.wants(who), len(who)))
     masks, lines = list[bytes](), None
     if told.written:
         lines = _lines(plan, places)
     else:
         masks = _masks(plan, places, told.masks)
     return LateDraw(
-        kind=kind,
-        words=_words(plan, kind, places, rows.scratch),
+        shape=shape,
+        words=_words(plan, shape, places, rows.scratch),
         draw=Draw(places, owners),
         masks=masks,
         gone=gone,
@@ -121,9 +121,9 @@ def pack_late(
     )
 
 
-def _kind(wants: Wants, draws: int) -> Kind:
-    return Kind(
-        alone=0,
+def _kind(wants: Wants, draws: int) -> StepShape:
+    return StepShape(
+        decode_rows=0,
         draws=draws,
         filtered=wants.filtered,
         scored=wants.scored,
@@ -132,12 +132,12 @@ def _kind(wants: Wants, draws: int) -> Kind:
     )
 
 
-def _words(plan: Plan, kind: Kind, places: list[int], scratch: int) -> Words:
+def _words(plan: Plan, shape: StepShape, places: list[int], scratch: int) -> Words:
     """What the draws are sent."""
-    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(kind)), np.int32)
-    late = Inputs.of(words, kind).late
+    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
+    late = Inputs.of(words, shape).late
     if late is None:
-        raise AssertionError(f"{kind} is not late")
+        raise AssertionError(f"{shape} is not late")
     size = len(places)
     late.rows[:] = late.positions[:] = scratch
     late.rows[:size] = picked(plan.rows, places)

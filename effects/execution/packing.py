@@ -23,9 +23,9 @@ from attrs import evolve, frozen
 
 from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.execution.inputs import History, Inputs, layout, views
-from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
 from minfer.effects.execution.pooling import Wanted
 from minfer.effects.execution.prompt_scores import Targets
+from minfer.effects.execution.step_shape import DECODE, StepShape, bucket_of
 from minfer.effects.execution.verified import (
     Further,
     drafted_first,
@@ -55,7 +55,7 @@ class Draw:
 class Forward:
     """One forward of a plan: what it launches, what it is sent, and who draws."""
 
-    kind: Kind
+    shape: StepShape
     words: Words
     draw: Draw
     longest: int  # the most tokens that a row which feeds itself attends to
@@ -75,7 +75,7 @@ class Packer:
     def __init__(
         self,
         rows: DeviceRows,
-        pad: Callable[[Kind], Kind],
+        pad: Callable[[StepShape], StepShape],
         drafts: int = 0,
         *,
         remembers: bool = False,
@@ -95,7 +95,9 @@ class Packer:
         self.places: Sequence[int] = ()  # their entries of a plan
         self.apart: tuple[int, ...] = ()  # entries of the plan that are sampled apart
         self.kept: Draw | None = None  # theirs
-        self.kind = Kind(alone=0, draws=0)  # of a step in which they feed themselves
+        self.shape = StepShape(
+            decode_rows=0, draws=0
+        )  # of a step in which they feed themselves
 
     def forget(self) -> None:
         """What the device knows of who decodes does not hold any more."""
@@ -108,18 +110,18 @@ class Packer:
         """
         if plan.opens:
             self.forget()
-        plan = self._feeding_themselves(plan)
-        selves = drafted_first(plan.drafts, _unfilled(plan))
+        plan = self._with_decode_rows(plan)
+        decoding = drafted_first(plan.drafts, _unfilled(plan))
         if plan.fills and plan.drafts and self.parts_drafts and not plan.apart:
-            yield self._decode(plan, picked(plan.rows, selves), selves)
+            yield self._decode(plan, picked(plan.rows, decoding), decoding)
             yield self._mixed(plan, [])
         elif plan.fills:
-            yield self._mixed(plan, selves)
+            yield self._mixed(plan, decoding)
         else:
-            rows = picked(plan.rows, selves) if plan.drafts else plan.rows
-            yield self._decode(plan, rows, selves)
+            rows = picked(plan.rows, decoding) if plan.drafts else plan.rows
+            yield self._decode(plan, rows, decoding)
 
-    def _feeding_themselves(self, plan: Plan) -> Plan:
+    def _with_decode_rows(self, plan: Plan) -> Plan:
         """The plan without fills of a single input that is drawn from: once the device
         knows that token, such a row feeds itself. So do newcomers whose prompts are in
         the cache but for the last token, or whose masks were not there in time; and there
@@ -156,10 +158,10 @@ class Packer:
         starts = picked(plan.starts, places) if plan.fills else plan.starts
         longest = max(starts) + 1
         if not plan.drafts:
-            return Forward(self.kind, EMPTY, self.draw, longest, self.kept)
-        kind = self._with_drafts(plan, self.kind)
-        words = self._empty(kind)
-        forward = Forward(kind, words, self.draw, longest, self.kept)
+            return Forward(self.shape, EMPTY, self.draw, longest, self.kept)
+        shape = self._with_drafts(plan, self.shape)
+        words = self._empty(shape)
+        forward = Forward(shape, words, self.draw, longest, self.kept)
         return self._with_further(plan, forward)
 
     def _knows(
@@ -180,9 +182,9 @@ class Packer:
         self.rows.set_batch(rows, size)
         self.members, self.places, self.apart = rows, places, plan.apart
         wants = self.rows.wants(rows)
-        self.kind = self.pad(
-            Kind(
-                alone=len(rows),
+        self.shape = self.pad(
+            StepShape(
+                decode_rows=len(rows),
                 draws=len(rows),
                 filtered=wants.filtered,
                 scored=wants.scored,
@@ -192,50 +194,50 @@ class Packer:
         )
         draw = Draw([*places], [self.rows.owners[row] for row in rows])
         self.draw, self.kept = draw, None
-        if self.kind.apart:
+        if self.shape.apart:
             lines = np.empty((2, size), np.int32)
             self.draw, self.kept = self._split(plan, lines, draw)
             self.rows.set_apart(lines)
 
-    def _with_drafts(self, plan: Plan, kind: Kind) -> Kind:
+    def _with_drafts(self, plan: Plan, shape: StepShape) -> StepShape:
         """The kind of a step that verifies a plan's drafts, too; padded."""
         if not plan.drafts:
-            return self.pad(kind)
+            return self.pad(shape)
         modelled = not all(draft.tokens for draft in plan.drafts)
         count, most = len(plan.drafts), most_of(plan)
-        kind = evolve(kind, verified=count, drafts=most, proposes=modelled)
-        kind = self.pad(kind)
+        shape = evolve(shape, verified=count, drafts=most, proposes=modelled)
+        shape = self.pad(shape)
         # All that is asked for goes before padding.
-        for fewer in (min(kind.verified, power_from(count)), count):
-            if kind.verified * most > self.drafts:
-                kind = evolve(kind, verified=fewer)
-        room = self.drafts // kind.verified
-        return kind if kind.drafts <= room else evolve(kind, drafts=room)
+        for fewer in (min(shape.verified, power_from(count)), count):
+            if shape.verified * most > self.drafts:
+                shape = evolve(shape, verified=fewer)
+        room = self.drafts // shape.verified
+        return shape if shape.drafts <= room else evolve(shape, drafts=room)
 
     def _with_further(self, plan: Plan, forward: Forward) -> Forward:
         """The forward, with what is said of drafts, if there are any."""
-        kind = forward.kind
-        told = Inputs.of(forward.words, kind).drafts
+        shape = forward.shape
+        told = Inputs.of(forward.words, shape).drafts
         if told is None:
             return forward
         places = drafted_first(plan.drafts, range(len(plan.rows)))
         places = places[: len(plan.drafts)]
         write_drafts(plan, places, told)
         owners = [self.rows.owners[plan.rows[i]] for i in places]
-        further = Further.of(kind, places, owners)
+        further = Further.of(shape, places, owners)
         return evolve(forward, draw=evolve(forward.draw, further=further))
 
-    def _mixed(self, plan: Plan, selves: list[int]) -> Forward:
+    def _mixed(self, plan: Plan, decoding: list[int]) -> Forward:
         """Rows that feed themselves, if they are in this forward, and chunks of
         history.
         """
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
         counts = [len(fill.tokens) for fill in plan.fills]
-        here = [*selves, *(fill.index for fill in plan.fills)]
+        here = [*decoding, *(fill.index for fill in plan.fills)]
         wants = self.rows.wants(picked(plan.rows, here))
-        kind = Kind(
-            alone=len(selves),
-            draws=len(selves) + len(drawing),
+        shape = StepShape(
+            decode_rows=len(decoding),
+            draws=len(decoding) + len(drawing),
             filtered=wants.filtered,
             scored=wants.scored,
             shaped=wants.shaped,
@@ -244,26 +246,29 @@ class Packer:
             longest=max(counts),
             apart=bool(plan.apart),
         )
-        kind = self._with_drafts(plan, kind) if selves else self.pad(kind)
-        words = self._empty(kind)
-        history = History(*views(words, kind)[:3])
-        self._write_history(plan, history, counts, kind.fed)
-        self._write_draws(plan, history, selves, drawing, kind.alone)
-        places = selves + [plan.fills[k].index for k in drawing]
-        at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
+        shape = self._with_drafts(plan, shape) if decoding else self.pad(shape)
+        words = self._empty(shape)
+        history = History(*views(words, shape)[:3])
+        self._write_history(plan, history, counts, shape.decode_inputs)
+        self._write_draws(plan, history, decoding, drawing, shape.decode_rows)
+        places = decoding + [plan.fills[k].index for k in drawing]
+        at = [
+            *range(len(decoding)),
+            *range(shape.decode_rows, shape.decode_rows + len(drawing)),
+        ]
         draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], at)
-        kept, lines = None, Inputs.of(words, kind).apart
+        kept, lines = None, Inputs.of(words, shape).apart
         if lines is not None:
             draw, kept = self._split(plan, lines, draw)
-        longest = max((plan.starts[i] + 1 for i in selves), default=1)
+        longest = max((plan.starts[i] + 1 for i in decoding), default=1)
         forward = Forward(
-            kind,
+            shape,
             words,
             draw,
             longest,
             kept,
-            wanted=Wanted.of(plan, self.rows, counts, kind.fed),
-            targets=Targets.of(plan, self.rows, counts, kind.fed),
+            wanted=Wanted.of(plan, self.rows, counts, shape.decode_inputs),
+            targets=Targets.of(plan, self.rows, counts, shape.decode_inputs),
         )
         if self.remembers:
             for k in drawing:
@@ -272,15 +277,15 @@ class Packer:
         return self._with_further(plan, forward)
 
     @staticmethod
-    def _empty(kind: Kind) -> Words:
-        words = sum(lines * aligned(count) for lines, count in layout(kind))
+    def _empty(shape: StepShape) -> Words:
+        words = sum(lines * aligned(count) for lines, count in layout(shape))
         return np.zeros(words, np.int32)
 
     def _write_history(
-        self, plan: Plan, history: History[Words], counts: list[int], fed: int
+        self, plan: Plan, history: History[Words], counts: list[int], decode_inputs: int
     ) -> None:
-        """Tokens from history, and the chunks they form, behind `fed` inputs of rows that
-        feed themselves.
+        """Prefill tokens, and the chunks they form, behind the inputs of decode rows, of
+        which there are `decode_inputs`.
         """
         tokens, positions, owners = history.tokens
         total = sum(counts)
@@ -293,18 +298,20 @@ class Packer:
         where[:] = [plan.rows[fill.index] for fill in plan.fills]
         starts[:] = [plan.starts[fill.index] for fill in plan.fills]
         sizes[:] = counts
-        offsets[:] = fed + np.cumsum(sizes) - sizes
+        offsets[:] = decode_inputs + np.cumsum(sizes) - sizes
         owners[:total] = np.repeat(where, counts)
         # A chunk's first input is at its start, wherever it lies among the others.
-        positions[:total] = np.arange(total) + np.repeat(starts - offsets + fed, counts)
+        positions[:total] = np.arange(total) + np.repeat(
+            starts - offsets + decode_inputs, counts
+        )
 
     def _write_draws(
         self,
         plan: Plan,
         history: History[Words],
-        selves: list[int],
+        decoding: list[int],
         drawing: list[int],
-        alone: int,
+        decode_rows: int,
     ) -> None:
         """Who draws: rows that feed themselves, then the chunks `drawing`, each from its
         last input.
@@ -312,9 +319,9 @@ class Packer:
         who, wanted = history.draws
         where, _, sizes, offsets = history.chunks
         who[:] = self.rows.scratch
-        who[: len(selves)] = [plan.rows[i] for i in selves]
-        wanted[:alone] = np.arange(alone)
-        chunks = alone + np.arange(len(drawing))
+        who[: len(decoding)] = [plan.rows[i] for i in decoding]
+        wanted[:decode_rows] = np.arange(decode_rows)
+        chunks = decode_rows + np.arange(len(drawing))
         who[chunks] = where[drawing]
         wanted[chunks] = (offsets + sizes - 1)[drawing]
 

@@ -45,14 +45,14 @@ class Wanted:
 
     @classmethod
     def of(
-        cls, plan: Plan, rows: DeviceRows, counts: list[int], alone: int
+        cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
     ) -> "Wanted | None":
-        """What the chunks of a plan need, of so many inputs each, packed behind `alone`
-        rows that feed themselves; None if nobody is pooled.
+        """What the chunks of a plan need, of so many inputs each, packed behind so many
+        decode rows; None if no row is pooled.
         """
         tokens: list[NDArray[np.int32]] = []
         parts = list[Part]()
-        total, end = 0, alone
+        total, end = 0, decode_rows
         for fill, count in zip(plan.fills, counts, strict=True):
             end += count
             row, start = plan.rows[fill.index], plan.starts[fill.index]

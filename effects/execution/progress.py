@@ -22,5 +22,5 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def to_nobody(_: Progress) -> None:
+def ignore_progress(_: Progress) -> None:
     """Nobody is told."""

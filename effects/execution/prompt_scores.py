@@ -54,14 +54,14 @@ class Targets:
 
     @classmethod
     def of(
-        cls, plan: Plan, rows: DeviceRows, counts: list[int], alone: int
+        cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
     ) -> "Targets | None":
-        """What the chunks of a plan need, of so many inputs each, packed behind `alone`
-        rows that feed themselves; None if nobody is scored.
+        """What the chunks of a plan need, of so many inputs each, packed behind so many
+        decode rows; None if no row's prompt is scored.
         """
         found = list[Stretch]()
         inputs = list[NDArray[np.int32]]()
-        total, end = 0, alone
+        total, end = 0, decode_rows
         for fill, count in zip(plan.fills, counts, strict=True):
             begin, end = end, end + count
             owner = rows.owners[plan.rows[fill.index]]

@@ -5,10 +5,11 @@ and what it changes into one pinned buffer, copy that without waiting, scatter t
 changes; run the step, from embedding to tokens drawn and rows advanced; copy the tokens
 to pinned memory and record an event.
 
-A step's launches are a function of its `Kind` (kinds.py) and of what lies on the device,
-so it can be a CUDA graph: one for each kind, captured before it is needed (warm_up.py),
-or while nobody waits. A step whose kind has none yet is launched kernel by kernel, as are
-those with so many inputs from history that launching them takes less than their work.
+A step's launches are a function of its `StepShape` (step_shape.py) and of what lies on
+the device, so it can be a CUDA graph: one for each shape, captured before it is needed
+(warm_up.py), or while no request waits. A step whose shape has none yet is launched
+kernel by kernel, as are those with so many prefill tokens that launching them takes less
+than their work.
 
 Everything is on one stream, in order: a device buffer can be overwritten by the next
 step's copy as soon as that is enqueued.
@@ -34,9 +35,8 @@ from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words
 from minfer.effects.execution.draft_model import DraftModel, DraftOf
 from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled, verified_of
 from minfer.effects.execution.graphs import GraphCache, watched
-from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
+from minfer.effects.execution.inputs import History, Inputs, dummy_words, most_words
 from minfer.effects.execution.judging import judge, spread
-from minfer.effects.execution.kinds import Kind, most_draws, most_lines
 from minfer.effects.execution.late_draws import LateDraw
 from minfer.effects.execution.packing import Forward
 from minfer.effects.execution.pooling import Pooler
@@ -45,6 +45,7 @@ from minfer.effects.execution.read_back import Slot
 from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
+from minfer.effects.execution.step_shape import StepShape, most_draws, most_lines
 from minfer.effects.execution.streams import is_gpu, new_stream, wait
 from minfer.effects.models import shapes
 from minfer.effects.models.batch import Batch, Chunks
@@ -145,12 +146,14 @@ class ModelRunner:
         self.keeps = keeps and self.shortcuts.graphs
         self.wait()  # what was made on another stream is there
 
-    def step_of_nobody(self, kind: Kind) -> None:
+    def dummy_step(self, shape: StepShape) -> None:
         """Make a step for its own sake, while none is under way: it changes no row."""
         length = self.rows.blocks * self.config.block_size
-        words = nobodys(kind, self.rows.scratch, min(length, self.config.max_model_len))
+        words = dummy_words(
+            shape, self.rows.scratch, min(length, self.config.max_model_len)
+        )
         self.staging[: len(words)].copy_(torch.from_numpy(words))
-        self._step(kind, dry=True)
+        self._step(shape, dry=True)
 
     @contextlib.contextmanager
     def few_layers(self) -> Iterator[None]:
@@ -168,26 +171,26 @@ class ModelRunner:
             for one, model in whole:
                 one.model = model
 
-    def capture(self, kind: Kind) -> None:
+    def capture(self, shape: StepShape) -> None:
         """Have a graph of a kind, while no step is under way. A step before it loads what
         its launches need, which a capture must not.
         """
         with self.few_layers():
-            self.step_of_nobody(kind)
+            self.dummy_step(shape)
         self.shortcuts.capture()
-        self.captures.capture(kind, self._step)
+        self.captures.capture(shape, self._step)
 
-    def rehearsed(self, kind: Kind) -> Callable[[], object]:
+    def rehearsed(self, shape: StepShape) -> Callable[[], object]:
         """Something that makes a step of a kind for its own sake as often as it is
         called, by a graph where such steps have one. While none is under way.
         """
-        kind = self._with_splits(self.padded(kind), CONTEXT)
-        if not self._may_be_captured(kind):
-            return lambda: self.step_of_nobody(kind)
-        if kind not in self.captures.made:
-            self.capture(kind)
-        graph = self.captures.made[kind]
-        self.step_of_nobody(kind)  # what the graph reads is nobody's
+        shape = self._with_splits(self.padded(shape), CONTEXT)
+        if not self._may_be_captured(shape):
+            return lambda: self.dummy_step(shape)
+        if shape not in self.captures.made:
+            self.capture(shape)
+        graph = self.captures.made[shape]
+        self.dummy_step(shape)  # what the graph reads is nobody's
         self.rows.batch.fill_(self.rows.scratch)
         self.rows.apart.fill_(self.rows.scratch)
         return graph.replay
@@ -199,14 +202,14 @@ class ModelRunner:
         """
         return self.shortcuts.graphs
 
-    def padded(self, kind: Kind) -> Kind:
+    def padded(self, shape: StepShape) -> StepShape:
         """The kind that serves another: padded if there can be a graph of it."""
-        if self.keeps and not kind.late:
-            kind = evolve(kind, apart=True)
-        return kind.padded() if self._may_be_captured(kind) else kind
+        if self.keeps and not shape.late:
+            shape = evolve(shape, apart=True)
+        return shape.padded() if self._may_be_captured(shape) else shape
 
-    def _may_be_captured(self, kind: Kind) -> bool:
-        return self.shortcuts.graphs and kind.fits(self.captured)
+    def _may_be_captured(self, shape: StepShape) -> bool:
+        return self.shortcuts.graphs and shape.fits(self.captured)
 
     def take(self, plan: Plan) -> None:
         """Note the rows and blocks that a plan hands over."""
@@ -228,20 +231,20 @@ class ModelRunner:
 
     def run(self, forward: Forward, slot: Slot) -> None:
         """Send what a forward needs, run it, and have its tokens sent back."""
-        kind = self._with_splits(forward.kind, forward.longest)
-        slot.begin(forward.draw, scored=kind.scored)
-        checked = self.checked and kind in self.captures.made and not forward.asks
+        shape = self._with_splits(forward.shape, forward.longest)
+        slot.begin(forward.draw, scored=shape.scored)
+        checked = self.checked and shape in self.captures.made and not forward.asks
         with watched(self.backend.device) if checked else contextlib.nullcontext():
             self._send(slot, forward.words)
             if errand := Errand.of(forward, self.pooler, self.scorer):
-                self._step(kind, errand=errand)
+                self._step(shape, errand=errand)
                 errand.bring(slot)
             else:
-                self._replay(kind)
+                self._replay(shape)
             out, scores = self.sampler.out, self.sampler.scores
-            slot.fetch(out, scores, kind.lines, self.stream)
+            slot.fetch(out, scores, shape.lines, self.stream)
 
-    def catch_up(self, forwards: Sequence[tuple[Kind, Words]], slot: Slot) -> None:
+    def catch_up(self, forwards: Sequence[tuple[StepShape, Words]], slot: Slot) -> None:
         """Have the draft model alone take chunks of rows; the rows change before."""
         slot.begin(None, scored=False)
         self._send(slot, EMPTY)
@@ -250,10 +253,10 @@ class ModelRunner:
 
     def run_late(self, late: LateDraw, slot: Slot) -> None:
         """Draw for rows that were sampled apart, and have their tokens sent back."""
-        slot.begin(late.draw, scored=late.kind.scored)
+        slot.begin(late.draw, scored=late.shape.scored)
         self._send(slot, late.words)
         self.sampler.masks.send(late, self.stream)
-        self._replay(late.kind)
+        self._replay(late.shape)
         self.sampler.masks.read(self.stream)
         count = len(late.draw.places)
         slot.fetch(self.sampler.out, self.sampler.scores, count, self.stream)
@@ -276,23 +279,23 @@ class ModelRunner:
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
-    def cut(self, kind: Kind, context: int) -> Kind:
+    def cut(self, shape: StepShape, context: int) -> StepShape:
         """The kind, for contexts of up to so many tokens."""
         splits = drafting = 1
-        if kind.alone:
-            splits = self.backend.num_splits(kind.alone, self.spec, context)
-        if self.draft is not None and kind.proposes:
-            drafting = self.draft.num_splits(kind, context)
-        if (splits, drafting) == (kind.splits, kind.draft_splits):
-            return kind
-        return evolve(kind, splits=splits, draft_splits=drafting)
+        if shape.decode_rows:
+            splits = self.backend.num_splits(shape.decode_rows, self.spec, context)
+        if self.draft is not None and shape.proposes:
+            drafting = self.draft.num_splits(shape, context)
+        if (splits, drafting) == (shape.splits, shape.draft_splits):
+            return shape
+        return evolve(shape, splits=splits, draft_splits=drafting)
 
-    def _with_splits(self, kind: Kind, longest: int) -> Kind:
+    def _with_splits(self, shape: StepShape, longest: int) -> StepShape:
         """The kind, for contexts of up to `longest` tokens: few differ."""
-        if not kind.alone:
-            return kind
+        if not shape.decode_rows:
+            return shape
         table = self.rows.blocks * self.config.block_size
-        return self.cut(kind, min(max(CONTEXT, 1 << longest.bit_length()), table))
+        return self.cut(shape, min(max(CONTEXT, 1 << longest.bit_length()), table))
 
     def _send(self, slot: Slot, inputs: Words) -> None:
         """Inputs and changes to the device in one copy; the rows change."""
@@ -305,103 +308,105 @@ class ModelRunner:
         if changes:
             self.backend.scatter(self.rows.arena, self.staging[len(inputs) : total])
 
-    def _replay(self, kind: Kind) -> None:
+    def _replay(self, shape: StepShape) -> None:
         """A step, as its graph does it; launch by launch while there is none."""
-        if not self._may_be_captured(kind):
-            self._step(kind)
+        if not self._may_be_captured(shape):
+            self._step(shape)
             return
-        if (graph := self.captures.find(kind)) is None:
+        if (graph := self.captures.find(shape)) is None:
             begin = time.monotonic()
-            if not self.captures.due(kind, begin):
-                self._step(kind)
-                self.captures.note(kind, time.monotonic() - begin)
+            if not self.captures.due(shape, begin):
+                self._step(shape)
+                self.captures.note(shape, time.monotonic() - begin)
                 return
             self.shortcuts.capture()
-            graph = self.captures.capture(kind, self._step)
+            graph = self.captures.capture(shape, self._step)
         graph.replay()
 
-    def _step(self, kind: Kind, dry: bool = False, errand: Errand | None = None) -> None:
+    def _step(
+        self, shape: StepShape, dry: bool = False, errand: Errand | None = None
+    ) -> None:
         """A whole step, from what is on the device into the sampler's `out` and the rows.
 
         `dry`: for its own sake. The rows that feed themselves are nobody's; so is then
         what lies on the device of chunks and draws.
         """
         rows = self.rows
-        inputs = Inputs.of(self.staging, kind)
+        inputs = Inputs.of(self.staging, shape)
         if inputs.late is not None:
             late = inputs.late
-            self.sampler.sample_kept(late.rows, late.positions, kind.wants)
+            self.sampler.sample_kept(late.rows, late.positions, shape.wants)
             return
-        selves = rows.batch[: kind.alone]
+        decoding = rows.batch[: shape.decode_rows]
         if dry:
-            selves = selves.new_full((kind.alone,), rows.scratch)
+            decoding = decoding.new_full((shape.decode_rows,), rows.scratch)
         if inputs.history is not None:
-            selves = inputs.history.draws[0, : kind.alone]
-        step = Step(selves, None, inputs.history, dry)
+            decoding = inputs.history.draws[0, : shape.decode_rows]
+        step = Step(decoding, None, inputs.history, dry)
         if inputs.drafts is not None:
             guesses = list[Guess]()
-            if self.draft is not None and kind.proposes:
+            if self.draft is not None and shape.proposes:
                 own = evolve(step, history=None)
-                guesses = self.draft.propose(kind, own, inputs.drafts, self.sampler)
+                guesses = self.draft.propose(shape, own, inputs.drafts, self.sampler)
             step = spread(self.backend, rows, step, inputs.drafts, guesses)
-        fed = self.feeder.fed(step)
+        decode_inputs = self.feeder.decode_inputs(step)
         verified = None
         if inputs.drafts is not None:
-            verified = verified_of(kind, inputs.drafts, fed)
+            verified = verified_of(shape, inputs.drafts, decode_inputs)
         batch = self.feeder.batch(
             step,
-            fed,
-            sampled(kind, inputs),
-            None if inputs.history is None else self._chunks(kind, inputs.history),
-            splits=kind.splits,
-            fused=self._fuses(kind),
+            decode_inputs,
+            sampled(shape, inputs),
+            None if inputs.history is None else self._chunks(shape, inputs.history),
+            splits=shape.splits,
+            fused=self._fuses(shape),
             verified=verified,
         )
         logits = self.model(errand.added(batch) if errand else batch, self.cache)
-        self._draw(kind, inputs, step, fed.ahead, logits)
+        self._draw(shape, inputs, step, decode_inputs.ahead, logits)
 
     def _draw(
         self,
-        kind: Kind,
+        shape: StepShape,
         inputs: Inputs[Tensor],
         step: Step,
         positions: Tensor,
         logits: Tensor,
     ) -> None:
         """From a step's logits to tokens; `positions` are those after its inputs."""
-        if not kind.draws:
+        if not shape.draws:
             return
-        who, ahead = step.selves, positions[: kind.draws]
+        who, ahead = step.decoding, positions[: shape.draws]
         if inputs.history is not None:
             who, drawn = inputs.history.draws.unbind(0)
             ahead = positions.index_select(0, drawn)
-        first, others = logits[: kind.draws], logits[kind.draws :]
-        if kind.apart:
+        first, others = logits[: shape.draws], logits[shape.draws :]
+        if shape.apart:
             lines = inputs.apart
             if lines is None:
-                lines = self.rows.apart[:, : kind.draws]
+                lines = self.rows.apart[:, : shape.draws]
             now, kept = (who, who) if step.dry else lines.unbind(0)
             self.sampler.keep(first, kept)
             who = now
         here = step.contests[0] if step.contests else None
-        self.sampler.sample(first, who, ahead, kind.wants, contest=here)
+        self.sampler.sample(first, who, ahead, shape.wants, contest=here)
         if step.further is not None:
             # Of those who are sampled apart nobody has drawn: they are not among `who`.
-            those = evolve(step, selves=who[: kind.alone])
-            judge(self.sampler, kind, those, others)
+            those = evolve(step, decoding=who[: shape.decode_rows])
+            judge(self.sampler, shape, those, others)
 
-    def _fuses(self, kind: Kind) -> bool:
+    def _fuses(self, shape: StepShape) -> bool:
         fuses = self.shortcuts.fused and self.backend.fuses(
-            kind.fed + kind.tokens, self.spec.intermediate_size
+            shape.decode_inputs + shape.tokens, self.spec.intermediate_size
         )
         return fuses and self.shortcuts.may_take(QUACK)
 
-    def _chunks(self, kind: Kind, history: History[Tensor]) -> Chunks:
+    def _chunks(self, shape: StepShape, history: History[Tensor]) -> Chunks:
         """Where flash-attn serves them, its work; that is not captured."""
         flash = None
         flash_from = self.shortcuts.flash_from
-        wanted = 0 < flash_from <= kind.longest and kind.tokens > self.captured
+        wanted = 0 < flash_from <= shape.longest and shape.tokens > self.captured
         if wanted and self.shortcuts.may_take(FLASH):
             rows, starts, counts, _ = history.chunks
-            flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
-        return chunks_of(kind, history, flash)
+            flash = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
+        return chunks_of(shape, history, flash)

@@ -14,8 +14,8 @@ from typing import Final
 from attrs import evolve
 
 from minfer.config import EngineConfig
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.models.shapes import drafts_from
 from minfer.speculate.length import Costs
 from minfer.speculate.settings import DEVICE, Speculation
@@ -34,19 +34,19 @@ def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
     way.
     """
     drafts = drafts_from(how.drafts)
-    kinds = _plain(runner.config, how, drafts)
-    kinds = [kind for kind in kinds if runner.padded(kind).lines <= runner.lines]
-    rising = accumulate((_seconds(runner, kind) for kind in kinds), max)
-    verify = tuple(zip((kind.fed for kind in kinds), rising, strict=True))
-    one = Kind(alone=1, draws=1, verified=1, drafts=drafts)
+    shapes = _plain(runner.config, how, drafts)
+    shapes = [shape for shape in shapes if runner.padded(shape).lines <= runner.lines]
+    rising = accumulate((_seconds(runner, shape) for shape in shapes), max)
+    verify = tuple(zip((shape.decode_inputs for shape in shapes), rising, strict=True))
+    one = StepShape(decode_rows=1, draws=1, verified=1, drafts=drafts)
     judged = _seconds(runner, one)
     # A forward more, of few inputs at least.
     beside = verify[0][1] if runner.parts_drafts else 0.0
     costs = Costs(verify, fixed=TURN[runner.backend.device.type], beside=beside)
-    more = judged - costs.seconds(min(one.fed, kinds[-1].fed))
+    more = judged - costs.seconds(min(one.decode_inputs, shapes[-1].decode_inputs))
     if how.drafter != DEVICE:
         return evolve(costs, fixed=costs.fixed + max(0.0, more))
-    drafting = [*_drafting(runner, how, kinds[-1].fed)]
+    drafting = [*_drafting(runner, how, shapes[-1].decode_inputs)]
     draft, *_ = took = [*accumulate((each for _, each in drafting), max)]
     longer = [each - draft for each in took]
     draft_more = tuple(zip((rows for rows, _ in drafting), longer, strict=True))
@@ -64,7 +64,7 @@ def _drafting(
     while True:
         room = min(drafts_from(how.drafts), max(1, largest // rows - 1))
         drafts = max(n for n in range(1, room + 1) if drafts_from(n) == n)
-        said = Kind(alone=rows, draws=rows, verified=rows, drafts=drafts)
+        said = StepShape(decode_rows=rows, draws=rows, verified=rows, drafts=drafts)
         took = [_seconds(runner, evolve(said, proposes=by)) for by in (False, True)]
         yield rows, max(0.0, took[1] - took[0]) / drafts
         if rows == most:
@@ -72,7 +72,7 @@ def _drafting(
         rows = min(ROWS_STEP * rows, most)
 
 
-def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[Kind]:
+def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[StepShape]:
     """Steps by rising number of inputs: of rows alone, and then, to have more inputs, of
     as many rows as may have drafts, with drafts.
     """
@@ -81,18 +81,20 @@ def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[Kind]:
     while size < most:
         rows.append(size)
         size *= 2
-    kinds = [Kind(alone=count, draws=count) for count in (*rows, most)]
+    shapes = [StepShape(decode_rows=count, draws=count) for count in (*rows, most)]
     several = sorted({drafts_from(count) for count in range(1, drafts + 1)})
-    kinds += [Kind(alone=most, draws=most, verified=most, drafts=d) for d in several]
+    shapes += [
+        StepShape(decode_rows=most, draws=most, verified=most, drafts=d) for d in several
+    ]
     largest = min(LARGEST, config.max_num_batched_tokens)
-    return [kind for kind in kinds if kind.fed <= max(largest, 1)]
+    return [shape for shape in shapes if shape.decode_inputs <= max(largest, 1)]
 
 
-def _seconds(runner: ModelRunner, kind: Kind) -> float:
+def _seconds(runner: ModelRunner, shape: StepShape) -> float:
     """The quickest of some steps of a kind, after one that compiles what it needs: what
     else a machine does makes steps slower, never quicker.
     """
-    run = runner.rehearsed(kind)
+    run = runner.rehearsed(shape)
     times = list[float]()
     for _ in range(1 + REPEATS):
         begin = time.perf_counter()

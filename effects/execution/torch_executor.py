@@ -29,7 +29,7 @@ from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.executor import ExecutorError, UnsupportedPlanError
 from minfer.effects.execution.late_draws import Bits, LatePacker
 from minfer.effects.execution.packing import Draw, Packer
-from minfer.effects.execution.progress import Report, to_nobody
+from minfer.effects.execution.progress import Report, ignore_progress
 from minfer.effects.execution.read_back import Ring, Slot, results
 from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.step_costs import step_costs
@@ -65,7 +65,7 @@ PLAIN: Final = Wants(filtered=False, scored=False)
 class Readiness:
     """What an executor is to do before it is ready, and whom it tells."""
 
-    report: Report = to_nobody
+    report: Report = ignore_progress
     likely: Wants = PLAIN  # of requests that say nothing
     capturing: float = SECONDS  # how long, at most
     grammars: bool = False  # whether requests may be bound by some

@@ -27,7 +27,7 @@ from minfer.checks import ConfigError
 from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import DeviceRows, Words, aligned
 from minfer.effects.execution.inputs import Drafts
-from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.step_shape import StepShape
 from minfer.plan import Draft, Open, Plan
 from minfer.speculate.settings import DEVICE, Speculation
 
@@ -100,10 +100,12 @@ class Further:
     verified: int  # rows of each place
 
     @classmethod
-    def of(cls, kind: Kind, places: list[int], owners: list[Open | None]) -> "Further":
+    def of(
+        cls, shape: StepShape, places: list[int], owners: list[Open | None]
+    ) -> "Further":
         """What comes back of a step of this kind, of rows that have these entries."""
-        first, apart = aligned(kind.draws), aligned(kind.verified)
-        return cls(places, owners, first, apart, kind.drafts, kind.verified)
+        first, apart = aligned(shape.draws), aligned(shape.verified)
+        return cls(places, owners, first, apart, shape.drafts, shape.verified)
 
     @property
     def end(self) -> int:

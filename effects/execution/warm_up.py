@@ -20,9 +20,9 @@ from attrs import define, field
 from minfer.effects.execution.capture_order import capture_order
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.dummy_steps import launch_dummy_steps
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.progress import GRAPHS, KERNELS, Progress, Report
 from minfer.effects.execution.runner import CONTEXT, ModelRunner
+from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.execution.streams import on
 from minfer.effects.models.spec import ModelSpec
 
@@ -41,7 +41,7 @@ class WarmUp:
     likely: Wants  # how those draw who say nothing of it
     seconds: float = SECONDS
     fewer_drafts: bool = False  # whether rows have as many as pay
-    pending: deque[Kind] = field(factory=deque)
+    pending: deque[StepShape] = field(factory=deque)
     stopped: bool = False  # graphs cannot be captured, or do not fit
 
     def before_ready(self) -> None:
@@ -56,9 +56,9 @@ class WarmUp:
 
     def piece(self) -> bool:
         """Capture one more graph, of what was wanted first; whether there is another."""
-        kind = self._next()
-        if kind is not None:
-            self._capture(kind)
+        shape = self._next()
+        if shape is not None:
+            self._capture(shape)
         return not self.stopped and bool(self.pending or self.runner.captures.wanted())
 
     # --- kernels ------------------------------------------------------------------------
@@ -108,18 +108,18 @@ class WarmUp:
         if not shortcuts.flash_from and not shortcuts.fused:
             return
         most = self.runner.config.max_num_batched_tokens
-        kind = Kind(alone=0, draws=1, tokens=most, chunks=1, longest=most)
+        shape = StepShape(decode_rows=0, draws=1, tokens=most, chunks=1, longest=most)
         try:
             with self._at_work():
                 shortcuts.begin()
-                self.runner.step_of_nobody(kind)
+                self.runner.dummy_step(shape)
                 self.runner.wait()
         except Exception as error:
             shortcuts.blame(error)
 
     # --- graphs -------------------------------------------------------------------------
 
-    def _order(self) -> list[Kind]:
+    def _order(self) -> list[StepShape]:
         runner, config = self.runner, self.runner.config
         table = runner.rows.blocks * config.block_size
         contexts = sorted(
@@ -137,11 +137,11 @@ class WarmUp:
 
     def _capture_for(self, seconds: float) -> None:
         end, total = time.monotonic() + seconds, len(self.pending)
-        while time.monotonic() < end and (kind := self._next()) is not None:
+        while time.monotonic() < end and (shape := self._next()) is not None:
             self.report(Progress(GRAPHS, total - len(self.pending) - 1, total))
-            self._capture(kind)
+            self._capture(shape)
 
-    def _next(self) -> Kind | None:
+    def _next(self) -> StepShape | None:
         """The kind to capture: one that was wanted, else the next in order."""
         captures = self.runner.captures
         if self.stopped or not self.runner.shortcuts.graphs:
@@ -150,28 +150,28 @@ class WarmUp:
         if wanted := captures.wanted():
             return wanted[0]
         while self.pending:
-            if captures.may_foresee(kind := self.pending.popleft()):
-                return kind
+            if captures.may_foresee(shape := self.pending.popleft()):
+                return shape
         return None
 
-    def _capture(self, kind: Kind) -> None:
+    def _capture(self, shape: StepShape) -> None:
         """Capture a kind, or do without graphs from now on."""
         shortcuts = self.runner.shortcuts
         shortcuts.begin()
         try:
             with self._at_work():
-                self.runner.capture(kind)
+                self.runner.capture(shape)
         except Exception as error:
             tried, spoiled = bool(shortcuts.trying), shortcuts.spoiled
             shortcuts.blame(error)
             if shortcuts.spoiled > spoiled:
-                self.pending.append(kind)
+                self.pending.append(shape)
             full = isinstance(error, torch.OutOfMemoryError)
             if full or not tried:
                 _log.warning("no more graphs are captured: %r", error)
             # What was blamed is done without; else it would fail again.
             self.stopped = full or not tried
-            self.runner.captures.forget(kind)
+            self.runner.captures.forget(shape)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

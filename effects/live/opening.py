@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from minfer.effects.execution.executor import Executor
-from minfer.effects.execution.progress import WEIGHTS, Progress, Report, to_nobody
+from minfer.effects.execution.progress import WEIGHTS, Progress, Report, ignore_progress
 from minfer.effects.live.drafts import Drafts, HostDrafts, NoDrafts
 from minfer.effects.live.journal_writer import Writer
 from minfer.effects.models.spec import ModelSpec
@@ -30,7 +30,7 @@ RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")  # by a j
 
 
 def open_executor(
-    setup: Setup, tokenizer: Tokenizer | None, report: Report = to_nobody
+    setup: Setup, tokenizer: Tokenizer | None, report: Report = ignore_progress
 ) -> Executor:
     """The executor that the settings ask for, with its weights where it has any.
 

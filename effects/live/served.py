@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Never, Self
 
 import attrs
 
-from minfer.effects.execution.progress import Report, to_nobody
+from minfer.effects.execution.progress import Report, ignore_progress
 from minfer.effects.live import edge, opening
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
@@ -126,7 +126,7 @@ class ServedModel(Renders):
         model._open(args, report)
         return model
 
-    def _open(self, args: EngineArgs, report: Report = to_nobody) -> None:
+    def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
         """Load the model, and have an engine ready."""
         self._read(prepare(args))
         setup = self.setup

@@ -63,7 +63,7 @@ class Verified:
     Integers are int32.
     """
 
-    alone: int  # rows with and without drafts
+    decode_rows: int  # with and without drafts
     starts: Tensor  # [verified]: positions of their last tokens
     counts: Tensor  # [verified]: inputs of each, from 1 on; the others are nobody's
     firsts: Tensor  # [verified]: 0, 1, 2 ...

@@ -11,7 +11,7 @@ from attrs import define, evolve, field
 from minfer.config import EngineConfig
 from minfer.effects.execution.capture_order import capture_order
 from minfer.effects.execution.device_rows import Wants
-from minfer.effects.execution.kinds import DECODE, LONELY, Kind, bucket_of
+from minfer.effects.execution.step_shape import DECODE, LONELY, StepShape, bucket_of
 from minfer.engine import step
 from minfer.messages import (
     Cancel,
@@ -40,12 +40,14 @@ MOST = 4096
 GREEDY = Wants(filtered=False, scored=False)
 
 
-def splits(alone: int, context: int) -> int:
-    return max(1, context // 512 // alone)
+def splits(decode_rows: int, context: int) -> int:
+    return max(1, context // 512 // decode_rows)
 
 
-def cut(kind: Kind, context: int) -> Kind:
-    return evolve(kind, splits=splits(kind.fed, context) if kind.alone else 1)
+def cut(kind: StepShape, context: int) -> StepShape:
+    return evolve(
+        kind, splits=splits(kind.decode_inputs, context) if kind.decode_rows else 1
+    )
 
 
 def order(
@@ -55,7 +57,7 @@ def order(
     *,
     grammars: bool = False,
     fewer_drafts: bool = False,
-) -> list[Kind]:
+) -> list[StepShape]:
     return capture_order(
         config,
         most,
@@ -71,16 +73,16 @@ def order(
 def test_first_come_steps_of_every_size_that_draw_as_most_do(filtered: bool) -> None:
     sizes = sorted({bucket_of(n, DECODE) for n in range(1, 101)})
     found = order(Wants(filtered=filtered, scored=False))
-    assert [kind.alone for kind in found[: len(sizes)]] == sizes
+    assert [kind.decode_rows for kind in found[: len(sizes)]] == sizes
     for kind in found[: len(sizes)]:
-        assert kind == Kind(
-            alone=kind.alone,
-            draws=kind.alone,
-            splits=splits(kind.alone, 1024),
+        assert kind == StepShape(
+            decode_rows=kind.decode_rows,
+            draws=kind.decode_rows,
+            splits=splits(kind.decode_rows, 1024),
             filtered=filtered,
         )
     then = found[len(sizes)]
-    assert (then.alone, then.tokens, then.chunks) == (1, 64, 1)
+    assert (then.decode_rows, then.tokens, then.chunks) == (1, 64, 1)
 
 
 def test_every_kind_is_one_that_steps_are_padded_to_and_comes_once() -> None:
@@ -90,34 +92,38 @@ def test_every_kind_is_one_that_steps_are_padded_to_and_comes_once() -> None:
     assert not any(kind.apart for kind in found)
 
 
-@pytest.mark.parametrize("alone", [0, 1, 5, 33, 100])
+@pytest.mark.parametrize("decode_rows", [0, 1, 5, 33, 100])
 @pytest.mark.parametrize("tokens", [1, 63, 500, 1500])
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_usual_steps_have_theirs_before_rare_ones(
-    alone: int, tokens: int, chunks: int
+    decode_rows: int, tokens: int, chunks: int
 ) -> None:
     if chunks > tokens:
         return
     longest = tokens if chunks == 1 else min(tokens - chunks + 1, 700)
-    usual = Kind(
-        alone=alone, draws=alone + chunks, tokens=tokens, chunks=chunks, longest=longest
+    usual = StepShape(
+        decode_rows=decode_rows,
+        draws=decode_rows + chunks,
+        tokens=tokens,
+        chunks=chunks,
+        longest=longest,
     ).padded()
     found = order()
     [at] = (
         i
         for i, kind in enumerate(found)
-        if kind == usual or (alone and kind == _cut(usual))
+        if kind == usual or (decode_rows and kind == _cut(usual))
     )
     rare = [
         i
         for i, kind in enumerate(found)
-        if kind.scored or (kind.tokens > 2048 and kind.alone > LONELY)
+        if kind.scored or (kind.tokens > 2048 and kind.decode_rows > LONELY)
     ]
     assert at < min(rare)
 
 
-def _cut(kind: Kind) -> Kind:
-    return evolve(kind, splits=splits(kind.alone, 1024))
+def _cut(kind: StepShape) -> StepShape:
+    return evolve(kind, splits=splits(kind.decode_rows, 1024))
 
 
 def test_other_ways_to_draw_and_longer_contexts_come_too() -> None:
@@ -127,7 +133,9 @@ def test_other_ways_to_draw_and_longer_contexts_come_too() -> None:
         (True, False),
         (False, True),
     }
-    assert {kind.splits for kind in found if kind.alone == 1 and not kind.tokens} == {
+    assert {
+        kind.splits for kind in found if kind.decode_rows == 1 and not kind.tokens
+    } == {
         2,
         4,
         8,
@@ -149,10 +157,17 @@ def test_steps_with_drafts_come_behind_those_without(
     found = order(config=config, fewer_drafts=True)
     drafting = [kind for kind in found if kind.drafts]
     assert all(kind.padded() == kind for kind in drafting)
-    assert all(kind.verified == kind.alone <= 24 for kind in drafting)
+    assert all(kind.verified == kind.decode_rows <= 24 for kind in drafting)
     assert all(kind.proposes == (drafter == DEVICE) for kind in drafting)
     assert {kind.drafts for kind in drafting} == sizes
-    assert {kind.alone for kind in drafting if not kind.tokens} == {1, 2, 4, 8, 16, 24}
+    assert {kind.decode_rows for kind in drafting if not kind.tokens} == {
+        1,
+        2,
+        4,
+        8,
+        16,
+        24,
+    }
     first = next(i for i, kind in enumerate(found) if kind.tokens)
     before = [kind.drafts for kind in found[:first] if kind.drafts]
     assert before[:6] == [max(sizes)] * 6
@@ -208,7 +223,7 @@ class Crowd:
     plans: list[Plan] = field(factory=list)
     done: int = 0
 
-    def run(self, turns: int) -> Counter[Kind]:
+    def run(self, turns: int) -> Counter[StepShape]:
         """What steps were launched of, from the middle of the streams on."""
         events: list[Event] = [stream(f"n{number}") for number in range(16)]
         for turn in range(turns):
@@ -246,14 +261,14 @@ def executed(plan: Plan) -> Executed:
     return Executed(plan.step, tuple((5,) * most for most in plan.most))
 
 
-def kind_of(plan: Plan) -> Kind:
+def kind_of(plan: Plan) -> StepShape:
     counts = [len(fill.tokens) for fill in plan.fills]
-    alone = len(plan.rows) - len(counts)
-    kind = Kind(alone=alone, draws=alone)
+    decode_rows = len(plan.rows) - len(counts)
+    kind = StepShape(decode_rows=decode_rows, draws=decode_rows)
     if counts:
-        kind = Kind(
-            alone=alone,
-            draws=alone + len(counts),
+        kind = StepShape(
+            decode_rows=decode_rows,
+            draws=decode_rows + len(counts),
             tokens=sum(counts),
             chunks=len(counts),
             longest=max(counts),
@@ -275,7 +290,7 @@ def others(at: int, count: int, length: Prompt, most: int) -> Iterator[list[Even
         yield from ([] for _ in range(at - 1))
 
 
-def captured_in_time() -> set[Kind]:
+def captured_in_time() -> set[StepShape]:
     return {
         *capture_order(SERVER, GRAPHS_UP_TO, GREEDY, [1024], lambda kind, _: kind)[
             :IN_TIME
@@ -320,7 +335,7 @@ def test_the_first_load_of_eight_clients_is_captured_before_ready(
 ) -> None:
     """They begin so many turns apart, and ask again once they have their answer."""
     rng, names = random.Random(0), itertools.count()
-    state, launched = initial(FEW_CLIENTS), Counter[Kind]()
+    state, launched = initial(FEW_CLIENTS), Counter[StepShape]()
 
     def asked() -> Submit:
         prompt = tuple(rng.randrange(1000) for _ in range(length(rng)))

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from minfer.effects.execution.draft_model import DraftModel, DraftOf
 from minfer.effects.execution.inputs import History
-from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.models.weights import random_weights
 from minfer.messages import Preempted, Voided
 from minfer.request import SamplingParams
@@ -113,10 +113,10 @@ def test_another_model_changes_nothing(
 @pytest.mark.parametrize("right", [False, True])
 def test_rows_with_drafts_are_shaped_as_others(model: Model, right: bool) -> None:
     wanted = shaped()
-    alone = {(one.id, 0): model.expected(one) for one in wanted}
+    decode_rows = {(one.id, 0): model.expected(one) for one in wanted}
     draft = same(model) if right else other(model)
     run, tally = drafting(model, draft, 4, num_blocks=30)
-    assert run.serve(wanted, apart=1) == alone
+    assert run.serve(wanted, apart=1) == decode_rows
     assert not right or tally.accepted > tally.proposed / 2 > 50
 
 
@@ -209,7 +209,7 @@ def test_it_catches_up_in_forwards_of_what_a_step_may_take(
     without(hand, 4)
     taken, absorb = list[int](), DraftModel.absorb
 
-    def noting(self: DraftModel, kind: Kind, history: History[torch.Tensor]) -> None:
+    def noting(self: DraftModel, kind: StepShape, history: History[torch.Tensor]) -> None:
         taken.append(kind.tokens)
         absorb(self, kind, history)
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from minfer.config import EngineConfig
-from minfer.effects.execution.dummy_steps import BOUNDS, counts, kinds
-from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.dummy_steps import BOUNDS, counts, shapes
+from minfer.effects.execution.step_shape import StepShape
 from minfer.kernels import pdl
 from tests.circles import claimed
 from tests.effects.setup.test_memory import QWEN_05B
@@ -49,13 +49,13 @@ def test_kinds_keep_to_the_sizes_of_the_engine() -> None:
         max_num_batched_tokens=300,
         vocab_size=QWEN_05B.vocab_size,
     )
-    found = kinds(QWEN_05B, config)
+    found = shapes(QWEN_05B, config)
     assert len(found) == len({*found})
-    assert max(kind.alone for kind in found) == 64
+    assert max(kind.decode_rows for kind in found) == 64
     assert max(kind.tokens for kind in found) == 384  # a graph's, of 300
     # And those that none serves: of the budget, of more chunks than a graph has.
     assert 300 in {kind.tokens for kind in found}
     assert max(kind.chunks for kind in found) == 40
     assert {kind.splits > 1 for kind in found} == {True, False}
     assert any(kind.tokens and not kind.draws for kind in found)
-    assert Kind(alone=0, draws=1, tokens=1, chunks=1, longest=1) in found
+    assert StepShape(decode_rows=0, draws=1, tokens=1, chunks=1, longest=1) in found

@@ -15,10 +15,10 @@ from minfer.effects.execution.graphs import (
     GraphCache,
     pays,
 )
-from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.step_shape import StepShape
 
-DECODE = Kind(alone=4, draws=4)
-PROMPT = Kind(alone=0, draws=1, tokens=64, chunks=1, longest=64)
+DECODE = StepShape(decode_rows=4, draws=4)
+PROMPT = StepShape(decode_rows=0, draws=1, tokens=64, chunks=1, longest=64)
 GRAPH = cast("torch.cuda.CUDAGraph", object())  # a stand-in
 
 
@@ -61,7 +61,7 @@ def test_a_step_waits_for_a_capture_only_once_its_kind_has_paid_for_it() -> None
 
 
 def test_what_takes_few_launches_is_captured_after_few_steps() -> None:
-    graphs, late = cache(), Kind(alone=0, draws=8, late=True)
+    graphs, late = cache(), StepShape(decode_rows=0, draws=8, late=True)
     graphs.costs.extend([0.04] * RECENT)
     steps = 0
     while not graphs.due(late, 1000):
@@ -91,10 +91,10 @@ def test_what_came_most_often_is_wanted_first_and_nothing_twice() -> None:
     assert not graphs.due(DECODE, 1e9)
 
 
-def foreseen(graphs: GraphCache) -> list[Kind]:
+def foreseen(graphs: GraphCache) -> list[StepShape]:
     """As many kinds as there is room for, added before any step asked for them."""
     kinds = [
-        Kind(alone=0, draws=1, tokens=tokens + 1, chunks=2)
+        StepShape(decode_rows=0, draws=1, tokens=tokens + 1, chunks=2)
         for tokens in range(MOST_KINDS)
     ]
     for kind in kinds:
@@ -106,7 +106,7 @@ def foreseen(graphs: GraphCache) -> list[Kind]:
 def test_only_pure_decode_steps_are_foreseen_beyond_the_bound() -> None:
     graphs = cache()
     kinds = foreseen(graphs)
-    drafting = Kind(alone=1, draws=1, verified=1, drafts=2)
+    drafting = StepShape(decode_rows=1, draws=1, verified=1, drafts=2)
     assert not graphs.may_foresee(PROMPT)
     assert not graphs.may_foresee(drafting)
     assert graphs.may_foresee(DECODE)

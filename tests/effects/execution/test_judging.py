@@ -12,9 +12,9 @@ from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.feeding import Step
 from minfer.effects.execution.inputs import Drafts
 from minfer.effects.execution.judging import judge, spread
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.execution.torch_executor import open_backend
 from minfer.effects.execution.verified import Further
 from minfer.effects.models.spec_reader import parse_spec
@@ -147,7 +147,7 @@ class World:
     def drawn(self, order: list[int], verified: int) -> dict[int, list[int]]:
         """What all rows draw in this order, the first of which have drafts."""
         rows, sampler, device = self.rows, self.sampler, self.rows.arena.device
-        kind = Kind(alone=ROWS, draws=ROWS, filtered=True, shaped=True)
+        kind = StepShape(decode_rows=ROWS, draws=ROWS, filtered=True, shaped=True)
         kind = evolve(kind, verified=verified, drafts=DRAFTS)
         selves = torch.tensor(order, dtype=torch.int32, device=device)
         drafts = self.drafts(order[:verified])
@@ -161,7 +161,7 @@ class World:
         judge(sampler, kind, step, further)
         return self.found(order, kind)
 
-    def found(self, order: list[int], kind: Kind) -> dict[int, list[int]]:
+    def found(self, order: list[int], kind: StepShape) -> dict[int, list[int]]:
         """What came of it, of the rows in this order."""
         out, verified = self.sampler.out.tolist(), kind.verified
         found = {row: [out[at]] for at, row in enumerate(order)}

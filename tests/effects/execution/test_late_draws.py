@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from minfer import sample
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.executor import LogitsError
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.late_draws import (
     LateDraw,
     LatePacker,
@@ -22,6 +21,7 @@ from minfer.effects.execution.late_draws import (
     write_masks,
 )
 from minfer.effects.execution.packing import Draw
+from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.messages import Executed, Failed, Preempted, Voided
 from minfer.plan import Fill, Mask, Open, Plan, SampleApart
@@ -360,7 +360,7 @@ PLAN = Plan(
 )
 
 
-def pad(kind: Kind) -> Kind:
+def pad(kind: StepShape) -> StepShape:
     return kind
 
 
@@ -395,8 +395,8 @@ def test_where_masks_were_written_that_lie_in_lent_memory(
 def test_late_draws_are_padded_with_the_row_that_is_nobodys() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([0, 1, 2], [owners[2], owners[0], owners[1]])
-    late = pack_late(PLAN, kept, SampleApart(7), rows, Kind.padded)
-    assert late.kind == Kind(alone=0, draws=4, late=True)
+    late = pack_late(PLAN, kept, SampleApart(7), rows, StepShape.padded)
+    assert late.shape == StepShape(decode_rows=0, draws=4, late=True)
     assert late.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
 
 
@@ -404,7 +404,7 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
     """Step after step it is as if it were packed anew, whoever comes and goes."""
     rng = random.Random(0)
     rows, _ = rows_with("a", "b", "c")
-    packer = LatePacker(rows, Kind.padded)
+    packer = LatePacker(rows, StepShape.padded)
     kept, apart = Draw([], []), tuple[int, ...]()
     counts, fills = (1, 1, 1), tuple[Fill, ...]()
     reused = 0
@@ -426,14 +426,14 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
             PLAN, step=step, counts=counts, starts=starts, fills=fills, apart=apart
         )
         told = SampleApart(step, written=rng.random() < 0.9)
-        expected = pack_late(plan, kept, told, rows, Kind.padded)
+        expected = pack_late(plan, kept, told, rows, StepShape.padded)
         before = packer._late
         found = packer.pack(plan, kept, told)
         reused += before is not None and found.draw is before.draw
         assert found.words.tolist() == expected.words.tolist()
         assert (found.step, found.lines) == (step, expected.lines)
-        assert (found.kind, found.gone, found.masks) == (
-            expected.kind,
+        assert (found.shape, found.gone, found.masks) == (
+            expected.shape,
             expected.gone,
             expected.masks,
         )

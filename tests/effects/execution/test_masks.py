@@ -6,10 +6,10 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.late_draws import LateDraw, MaskError, mask_words
 from minfer.effects.execution.masks import TURNS, Masks
 from minfer.effects.execution.packing import Draw
+from minfer.effects.execution.step_shape import StepShape
 
 VOCAB = 40  # a word, and part of another
 DRAWS = 6
@@ -20,7 +20,7 @@ def late(*masks: bytes) -> LateDraw:
     """Draws with these masks."""
     count = len(masks)
     return LateDraw(
-        kind=Kind(alone=0, draws=count, late=True),
+        shape=StepShape(decode_rows=0, draws=count, late=True),
         words=np.zeros(2 * count, np.int32),
         draw=Draw(list(range(count)), [None] * count),
         masks=list(masks),

@@ -7,9 +7,9 @@ from attrs import evolve
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.inputs import Inputs, most_words, nobodys
-from minfer.effects.execution.kinds import Kind, most_draws, most_lines
+from minfer.effects.execution.inputs import Inputs, dummy_words, most_words
 from minfer.effects.execution.packing import Packer
+from minfer.effects.execution.step_shape import StepShape, most_draws, most_lines
 from minfer.effects.models.shapes import most_drafts, padded_tokens
 from minfer.plan import Draft, Fill, Plan
 from minfer.request import Request, SamplingParams
@@ -45,7 +45,7 @@ def packer(pad: bool) -> Packer:
         request = Request(id=str(row), prompt=(row,), max_tokens=9)
         rows.open(row, opened(request, (row,)))
     rows.take()
-    return Packer(rows, Kind.padded if pad else lambda kind: kind)
+    return Packer(rows, StepShape.padded if pad else lambda kind: kind)
 
 
 # Rows 5 and 2 feed themselves; 1 goes on with its history, 4 ends it.
@@ -63,9 +63,9 @@ MIXED = Plan(
 @pytest.mark.parametrize("pad", [False, True])
 def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
     [forward] = packer(pad).forwards(MIXED)
-    kind = forward.kind
-    alone = kind.alone
-    assert (alone, kind.longest) == (2, 64 if pad else 3)
+    kind = forward.shape
+    decode_rows = kind.decode_rows
+    assert (decode_rows, kind.longest) == (2, 64 if pad else 3)
     inputs = Inputs.of(torch.from_numpy(forward.words), kind)
     assert inputs.apart is None
     assert inputs.history is not None
@@ -83,11 +83,16 @@ def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
         [1, 1, 1, 4, 4],
     ]
     assert (tokens[2, 5:] == 8).all()  # the scratch row's
-    assert chunks[:, :2].tolist() == [[1, 4], [2, 0], [3, 2], [alone, alone + 3]]
+    assert chunks[:, :2].tolist() == [
+        [1, 4],
+        [2, 0],
+        [3, 2],
+        [decode_rows, decode_rows + 3],
+    ]
     assert not chunks[2, 2:].any()
     at = forward.draw.at
     assert at is not None
-    assert draws[:, at].tolist() == [[5, 2, 4], [0, 1, alone + 4]]
+    assert draws[:, at].tolist() == [[5, 2, 4], [0, 1, decode_rows + 4]]
     assert forward.draw.places == [0, 2, 3]
     names = [owner.name[0] for owner in forward.draw.owners if owner is not None]
     assert names == ["5", "2", "4"]
@@ -97,10 +102,10 @@ def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
 @pytest.mark.parametrize("pad", [False, True])
 def test_rows_apart_are_kept_and_the_others_sampled(pad: bool) -> None:
     [forward] = packer(pad).forwards(evolve(MIXED, apart=(2, 3)))
-    inputs = Inputs.of(forward.words, forward.kind)
+    inputs = Inputs.of(forward.words, forward.shape)
     assert inputs.apart is not None
     now, kept = inputs.apart
-    first, second, third = (0, 1, forward.kind.alone)
+    first, second, third = (0, 1, forward.shape.decode_rows)
     assert now[[first, second, third]].tolist() == [5, 8, 8]
     assert kept[[first, second, third]].tolist() == [8, 2, 4]
     assert (now == 8).sum() == len(now) - 1
@@ -122,7 +127,7 @@ def test_a_steady_decode_is_sent_nothing() -> None:
     assert again.draw is forward.draw
     bound = evolve(plan, apart=(0,))
     [apart] = packs.forwards(bound)
-    assert apart.kind == evolve(forward.kind, apart=True)
+    assert apart.shape == evolve(forward.shape, apart=True)
     assert (apart.draw.places, apart.draw.at) == ([1], [1])
     assert apart.kept is not None
     assert (apart.kept.places, apart.kept.at) == ([0], [0])
@@ -133,7 +138,7 @@ def test_a_steady_decode_is_sent_nothing() -> None:
     assert not packs.rows.changes
     [free] = packs.forwards(plan)
     assert free.kept is None
-    assert free.kind == forward.kind
+    assert free.shape == forward.shape
     assert [*map(len, (forward.words, apart.words, once_more.words, free.words))] == [
         0
     ] * 4
@@ -146,11 +151,11 @@ def test_where_any_row_may_be_sampled_apart_steps_are_of_one_kind(
     rows = packer(pad=True).rows
     packs = Packer(rows, lambda kind: evolve(kind, apart=True).padded())
     [mixed] = packs.forwards(evolve(MIXED, apart=apart))
-    lines = Inputs.of(mixed.words, mixed.kind).apart
-    assert mixed.kind.apart
+    lines = Inputs.of(mixed.words, mixed.shape).apart
+    assert mixed.shape.apart
     assert lines is not None
-    line = {0: 0, 2: 1, 3: mixed.kind.alone}  # of the entries that draw
-    expected = np.full((2, mixed.kind.draws), rows.scratch)
+    line = {0: 0, 2: 1, 3: mixed.shape.decode_rows}  # of the entries that draw
+    expected = np.full((2, mixed.shape.draws), rows.scratch)
     for entry, at in line.items():
         expected[int(entry in apart), at] = MIXED.rows[entry]
     assert lines.tolist() == expected.tolist()
@@ -158,7 +163,7 @@ def test_where_any_row_may_be_sampled_apart_steps_are_of_one_kind(
     assert (mixed.kept is None) == (not apart)
     [decode] = packs.forwards(Plan(1, (1, 2), (3, 5), (4, 6), (1, 1), (1, 1)))
     change(rows)
-    assert (decode.kind.apart, decode.kept) == (True, None)
+    assert (decode.shape.apart, decode.kept) == (True, None)
     assert rows.apart[:, :2].tolist() == [[3, 5], [8, 8]]
 
 
@@ -168,7 +173,7 @@ def test_a_last_input_of_a_prompt_is_one_that_a_row_feeds_itself() -> None:
     fills = Fill(1, (11,)), Fill(3, (21,))
     plan = evolve(MIXED, counts=(1, 1, 1, 1), most=(1, 1, 1, 1), fills=fills)
     [forward] = packs.forwards(plan)
-    assert forward.kind == Kind(alone=4, draws=4)
+    assert forward.shape == StepShape(decode_rows=4, draws=4)
     assert forward.draw.places == [0, 1, 2, 3]
     assert (len(forward.words), forward.longest) == (0, 10)
     change(packs.rows)
@@ -209,15 +214,15 @@ def test_other_fills_beside_it_are_chunks() -> None:
         ),
     )
     [forward] = packs.forwards(plan)
-    assert (forward.kind.alone, forward.kind.chunks) == (2, 8)
+    assert (forward.shape.decode_rows, forward.shape.chunks) == (2, 8)
     assert forward.draw.places == [0, 1, 3, 4, 5]
-    history = Inputs.of(forward.words, forward.kind).history
+    history = Inputs.of(forward.words, forward.shape).history
     assert history is not None
     assert history.chunks[0, :5].tolist() == [2, 4, 3, 0, packs.rows.scratch]
     assert forward.asks
-    remembering = Packer(packs.rows, Kind.padded, remembers=True)
+    remembering = Packer(packs.rows, StepShape.padded, remembers=True)
     [other] = remembering.forwards(plan)
-    assert (other.kind.alone, other.kind.chunks) == (1, 8)
+    assert (other.shape.decode_rows, other.shape.chunks) == (1, 8)
 
 
 def change(rows: DeviceRows) -> None:
@@ -248,8 +253,8 @@ def test_there_is_room_for_the_largest_step() -> None:
 
 
 def test_what_is_nobodys_is_the_scratch_rows() -> None:
-    kind = Kind(alone=3, draws=5, tokens=64, chunks=2, longest=64, apart=True)
-    inputs = Inputs.of(nobodys(kind, 9, 50), kind)
+    kind = StepShape(decode_rows=3, draws=5, tokens=64, chunks=2, longest=64, apart=True)
+    inputs = Inputs.of(dummy_words(kind, 9, 50), kind)
     assert inputs.history is not None
     assert inputs.apart is not None
     ids, positions, rows = inputs.history.tokens
@@ -259,7 +264,7 @@ def test_what_is_nobodys_is_the_scratch_rows() -> None:
     assert [*starts, *sizes, *offsets] == [0, 0, 50, 0, 3, 0]
     assert {*rows} == {*who} == {*inputs.history.draws[0]} == {9}
     assert {*inputs.apart.flatten()} == {9}
-    assert len(nobodys(Kind(alone=3, draws=3), 9, 50)) == 0
+    assert len(dummy_words(StepShape(decode_rows=3, draws=3), 9, 50)) == 0
 
 
 # --- drafts -----------------------------------------------------------------------------
@@ -282,7 +287,7 @@ def test_rows_with_drafts_come_first(pad: bool) -> None:
     packs = packer(pad)
     packs.drafts = 99
     [forward] = packs.forwards(DRAFTED)
-    kind = forward.kind
+    kind = forward.shape
     nobody = 2 if pad else 0  # all four rows have lines for drafts
     assert (kind.verified, kind.drafts, kind.proposes) == (2 + nobody, 3, True)
     assert forward.draw.places == [1, 3, 0, 2]
@@ -319,17 +324,17 @@ def test_rows_with_drafts_and_prompts_are_two_forwards(pad: bool) -> None:
     packs = packer(pad)
     packs.drafts, packs.parts_drafts = 99, True
     rows, prompts = packs.forwards(BESIDE)
-    assert (rows.kind.tokens, rows.kind.alone, rows.kind.drafts) == (0, 2, 2)
+    assert (rows.shape.tokens, rows.shape.decode_rows, rows.shape.drafts) == (0, 2, 2)
     assert rows.draw.places == [2, 0]
     assert rows.draw.further is not None
     assert rows.longest == 10
-    inputs = Inputs.of(rows.words, rows.kind)
+    inputs = Inputs.of(rows.words, rows.shape)
     assert inputs.drafts is not None
     assert inputs.drafts.counts.tolist()[:1] == [2]
-    assert (prompts.kind.alone, prompts.kind.drafts) == (0, 0)
+    assert (prompts.shape.decode_rows, prompts.shape.drafts) == (0, 0)
     assert prompts.draw.places == [3]
     assert prompts.draw.further is None
-    inputs = Inputs.of(prompts.words, prompts.kind)
+    inputs = Inputs.of(prompts.words, prompts.shape)
     assert inputs.history is not None
     assert inputs.history.chunks[3, :2].tolist() == [0, 3]
     assert inputs.history.draws[:, 0].tolist() == [4, 4]
@@ -344,7 +349,7 @@ def test_or_one_in_which_drafts_come_before_prompts(
     packs = packer(pad=False)
     packs.drafts, packs.parts_drafts = 99, parts and bool(apart)
     [forward] = packs.forwards(evolve(BESIDE, apart=apart))
-    inputs = Inputs.of(forward.words, forward.kind)
+    inputs = Inputs.of(forward.words, forward.shape)
     assert inputs.history is not None
     assert inputs.drafts is not None
     kept = [] if forward.kept is None else forward.kept.places
@@ -392,7 +397,7 @@ def test_no_draft_that_fits_into_the_budget_is_left_out(budget: int) -> None:
     for rows in range(1, 7):
         for deepest in range(1, min(64, budget // rows - 1) + 1):
             [forward] = packs.forwards(uneven(rows, deepest))
-            kind = forward.kind
+            kind = forward.shape
             assert kind.verified * kind.drafts <= packs.drafts
             assert kind.lines <= most_lines(config)
             inputs = Inputs.of(forward.words, kind)

@@ -92,7 +92,7 @@ def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
     steps, step = list[bool](), executor.runner.run
 
     def seen(forward: Forward, slot: Slot) -> None:
-        steps.append(forward.kind.scored)
+        steps.append(forward.shape.scored)
         step(forward, slot)
 
     monkeypatch.setattr(executor.runner, "run", seen)

@@ -16,8 +16,8 @@ from minfer.effects.execution import (
     shortcuts,
 )
 from minfer.effects.execution.graphs import GraphCache
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.shortcuts import GRAPHS, MOST_SPOILED, SPOILED, Shortcuts
+from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.models.model import forward as model_forward
 from minfer.kernels import linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK
@@ -33,22 +33,24 @@ pytestmark = [
 
 def capturing(
     run: Run, monkeypatch: pytest.MonkeyPatch, *errors: Exception
-) -> list[Kind]:
+) -> list[StepShape]:
     """Have the executor capture steps, as far as it can without a GPU; the first ones
     raise.
     """
     executor: Any = run.driver.executor
     executor.runner.__dict__.pop("_replay", None)
-    captured, left = list[Kind](), list(errors)
+    captured, left = list[StepShape](), list(errors)
 
-    def due(self: GraphCache, kind: Kind, now: float) -> bool:
+    def due(self: GraphCache, kind: StepShape, now: float) -> bool:
         """As soon as a kind comes again: nothing is captured before it is ready."""
         del now
         return self.launched[kind] > 0 and kind not in self.made
 
     monkeypatch.setattr(GraphCache, "due", due)
 
-    def capture(self: Any, kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:
+    def capture(
+        self: Any, kind: StepShape, step: Callable[[StepShape], None]
+    ) -> SimpleNamespace:
         if left:
             raise left.pop(0)
         captured.append(kind)

@@ -8,9 +8,9 @@ from attrs import evolve
 from minfer.config import EngineConfig
 from minfer.effects.execution import step_costs as measured
 from minfer.effects.execution.draft_model import DraftOf
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.step_costs import step_costs
+from minfer.effects.execution.step_shape import StepShape
 from minfer.speculate.settings import DEVICE, HOST, RULES, Speculation
 from tests.effects.execution.tiny_engine import VOCAB, Model, make_executor
 
@@ -57,10 +57,10 @@ def test_what_is_measured_is_what_is_said(
     of one, and a tenth for each row beside the first.
     """
 
-    def seconds(_: ModelRunner, kind: Kind) -> float:
+    def seconds(_: ModelRunner, kind: StepShape) -> float:
         each = 0.5 + (kind.verified - 1) / 10
         judged, proposed = 2 * bool(kind.drafts), kind.proposes * kind.drafts * each
-        return kind.fed + judged * (kind.alone == 1) + proposed
+        return kind.decode_inputs + judged * (kind.decode_rows == 1) + proposed
 
     monkeypatch.setattr(measured, "_seconds", seconds)
     how = evolve(HOW, drafter=DEVICE)
@@ -100,4 +100,4 @@ def test_steps_that_others_held_up_do_not_count(
     clock = iter([0, 9, 10, 17, 20, 23, 30, 38, 40, 49, 50, 54.0])  # the third is quick
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     runner = make_executor(CONFIG, model.spec, model.weights).runner
-    assert measured._seconds(runner, Kind(alone=1, draws=1)) == 3
+    assert measured._seconds(runner, StepShape(decode_rows=1, draws=1)) == 3

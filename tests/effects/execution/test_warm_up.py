@@ -14,10 +14,10 @@ from minfer.effects.execution import background, graphs
 from minfer.effects.execution import warm_up as module
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.graphs import GraphCache
-from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.progress import GRAPHS, KERNELS, Progress
 from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.shortcuts import SPOILED
+from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.execution.torch_executor import Readiness
 from minfer.effects.execution.warm_up import WarmUp
 from minfer.kernels import compiling as kernels
@@ -31,11 +31,13 @@ GREEDY = Wants(filtered=False, scored=False)
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[StepShape]:
     """What was captured, as far as that is possible without a GPU."""
-    made = list[Kind]()
+    made = list[StepShape]()
 
-    def capture(self: Any, kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:
+    def capture(
+        self: Any, kind: StepShape, step: Callable[[StepShape], None]
+    ) -> SimpleNamespace:
         made.append(kind)
         graph = self.made[kind] = SimpleNamespace(replay=lambda: step(kind))
         self.forget(kind)
@@ -77,7 +79,10 @@ def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
 
 @pytest.mark.long
 def test_it_changes_nothing_but_what_is_ready(
-    run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    reference: Tokens,
+    captured: list[StepShape],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiling(monkeypatch)
     told = list[Progress]()
@@ -104,7 +109,7 @@ def test_it_changes_nothing_but_what_is_ready(
 
 @pytest.mark.long
 def test_with_no_time_the_rest_comes_piece_by_piece_what_was_missed_first(
-    run: Run, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+    run: Run, captured: list[StepShape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling(monkeypatch)
     monkeypatch.setattr(graphs, "WORTH", math.inf)
@@ -125,7 +130,7 @@ def test_with_no_time_the_rest_comes_piece_by_piece_what_was_missed_first(
 
 def test_what_cannot_be_compiled_ahead_is_said(
     run: Run,
-    captured: list[Kind],
+    captured: list[StepShape],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -156,7 +161,7 @@ def test_what_cannot_be_compiled_ahead_is_said(
 def test_a_capture_that_fails_is_the_last(
     run: Run,
     reference: Tokens,
-    captured: list[Kind],
+    captured: list[StepShape],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
@@ -164,9 +169,9 @@ def test_a_capture_that_fails_is_the_last(
     says: str,
 ) -> None:
     compiling(monkeypatch)
-    tried = list[Kind]()
+    tried = list[StepShape]()
 
-    def capture(_: Any, kind: Kind, __: Any) -> None:
+    def capture(_: Any, kind: StepShape, __: Any) -> None:
         tried.append(kind)
         raise error
 
@@ -184,12 +189,12 @@ def test_a_capture_that_fails_is_the_last(
 
 @pytest.mark.long
 def test_a_capture_that_was_spoiled_comes_again(
-    run: Run, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+    run: Run, captured: list[StepShape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling(monkeypatch)
-    inner, tried = GraphCache.capture, list[Kind]()
+    inner, tried = GraphCache.capture, list[StepShape]()
 
-    def capture(self: Any, kind: Kind, step: Any) -> Any:
+    def capture(self: Any, kind: StepShape, step: Any) -> Any:
         tried.append(kind)
         if len(tried) == 1:
             raise RuntimeError(f"operation failed {SPOILED}")
@@ -206,7 +211,10 @@ def test_a_capture_that_was_spoiled_comes_again(
 
 @pytest.mark.long
 def test_a_rest_has_what_came_after_all_was_captured(
-    run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    reference: Tokens,
+    captured: list[StepShape],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The work had ended, and its thread: kinds that nobody foresaw start it again."""
     compiling(monkeypatch)
@@ -231,7 +239,10 @@ def test_a_rest_has_what_came_after_all_was_captured(
 
 @pytest.mark.long
 def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
-    run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    reference: Tokens,
+    captured: list[StepShape],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiling(monkeypatch)
     monkeypatch.setattr(background, "QUIET", 0.01)

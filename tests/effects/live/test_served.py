@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from minfer import LLM, AsyncLLM, SamplingParams
-from minfer.effects.execution.progress import Report, to_nobody
+from minfer.effects.execution.progress import Report, ignore_progress
 from minfer.effects.live.served import ServedModel
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.chat import ChatOptions, Conversation, Conversations, Tools
@@ -52,7 +52,7 @@ def test_every_setting_arrives() -> None:
     seen: list[EngineArgs] = []
 
     class Model(ServedModel):
-        def _open(self, args: EngineArgs, report: Report = to_nobody) -> None:
+        def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
             del report
             seen.append(args)
 

@@ -131,7 +131,7 @@ def test_beside_prompts_as_a_forward_of_their_own(
     def counted(packer: Packer, plan: Plan) -> Iterator[Forward]:
         kinds = []
         for forward in forwards(packer, plan):
-            kinds.append(forward.kind)
+            kinds.append(forward.shape)
             yield forward
         parted.append(bool(plan.drafts and plan.fills) and len(kinds) == 2)
 

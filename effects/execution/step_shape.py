@@ -41,10 +41,10 @@ LONGEST = 1024
 
 
 @frozen(kw_only=True)
-class Kind:
+class StepShape:
     """What distinguishes the launches of a step; numbers include padding."""
 
-    alone: int  # rows that feed themselves
+    decode_rows: int  # rows that feed themselves
     draws: int  # rows of logits: theirs, and of chunks that end their history
     filtered: bool = False  # somebody has a top-k, top-p, min-p or typical-p
     scored: bool = False  # somebody asked for log-probabilities
@@ -64,9 +64,9 @@ class Kind:
     draft_splits: int = 1  # `splits`, of the draft model
 
     @property
-    def fed(self) -> int:
+    def decode_inputs(self) -> int:
         """Inputs of rows that feed themselves, drafts included."""
-        return self.alone + self.verified * self.drafts
+        return self.decode_rows + self.verified * self.drafts
 
     @property
     def lines(self) -> int:
@@ -84,33 +84,33 @@ class Kind:
         """Whether there can be a graph of it, of up to `most` tokens from history."""
         return padded_tokens(self.tokens) <= most and self.chunks <= CHUNK_SIZES[-1]
 
-    def padded(self) -> "Kind":
+    def padded(self) -> "StepShape":
         """The kind whose graph can serve this one."""
         if self.late:
             return evolve(self, draws=bucket_of(self.draws, DECODE))
         if not self.tokens:
-            alone = bucket_of(self.alone, DECODE)
-            few = evolve(self, alone=alone, draws=alone)
+            decode_rows = bucket_of(self.decode_rows, DECODE)
+            few = evolve(self, decode_rows=decode_rows, draws=decode_rows)
             return few._with_padded_drafts()
         tokens = padded_tokens(self.tokens)
-        alone = mixed_bucket_of(self.alone)
-        sizes = CHUNK_SIZES if alone <= LONELY else CHUNK_SIZES[1:]
+        decode_rows = mixed_bucket_of(self.decode_rows)
+        sizes = CHUNK_SIZES if decode_rows <= LONELY else CHUNK_SIZES[1:]
         chunks = next(size for size in sizes if size >= self.chunks)
         longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
         several = evolve(
             self,
-            alone=alone,
-            draws=alone + chunks,
+            decode_rows=decode_rows,
+            draws=decode_rows + chunks,
             tokens=tokens,
             chunks=chunks,
             longest=longest,
         )
         return several._with_padded_drafts()
 
-    def _with_padded_drafts(self) -> "Kind":
+    def _with_padded_drafts(self) -> "StepShape":
         if not self.drafts:
             return self
-        most = self.alone
+        most = self.decode_rows
         verified = min(most, power_from(self.verified))
         drafts = drafts_from(self.drafts)
         few = most * drafts <= FEW_DRAFTS or 2 * verified > most
@@ -136,7 +136,7 @@ def mixed_bucket_of(count: int) -> int:
 
 
 def most_lines(config: EngineConfig) -> int:
-    """`Kind.lines` of the largest step of an engine."""
+    """`StepShape.lines` of the largest step of an engine."""
     draws, drafts = most_draws(config.max_num_seqs), most_drafts(config)
     # A line of rows is aligned, and there is one of numbers.
     return draws + 4 * (drafts + 2) if drafts else draws

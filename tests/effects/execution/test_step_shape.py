@@ -6,11 +6,11 @@ import pytest
 from attrs import asdict, evolve
 
 from minfer.config import EngineConfig
-from minfer.effects.execution.kinds import (
+from minfer.effects.execution.step_shape import (
     CHUNK_SIZES,
     DECODE,
     LONELY,
-    Kind,
+    StepShape,
     bucket_of,
     mixed_bucket_of,
     most_lines,
@@ -19,19 +19,19 @@ from minfer.effects.models.shapes import most_drafts
 from minfer.speculate.settings import HOST, Speculation
 
 SAME = ("filtered", "scored", "splits", "apart", "proposes")
-SIZES = ("alone", "tokens", "chunks", "draws", "longest", "verified", "drafts")
+SIZES = ("decode_rows", "tokens", "chunks", "draws", "longest", "verified", "drafts")
 
 
-@pytest.mark.parametrize("alone", [0, 1, 5, 100])
+@pytest.mark.parametrize("decode_rows", [0, 1, 5, 100])
 @pytest.mark.parametrize("tokens", [40, 1500, 3000])
 @pytest.mark.parametrize("chunks", [1, 9, 32, 33, 40])
 def test_a_padded_kind_has_room_for_the_exact_one(
-    tokens: int, chunks: int, alone: int
+    tokens: int, chunks: int, decode_rows: int
 ) -> None:
     for longest in {tokens - chunks + 1, -(-tokens // chunks)}:
-        kind = Kind(
-            alone=alone,
-            draws=alone + chunks,
+        kind = StepShape(
+            decode_rows=decode_rows,
+            draws=decode_rows + chunks,
             tokens=tokens,
             chunks=chunks,
             longest=longest,
@@ -41,38 +41,55 @@ def test_a_padded_kind_has_room_for_the_exact_one(
             check(kind)
 
 
-@pytest.mark.parametrize("alone", [1, 5, 100])
-def test_so_has_that_of_a_step_without_history(alone: int) -> None:
-    check(Kind(alone=alone, draws=alone, filtered=True, scored=True, apart=True))
+@pytest.mark.parametrize("decode_rows", [1, 5, 100])
+def test_so_has_that_of_a_step_without_history(decode_rows: int) -> None:
+    check(
+        StepShape(
+            decode_rows=decode_rows,
+            draws=decode_rows,
+            filtered=True,
+            scored=True,
+            apart=True,
+        )
+    )
 
 
-@pytest.mark.parametrize("alone", [1, 5, 100])
+@pytest.mark.parametrize("decode_rows", [1, 5, 100])
 @pytest.mark.parametrize("verified", [1, 3, 70])
 @pytest.mark.parametrize("tokens", [0, 40])
 @pytest.mark.parametrize("drafts", [1, 5, 7])
 def test_so_has_that_of_a_step_with_drafts(
-    alone: int, verified: int, tokens: int, drafts: int
+    decode_rows: int, verified: int, tokens: int, drafts: int
 ) -> None:
-    kind = Kind(alone=alone, draws=alone, verified=min(alone, verified), drafts=drafts)
+    kind = StepShape(
+        decode_rows=decode_rows,
+        draws=decode_rows,
+        verified=min(decode_rows, verified),
+        drafts=drafts,
+    )
     if tokens:
-        kind = evolve(kind, tokens=tokens, chunks=1, longest=tokens, draws=alone + 1)
+        kind = evolve(
+            kind, tokens=tokens, chunks=1, longest=tokens, draws=decode_rows + 1
+        )
     check(kind)
     padded = kind.padded()
-    assert padded.fed >= kind.fed
+    assert padded.decode_inputs >= kind.decode_inputs
     assert padded.lines >= kind.lines
-    assert padded.verified <= padded.alone
+    assert padded.verified <= padded.decode_rows
     assert evolve(kind, proposes=True).padded() != padded
 
 
 @pytest.mark.parametrize(
-    ("alone", "verified", "drafts", "padded"),
+    ("decode_rows", "verified", "drafts", "padded"),
     [(4, 1, 6, 4), (13, 2, 8, 16), (40, 21, 5, 40), (64, 1, 2, 64), (64, 3, 3, 4)],
 )
 def test_where_it_costs_little_all_rows_have_drafts(
-    alone: int, verified: int, drafts: int, padded: int
+    decode_rows: int, verified: int, drafts: int, padded: int
 ) -> None:
     """Of such steps there are graphs."""
-    kind = Kind(alone=alone, draws=alone, verified=verified, drafts=drafts)
+    kind = StepShape(
+        decode_rows=decode_rows, draws=decode_rows, verified=verified, drafts=drafts
+    )
     assert kind.padded().verified == padded
 
 
@@ -86,16 +103,23 @@ def test_there_is_room_for_the_drafts_of_every_step() -> None:
             speculation=how,
         )
         room, lines = most_drafts(config), most_lines(config)
-        for alone in range(1, min(seqs, rows or seqs) + 1):  # in more there are none
-            kind = Kind(alone=alone, draws=alone, verified=alone, drafts=drafts)
+        for decode_rows in range(
+            1, min(seqs, rows or seqs) + 1
+        ):  # in more there are none
+            kind = StepShape(
+                decode_rows=decode_rows,
+                draws=decode_rows,
+                verified=decode_rows,
+                drafts=drafts,
+            )
             for one in (kind, kind.padded()):
                 assert one.verified <= room
                 fitting = evolve(one, drafts=min(one.drafts, room // one.verified))
                 assert fitting.lines <= lines
-                assert fitting == one or alone * (1 + drafts) > budget / 2
+                assert fitting == one or decode_rows * (1 + drafts) > budget / 2
 
 
-def check(kind: Kind) -> None:
+def check(kind: StepShape) -> None:
     padded = kind.padded()
     exact, room = asdict(kind), asdict(padded)
     assert all(room[size] >= exact[size] for size in SIZES)
@@ -106,7 +130,7 @@ def check(kind: Kind) -> None:
 
 
 def test_too_many_tokens_do_not_fit() -> None:
-    kind = Kind(alone=0, draws=1, tokens=130, chunks=1, longest=130)
+    kind = StepShape(decode_rows=0, draws=1, tokens=130, chunks=1, longest=130)
     assert kind.fits(192)
     assert not kind.fits(191)
 
@@ -119,14 +143,16 @@ def test_beside_history_there_are_few_sizes_of_rows_that_feed_themselves() -> No
 
 
 def test_a_lone_chunk_has_graphs_of_its_own_beside_few_rows_alone() -> None:
-    lone = Kind(alone=LONELY, draws=LONELY + 1, tokens=64, chunks=1, longest=64)
+    lone = StepShape(
+        decode_rows=LONELY, draws=LONELY + 1, tokens=64, chunks=1, longest=64
+    )
     assert lone.padded().chunks == 1
-    assert evolve(lone, alone=LONELY + 1).padded().chunks == CHUNK_SIZES[1]
+    assert evolve(lone, decode_rows=LONELY + 1).padded().chunks == CHUNK_SIZES[1]
 
 
 @pytest.mark.parametrize("draws", [*range(1, 40), 100, 250])
 def test_late_draws_are_padded_by_their_number_alone(draws: int) -> None:
-    late = Kind(alone=0, draws=draws, filtered=True, scored=True, late=True)
+    late = StepShape(decode_rows=0, draws=draws, filtered=True, scored=True, late=True)
     padded = late.padded()
     assert padded == evolve(late, draws=bucket_of(draws, DECODE))
     assert draws <= padded.draws <= max(draws + 7, draws * (1 + 2 / DECODE))
@@ -136,11 +162,13 @@ def test_late_draws_are_padded_by_their_number_alone(draws: int) -> None:
 
 
 def test_late_draws_have_few_sizes() -> None:
-    sizes = {Kind(alone=0, draws=n, late=True).padded().draws for n in range(1, 257)}
+    sizes = {
+        StepShape(decode_rows=0, draws=n, late=True).padded().draws for n in range(1, 257)
+    }
     assert {1, 2, 4, 8} < sizes
     assert len(sizes) < 40
 
 
 def test_late_draws_share_no_graph_with_a_step_of_as_many_rows() -> None:
-    step = Kind(alone=8, draws=8, apart=True)
-    assert Kind(alone=0, draws=8, late=True).padded() != step.padded()
+    step = StepShape(decode_rows=8, draws=8, apart=True)
+    assert StepShape(decode_rows=0, draws=8, late=True).padded() != step.padded()
