@@ -63,7 +63,7 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take the bytes that have come."""
-        self.data_received(self._part[:nbytes])
+        self.data_received(bytes(self._part[:nbytes]))
         if not self.writable.is_set():
             self.transport.pause_reading()
         is_read = self.writable.is_set() and not self.read_paused
@@ -95,7 +95,8 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         """Send what the application says. Raises OSError if the client is gone."""
         while not self.writable.is_set():  # again, if another was first
             await self.writable.wait()
-        if self.close_sent:
+        is_gone = self.close_sent
+        if is_gone:
             raise ClientDisconnected
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
@@ -104,7 +105,8 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     def handle_cont(self, event: Frame) -> None:
         """Put the bytes of a frame behind those of its message."""
         if len(self.frames) == 1:
-            self.frames.append(bytearray())
+            # uvicorn joins them; only a bytearray is not copied with each frame
+            self.frames.append(bytearray())  # type: ignore[arg-type]
         self.frames[1] += event.data
         if event.fin:
             self.send_receive_event_to_app()
@@ -137,9 +139,11 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self.handle_parser_exception()
 
 
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """No timer any more."""
     if timer is not None:
         timer.cancel()
+    return None
 
 
 def _is_text(data: bytes) -> bool:

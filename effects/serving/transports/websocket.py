@@ -9,8 +9,8 @@
 
 Ids are the client's, and may be used again after the end. A request that is cancelled
 ends as `done`, with `"cancelled": true`. Each costs its key what a POST does, and its
-body comes in as that of one (`envelope`). The server closes a socket only for messages far
-above the limit, for one that does not end, and for a client that reads nothing for a
+body comes in as that of one (`envelope`). The server closes a socket only for messages
+far above the limit, for one that does not end, and for a client that reads nothing for a
 while (`socket_protocol`). A client that reads slowly is waited for by its own requests
 alone: they miss nothing, what comes meanwhile comes in one piece, and what it sends is
 read when it has read.
