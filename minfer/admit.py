@@ -1,10 +1,10 @@
-"""Admission: who is next in line gets a device row, blocks for all it knows, and its
-cached prefix.
+"""Admission: the head of the queue gets a device row, its cached prefix, and blocks for
+all its known tokens.
 
-Blocks for the whole history are taken at once, so a sequence that was let in never has to
-stop in the middle of its prompt, and half-admitted sequences cannot block each other.
-Samples of one request are forks: the second finds the full blocks of the first in the
-cache and copies the partial tail of its prompt, so it computes one token.
+Blocks for the whole history are allocated at once, so an admitted sequence never stops in
+the middle of its prompt for want of blocks, and half-admitted sequences cannot block each
+other. Samples of one request are forks: the second finds the full blocks of the first in
+the cache and copies the partial tail of its prompt, so it computes one token.
 """
 
 from bisect import bisect_left
@@ -34,17 +34,17 @@ from minfer.window import GONE, lookup_window, outside
 
 @frozen
 class Newcomer:
-    """A sequence that was let in: its columns, not yet joined to the running ones."""
+    """An admitted sequence: its columns, not yet joined to the running ones."""
 
     seat: Running
     copy: Copy | None
     reasons: tuple[Reason, ...]
-    # Of the published block that is copied: it is held until the plan is complete.
+    # Key of the published block that is copied: it is held until the plan is complete.
     source: Key = ROOT
 
 
 def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
-    """What a policy may look at; `newcomers` were let in by this plan already."""
+    """The load that a policy may look at; this plan has admitted `newcomers` already."""
     waiting, running = len(state.waiting), len(state.running) + newcomers
     first = state.waiting.first().arrived if waiting else state.time
     available, budget = state.blocks.available, config.max_num_batched_tokens
@@ -58,16 +58,15 @@ def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
 def admit(
     config: EngineConfig, state: EngineState, seq: Sequence, others: list[Newcomer]
 ) -> tuple[EngineState, Newcomer | Held]:
-    """Let `seq` in, which is next in line, if it can be; `others` were let in by this
-    plan already. A newcomer still has to be joined to `state.running`.
+    """Admit `seq`, the head of the queue, if possible; this plan has admitted `others`
+    already. The caller joins a newcomer to `state.running`.
     """
     if not state.free_rows:
         return state, Held(*seq.id, "rows")
     sibling = None
     if seq.request.n > 1 and len(seq.history) == len(seq.request.prompt):
-        owners = enumerate(
-            state.running.ids
-        )  # of running samples, whose prompt it can share
+        # of running samples, whose prompt it can share
+        owners = enumerate(state.running.ids)
         sibling = next((i for i, (owner, _) in owners if owner == seq.request.id), None)
         if sibling is None and any(
             o.seat.seqs[0].request.id == seq.request.id for o in others
@@ -84,8 +83,8 @@ def admit(
 def displace(
     config: EngineConfig, state: EngineState, seq: Sequence
 ) -> tuple[EngineState, Reason | None]:
-    """Make room for `seq`, which is next in line, at the cost of the last that runs, if
-    the policy says so.
+    """Preempt the last running sequence for `seq`, the head of the queue, if the policy
+    agrees.
 
     Returns the reason if it did.
     """
@@ -105,7 +104,7 @@ def _seat(
     others: int,
 ) -> tuple[EngineState, Newcomer | Held]:
     """Give `seq` a row and blocks, if there are enough; `sibling` is the position of a
-    running sample with its prompt, `others` were let in by this plan already.
+    running sample with its prompt; this plan has admitted `others` already.
     """
     size = config.block_size
     known = len(seq.history)
@@ -148,8 +147,8 @@ def _seat(
 def _shortage(
     config: EngineConfig, state: EngineState, seq: Sequence, *, alone: bool
 ) -> Held | None:
-    """Why there are not enough blocks to let `seq` in, if so; `alone`: nobody
-    else runs.
+    """Why there are not enough blocks to admit `seq`, if so; `alone`: no other sequence
+    runs.
     """
     room = state.blocks.available
     if uncached(config, seq, alone=alone) <= room:
@@ -171,8 +170,9 @@ def _tail_of(
 def _kept_tail(
     config: EngineConfig, prefix: PrefixChange, seq: Sequence, table: Log[int]
 ) -> tuple[Copy | None, Key]:
-    """The copy of what another sequence left of the block in which all but the last known
-    token of `seq` end, and its key, which is held; if there is something to be copied.
+    """The copy of a kept partial block, in which all but the last known token of `seq`
+    end, and the key of that block, which is now held; (None, ROOT) if there is nothing to
+    be copied.
     """
     size, known = config.block_size, len(seq.history)
     full, count = divmod(known - 1, size)
@@ -185,9 +185,7 @@ def _kept_tail(
 
 
 def release_sources(state: EngineState, newcomers: Iterable[Newcomer]) -> EngineState:
-    """Let go of the published blocks that are copied for newcomers: their plan is
-    complete.
-    """
+    """Release the published blocks copied for newcomers: their plan is complete."""
     sources = [one.source for one in newcomers if one.source != ROOT]
     if not sources:
         return state
@@ -200,8 +198,8 @@ def release_sources(state: EngineState, newcomers: Iterable[Newcomer]) -> Engine
 def _reasons(
     state: EngineState, seq: Sequence, hit: int, full: int, size: int, copy: Copy | None
 ) -> tuple[Reason, ...]:
-    """That `seq` was let in, and where its prefix missed: `hit` of `full` blocks were
-    cached.
+    """The reasons that report the admission of `seq` and its prefix miss, if any: `hit`
+    of `full` blocks were cached.
     """
     first = not seq.ran_before
     admitted = Admitted(
@@ -217,12 +215,12 @@ def _reasons(
 
 
 def uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
-    """How many blocks it takes to let `seq` in if nothing of it is cached; `alone`:
-    nobody else runs.
+    """How many blocks it takes to admit `seq` if none of its blocks is cached; `alone`:
+    no other sequence runs.
     """
     size, known = config.block_size, len(seq.history)
-    # If its blocks are full, it needs one more in its second step, or is sent back from
-    # its first.
+    # If its blocks are full, it needs one more in its second step, or would be preempted
+    # right after its first.
     ends = seq.request.most_known(config.max_model_len)
     one_more = known % size == 0 and known + 1 < ends
     spare = 0 if alone else max(config.watermark, one_more)
@@ -230,12 +228,13 @@ def uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
 
 
 def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) -> int:
-    """How many of the available blocks it takes to let `seq` in.
+    """How many of the available blocks it takes to admit `seq`.
 
-    Its cached blocks on which others stand cost nothing; those that are idle are
-    available blocks like any other until it stands on them. So this falls when a
-    neighbour publishes the same prefix, without any block being freed. It is O(log n) in
-    the length of the prompt: what is live of a path in the forest is its beginning.
+    Its cached blocks that running sequences hold cost nothing; cached blocks without a
+    reference count as available until it holds them. So the number falls when another
+    sequence publishes the same prefix, without any block being freed. It takes O(log n)
+    in the length of the prompt, as the referenced blocks of a path in the forest are its
+    beginning.
     """
     size = config.block_size
     full = _readable(seq, (len(seq.history) - 1) // size)
@@ -258,18 +257,18 @@ def _readable(seq: Sequence, full: int) -> int:
 
 @frozen
 class Hit:
-    """What was cached of a newcomer's prefix."""
+    """The cached part of a newcomer's prefix."""
 
-    blocks: int  # how many count as hit, those out of the window included
+    blocks: int  # how many count as hit, with those outside the window
     table: tuple[int, ...]  # the blocks
-    leaf: Key  # of the last of them, on which the newcomer stands
-    low: int = 0  # leading ones that are out of the window
+    leaf: Key  # of the last of them, which the newcomer holds
+    low: int = 0  # how many leading ones are outside the window
 
 
 def hit_of(
     config: EngineConfig, state: EngineState, change: Transaction, keys: Keys, full: int
 ) -> Hit:
-    """Take hold of what is cached of the first `full` blocks."""
+    """Hold the cached ones of the first `full` blocks."""
     prefix = state.blocks.prefix
     if not config.window:
         hit = lookup(prefix, keys, full)
@@ -288,9 +287,9 @@ def hit_of(
 def _prefix(state: EngineState, keys: Keys) -> tuple[int, ...]:
     """The blocks of the chain `keys`, all of which are cached.
 
-    A path in the forest is unique: if a neighbour has the last of them at its place in
-    its table, it has them all, and requests that share a long prefix tend to come
-    together.
+    A path in the forest is unique: if another table has the last of these blocks at the
+    same entry, it has them all. Requests that share a long prefix tend to arrive
+    together, so the last tables are tried first.
     """
     prefix, hit = state.blocks.prefix, len(keys)
     if hit >= thresholds.LONG_PREFIX:

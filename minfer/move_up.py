@@ -1,8 +1,8 @@
-"""The line moves up: into rows, blocks and tokens that are left, or are made
-free for it.
+"""Admission from the waiting queue: into the rows, blocks and tokens that are left, or
+that a preemption frees.
 
-In order; but a client that the policy holds back for now (`Policy.holds_back`) is passed
-by those of others.
+Sequences are admitted in order of rank, but those of a client that the policy defers for
+now (`Policy.holds_back`) are passed by those of other clients.
 """
 
 from math import inf
@@ -19,8 +19,8 @@ from minfer.work import Work
 
 
 def move_up(work: Work) -> None:
-    """Let in who can be let in, one after the other; say why the next one is not."""
-    shut = set[str]()  # clients that are held back as things stand
+    """Admit sequences one by one, and record why the next one is not admitted."""
+    shut = set[str]()  # clients that the policy defers for now
     while work.state.waiting:
         if _wait_is_wanted(work):
             break
@@ -45,16 +45,17 @@ def move_up(work: Work) -> None:
             work.reasons.append(gave_way)
             continue
         _joins(work, seq, got)
-        shut.clear()  # with others in, a client may have more
+        shut.clear()  # after an admission, the policy may allow a client more
     if work.state.shut != shut:
         work.state = evolve(work.state, shut=frozenset(shut))
 
 
 def _next(work: Work, shut: set[str]) -> Sequence | None:
-    """Who is next: the first whose client is not held back; None: all are. Learns who is.
+    """The first sequence whose client is not deferred, or None if all are; adds deferred
+    clients to `shut`.
 
-    Who has been in takes up what it has had already.
-    While nothing runs, nobody else's end can be waited for.
+    A sequence that ran before is never deferred: it continues on the share that it had.
+    If nothing runs, no client is deferred, as there is no end of a sequence to wait for.
     """
     state = work.state
     runs = len(state.running) or work.newcomers
@@ -75,7 +76,7 @@ def _next(work: Work, shut: set[str]) -> Sequence | None:
 
 
 def _load(work: Work) -> Load:
-    """What a policy may look at, who has joined so far included."""
+    """The load that a policy may look at, with the sequences admitted in this step."""
     now = load(work.config, work.state, len(work.newcomers))
     joined = now.paused and any(
         not work.idle.issuperset(one.seat.gens) for one in work.newcomers
@@ -84,8 +85,8 @@ def _load(work: Work) -> Load:
 
 
 def _joins(work: Work, seq: Sequence, got: Newcomer) -> None:
-    """It is in. It has what is left of the step's tokens to be filled; or it sits the
-    step out, as it has to run alone, or is paused and has no use for them.
+    """Add an admitted sequence to the step, with as many of the tokens left as it can
+    use. It skips the step if it has to run alone later, or is paused and needs none.
     """
     work.newcomers.append(got)
     work.came[seq.request.client] += 1
@@ -101,12 +102,13 @@ def _joins(work: Work, seq: Sequence, got: Newcomer) -> None:
 
 
 def _wait_is_wanted(work: Work) -> bool:
-    """Whether the policy wants the first in line to wait; if nothing else would wake the
-    engine, a time is asked for.
+    """Whether the policy wants the head of the queue to wait; if so until a time,
+    requests a wake-up at that time.
     """
     state = work.state
     first = state.waiting.first()
-    if first.request.place is not None:  # it goes on with what the policy has let start
+    # a later round of a search that the policy has admitted
+    if first.request.place is not None:
         return False
     now = _load(work)
     start, work.state = consult.admit_from(work.config, state, now)
@@ -119,8 +121,8 @@ def _wait_is_wanted(work: Work) -> bool:
 
 
 def _make_way(work: Work, seq: Sequence, held: Held) -> Reason | None:
-    """Have the last that runs give its blocks or its row to `seq`, if the policy says so
-    and no blocks are coming; returns why it gave way, if it did.
+    """Preempt the last running sequence for its blocks or its row, if the policy agrees
+    and no blocks are about to be freed; returns the reason, if it did.
     """
     if held.cause not in ("blocks", "rows") or work.state.fences:
         return None
@@ -129,8 +131,8 @@ def _make_way(work: Work, seq: Sequence, held: Held) -> Reason | None:
 
 
 def _make_room(work: Work, seq: Sequence) -> Reason | None:
-    """Take the last that runs its tokens of this step for `seq`, if they are enough and
-    the policy says so; returns why it gave way, if it did.
+    """Preempt the last running sequence for its tokens of this step, if they are enough
+    and the policy agrees; returns the reason, if it did.
     """
     run = work.state.running
     if work.state.fences or not len(run) or run.gens[-1] in work.idle:
@@ -145,7 +147,7 @@ def _make_room(work: Work, seq: Sequence) -> Reason | None:
 
 
 def _hold(work: Work, seq: Sequence, held: Held) -> None:
-    """Remember who waits and why; the reason is given when that is news."""
+    """Record which sequence waits and why; the reason is reported if that changed."""
     now = Hold(seq.place, held.cause)
     if work.state.held != now:
         work.state = evolve(work.state, held=now)

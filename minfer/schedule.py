@@ -1,16 +1,17 @@
-"""State becomes work: at most one plan at a time.
+"""The scheduler: builds at most one plan from the state.
 
-A step is planned in the order in which one would do it by hand:
+A step is planned in this order:
 
-    who runs          who has a token due, blocks for it, and need not wait for the
-                      host; where blocks are short, somebody gives way (grow.py)
-    who gets tokens   one for each row that decodes; chunks of prompts share what is left
+    running rows      find the rows to skip: no token due, no block for it, or waiting
+                      for the host; if blocks are short, preempt a sequence (grow.py)
+    token budget      one token for each decode row; prefill chunks share what is left
                       of the budget, in rank order
-    who moves up      the line, into the rows, blocks and tokens that are left
-                      (move_up.py, admit.py)
-    what the plan is  rows, inputs, and what the device has to be told (lay_out.py)
+    admission         admit from the waiting queue into the rows, blocks and tokens that
+                      are left (move_up.py, admit.py)
+    build the plan    rows, inputs, and the changes that the device needs (lay_out.py)
 
-In a steady decode nothing of this is due, and the plan is the running columns themselves.
+In a steady decode there is nothing to do in the first three, and the plan is the running
+columns themselves.
 """
 
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ from minfer.work import Work
 
 
 def schedule(config: EngineConfig, state: EngineState) -> Transition:
-    """Plan one more step, or say that there is nothing to do now."""
+    """Plan one more step, or nothing if no row can run now."""
     if not len(state.running) and not state.waiting:
         return Transition(state)
     alone = suspect(config, state)
@@ -58,8 +59,8 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
 
 
 def _then(config: EngineConfig, turn: Transition) -> Transition:
-    """Nobody was planned, as the one that has to run alone has only just taken its seat:
-    now it is its turn.
+    """Schedule once more: the turn planned no row because the suspect that must run alone
+    was only just admitted.
     """
     more = schedule(config, turn.state)
     commands = (*turn.commands, *more.commands)
@@ -67,8 +68,9 @@ def _then(config: EngineConfig, turn: Transition) -> Transition:
 
 
 def suspect(config: EngineConfig, state: EngineState) -> int | None:
-    """Who has to run alone: one more failure could end it, and must not be a neighbour's
-    fault. Nobody waits for one that is paused: it has no part in the steps of others.
+    """The generation of the suspect that must run alone, if any: one more failure could
+    end it, and another sequence must not cause that failure. Paused suspects are left
+    out: they take no part in the steps of others.
     """
     run = state.running
     for sample in accused(config, state):
@@ -78,9 +80,9 @@ def suspect(config: EngineConfig, state: EngineState) -> int | None:
 
 
 def waits_for(config: EngineConfig, state: EngineState) -> str:
-    """Why who is next in line, if anybody is, waits: the cause of `Held`; "step": none
-    was planned since it is next; "fault": somebody runs alone, to see whose fault
-    failing steps are.
+    """Why the head of the queue waits, if there is one: the cause of `Held`; "step": no
+    step was planned since it became the head; "fault": a suspect runs alone, to find out
+    which sequence makes steps fail.
     """
     if state.faults and suspect(config, state) is not None:
         return "fault"
@@ -89,11 +91,11 @@ def waits_for(config: EngineConfig, state: EngineState) -> str:
 
 
 def _who_runs(work: Work, alone: int | None) -> None:
-    """Find who sits this step out, and grow the tables of the others.
+    """Find the rows that skip this step, and grow the block tables of the others.
 
-    Nothing is due for whoever has its last token planned; who may not run ahead waits for
-    a token in flight, or for the host (minfer/pausing.py); and beside one that has to run
-    `alone`, nobody runs.
+    A row skips the step if its last token is planned already; if it may not run ahead and
+    waits for a token in flight, or for the host (minfer/pausing.py); or if another one
+    has to run `alone`.
     """
     run = work.state.running
     due = tuple(compress(range(len(run)), map(ge, run.sched, run.mark)))
@@ -109,7 +111,9 @@ def _who_runs(work: Work, alone: int | None) -> None:
 
 
 def _in_lockstep(work: Work) -> Iterator[int]:
-    """Who is bound to the host and as far ahead of its known tokens as it may be."""
+    """The generations in lockstep with the host that may not run further ahead of their
+    known tokens.
+    """
     run = work.state.running
     bound = tuple(map(is_bound, run.seqs))
     if not any(bound):
@@ -122,7 +126,7 @@ def _in_lockstep(work: Work) -> Iterator[int]:
 
 
 def _who_gets_tokens(work: Work) -> None:
-    """One token for each row that runs; rows that are being filled share the rest."""
+    """Give one token to each running row; rows in prefill share the rest of the budget."""
     config, state = work.config, work.state
     budget, state = consult.budget(config, state, load(config, state))
     run = state.running
@@ -142,18 +146,20 @@ def _who_gets_tokens(work: Work) -> None:
 
 
 def _who_moves_up(work: Work) -> None:
-    """Let in who can be let in, and seat the newcomers among those who run."""
+    """Admit from the waiting queue, and join the admitted sequences to the running
+    columns.
+    """
     before = work.state.running.gens
     move_up(work)
-    if work.state.running.gens is not before:  # somebody was displaced
+    if work.state.running.gens is not before:  # a sequence was preempted
         work.forget(set(before).difference(work.state.running.gens))
     if not work.newcomers:
         return
-    # In order of rank: one who was held back may have followed those who passed it.
+    # In order of rank: a deferred sequence may be admitted after those that passed it.
     work.newcomers.sort(key=lambda newcomer: newcomer.seat.seqs[0].place)
     run = joined(work.state.running, [newcomer.seat for newcomer in work.newcomers])
     stops = work.state.stops
-    if len(stops) > thresholds.STOP_IDS:  # some are of sequences long gone
+    if len(stops) > thresholds.STOP_IDS:  # some are of sequences that have left
         stops = frozenset().union(*{seq.request.stop_ids for seq in run.seqs})
     bound = any(newcomer.seat.seqs[0].request.lockstep for newcomer in work.newcomers)
     lockstep = work.state.lockstep or bound
