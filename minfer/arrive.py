@@ -1,8 +1,8 @@
-"""Requests arrive: those that could never run are rejected, the others get a place in
-line.
+"""Arrival of requests: those that could never run are rejected, the others get a place in
+the waiting queue.
 
-Many in a row enter at once: each is looked at and ranked in its turn, but the line, which
-is persistent, is made anew once.
+Consecutive requests enter at once: each is checked and ranked in turn, but the queue,
+which is persistent, is rebuilt once.
 """
 
 from bisect import bisect_left
@@ -24,8 +24,8 @@ from minfer.state import EngineState, Live, Transition
 def objection(
     config: EngineConfig, state: EngineState, request: Request, coming: int = 0
 ) -> str:
-    """Why a request could never run here, or nothing; so many samples are `coming` before
-    it.
+    """Why a request could never run here, or nothing; `coming` samples arrive
+    before it.
     """
     prompt = len(request.prompt)
     known = prompt + len(request.output)
@@ -62,7 +62,7 @@ def objection(
 
 
 def _misfit(request: Request) -> str:
-    """Where a request's end and what it asks for besides do not fit, or nothing."""
+    """Why parameters of a request exclude each other, or nothing."""
     if request.max_tokens < 0:
         return "max_tokens must be at least 0"
     if request.tails is not None and request.max_tokens > 1:
@@ -80,8 +80,8 @@ def _misfit(request: Request) -> str:
 def submitted(
     config: EngineConfig, state: EngineState, requests: Iterable[Request]
 ) -> Transition:
-    """Let requests into the line, in order: the line and the requests are changed once
-    for all.
+    """Add requests to the waiting queue, in order; the queue and the requests are rebuilt
+    once.
     """
     came = _Arrivals(config, state)
     for request in requests:
@@ -90,22 +90,22 @@ def submitted(
 
 
 def being_served(name: str) -> str:
-    """What is said of a request that is ignored as one of its id has not ended."""
+    """The detail of `Ignored` for a request whose id is still in use."""
     return f"{clip(repr(name))} is being served"
 
 
 class _Arrivals:
-    """Requests on their way into the line. Never kept, never shared."""
+    """Requests being added to the queue. Never kept, never shared."""
 
     def __init__(self, config: EngineConfig, state: EngineState) -> None:
         self.config, self.state = config, state
         self.live, self.new = state.requests.mutate(), list[Sequence]()
-        self.places = set[Place]()  # of those that are new
+        self.places = set[Place]()  # of the new ones
         self.arrivals, self.last = state.arrivals, consult.last_rank(state)
         self.rejected, self.reasons = list[Finished](), list[Reason]()
 
     def submit(self, request: Request) -> None:
-        """Place a request's samples in line, or say why it could never run."""
+        """Place a request's samples in the queue, or reject it with a reason."""
         config = self.config
         if request.id in self.live:  # its end would be taken for that of the other one
             self.reasons.append(Ignored("submit", being_served(request.id)))
@@ -132,8 +132,8 @@ class _Arrivals:
         self.arrivals += 1
 
     def _kept(self, request: Request) -> Place | None:
-        """The place that a request brings along, if it can have that: it is one that was
-        given before, and no sequence has it now.
+        """The place that a request brings along, if it can have that: one that was given
+        before, and that no sequence has now.
         """
         place = request.place
         if place is None or place[1] >= self.arrivals or request.n > 1:
@@ -145,7 +145,7 @@ class _Arrivals:
         return None if self.state.waiting.find(place) else place
 
     def done(self) -> Transition:
-        """The state with all of them in line, and one word about those that were
+        """The state with all of them in the queue, and one `Emit` with those that were
         rejected.
         """
         state = evolve(

@@ -1,15 +1,15 @@
-"""Who owns which block of the KV cache.
+"""Ownership of the blocks of the KV cache.
 
 Theory. A block is in exactly one of four places:
 
-    free       nobody knows its content (minfer/pool.py)
-    private    in the table of one running sequence (or behind one fence), still unnamed
-    live       published under a content key, and some running sequence stands on it
-    idle       published, nobody stands on it: kept until the space is needed
+    free       its content is unused (minfer/pool.py)
+    private    in the table of one running sequence (or behind one fence), without a key
+    live       published under a content key, and held by some running sequence
+    idle       published, held by no sequence: kept until the space is needed
 
-The last two are the prefix index (minfer/prefix.py). Taking blocks is where the two meet:
-if too few are free, idle ones are evicted, and whoever takes is told which, before their
-content is gone.
+The last two are the prefix index (minfer/prefix.py). Allocation connects the two: if too
+few blocks are free, idle ones are evicted, and the caller gets their keys before the
+content is overwritten.
 """
 
 from typing import Final
@@ -31,37 +31,37 @@ class Blocks:
 
     @property
     def free(self) -> int:
-        """Blocks whose content is known to nobody."""
+        """Blocks without known content."""
         return self.pool.free
 
     @property
     def live(self) -> int:
-        """Published blocks on which somebody stands."""
+        """Published blocks that some sequence holds."""
         return self.prefix.live
 
     @property
     def idle(self) -> int:
-        """Published blocks on which nobody stands: cached until the space is needed."""
+        """Published blocks that no sequence holds: cached until the space is needed."""
         return self.prefix.idlers
 
     @property
     def available(self) -> int:
-        """Blocks that could be handed out now."""
+        """Blocks that can be allocated now."""
         return self.pool.free + self.prefix.idlers
 
 
 @frozen
 class Taken:
-    """Blocks that were handed out, and what had to go for them."""
+    """Allocated blocks, and what was evicted for them."""
 
     blocks: tuple[int, ...]
-    evicted: Evicted = NOTHING_EVICTED  # whose content is there until the next step runs
+    evicted: Evicted = NOTHING_EVICTED  # its content is there until the next step runs
 
 
 class Transaction:
-    """Changes to ownership in the making. Never kept, never shared: open, change, `done`.
+    """A change of ownership being built. Never kept, never shared: open, change, `done`.
 
-    Each half is opened when it is first asked for: most transactions are of one of them.
+    Each half is opened when it is first used: most transactions use one of them.
     """
 
     __slots__ = ("_before", "_pool", "_prefix")
@@ -100,8 +100,8 @@ class Transaction:
         return self.pool.free + prefix.idlers
 
     def take(self, count: int) -> Taken | None:
-        """Hand out `count` blocks, evicting idle ones if need be; None if there are not
-        as many.
+        """Allocate `count` blocks, evicting idle ones if needed; None if there are not
+        enough.
         """
         pool = self.pool
         if count <= pool.free:

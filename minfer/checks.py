@@ -41,9 +41,8 @@ def check_number(
     `high`.
     """
     if not is_number(value, whole=whole):
-        plain = isinstance(
-            value, str | float | bool
-        )  # what else there is may not be printable
+        # what else there is may not be printable
+        plain = isinstance(value, str | float | bool)
         given = repr(value) if plain else f"a {type(value).__name__}"
         raise ParameterError(param, f"must be a {'whole ' * whole}number, not {given}")
     if not low <= value <= high:  # NaN is not

@@ -1,9 +1,9 @@
-"""Results become state: what a step yielded, and what to do when it failed.
+"""Commit: applies the results of a step to the state.
 
-A good step costs a few passes over the columns in C; only sequences that end, fill a
-block or finish a chunk of their prompt are looked at one by one. Sealing is spread
-(minfer/spread.py), so that a batch whose blocks fill at the same step does not stop the
-engine.
+A successful step costs a few passes over the columns in C; only sequences that end, fill
+a block or finish a prefill chunk are looked at one by one. Publishing full blocks is
+spread over steps (minfer/spread.py), so that a batch whose blocks fill at the same step
+does not stall the engine.
 """
 
 from collections.abc import Container, Iterable
@@ -28,10 +28,10 @@ from minfer.void import void
 def over(
     config: EngineConfig, state: EngineState, event: Executed | Failed
 ) -> Transition:
-    """Commit the results of the step that is first in flight, or void a failed one.
+    """Commit the results of the oldest step in flight, or discard a failed one.
 
-    A failed step and all after it are forgotten; their sequences begin again from
-    committed KV.
+    A failed step and all after it are discarded; their sequences restart from committed
+    KV.
     """
     kind = "executed" if isinstance(event, Executed) else "failed"
     if type(event.step) is not int:
@@ -63,7 +63,7 @@ def _good(
     tokens: tuple[int, ...],
     sizes: tuple[int, ...],
 ) -> Transition:
-    """Commit results that can be: `sizes` are of all `tokens`."""
+    """Commit valid results: `sizes` are of all `tokens`."""
     plan, yields = state.inflight[0], event.yields
     advanced, new = _advanced(state.running, plan, yields, sizes)
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
@@ -101,14 +101,15 @@ def _advanced(
     yields: Yields,
     sizes: tuple[int, ...],
 ) -> tuple[Running, Yields]:
-    """The columns after a step, and what it yielded as one of them."""
+    """The columns after a step, and its yields as one of them."""
     new = yields
     grown = sizes
-    if plan.gens != run.gens:  # sequences came or went since this was planned
+    if plan.gens != run.gens:  # sequences came or left since this was planned
         new = aligned(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)
         grown = tuple(map(len, new))
     sched = run.sched
-    if sizes != plan.most:  # rows yielded short of it: later plans only said "at latest"
+    # rows yielded fewer: `sched` of later plans was an upper bound
+    if sizes != plan.most:
         short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))
         sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))
     tails = run.tails
@@ -140,12 +141,12 @@ def _advanced(
 def aligned(
     before: tuple[int, ...], now: tuple[int, ...], yields: Yields, window: int
 ) -> Yields:
-    """What generations `now` have of the yields of the generations `before`; nothing for
-    others.
+    """The yields of the generations `before`, reordered for the generations `now`;
+    nothing for the others.
 
     The two are in the same order and mostly differ in few places, so stretches of
     `window` are compared whole; a dictionary of all would cost five times as much. It is
-    made where many sat the step out.
+    made if many skipped the step.
     """
     if len(now) - len(before) > thresholds.SAT_OUT:
         of = dict(zip(before, yields, strict=True))
@@ -162,10 +163,10 @@ def aligned(
         if same == len(left) or same == len(right):
             continue
         if before[i] in right or before[i] in now[j:]:
-            out.append(())  # now[j] came after the plan, or sat that one out
+            out.append(())  # now[j] came after the plan, or skipped that step
             j += 1
         else:
-            i += 1  # before[i] has gone
+            i += 1  # before[i] has left
     out += [()] * (len(now) - j)
     return tuple(out)
 
@@ -173,7 +174,7 @@ def aligned(
 def _flaw(
     config: EngineConfig, plan: Plan, sizes: tuple[int, ...], tokens: tuple[int, ...]
 ) -> str:
-    """What is wrong with results, or nothing: the laws are those of module plan."""
+    """What is wrong with results, or nothing: the rules are those of module plan."""
     if len(sizes) != len(plan.gens):
         return f"{len(sizes)} results for {len(plan.gens)} rows"
     least = map(bool, plan.most)
@@ -187,7 +188,7 @@ def _flaw(
 
 
 def _kept_logprobs(plan: Plan, logprobs: Logprobs, run: Running, new: Yields) -> Logprobs:
-    """Log-probabilities as a column of `run`, as far as its tokens `new` go; or none."""
+    """Log-probabilities as a column of `run`, cut to its tokens `new`; or none."""
     if not logprobs:
         return ()
     of = dict(zip(plan.gens, logprobs, strict=True))
@@ -196,7 +197,7 @@ def _kept_logprobs(plan: Plan, logprobs: Logprobs, run: Running, new: Yields) ->
 
 
 def _kept_pooled(plan: Plan, pooled: Pooled, run: Running) -> Pooled:
-    """What is said of prompts as a column of `run`; or none."""
+    """Pooled results of prompts as a column of `run`; or none."""
     if not pooled:
         return ()
     of = dict(zip(plan.gens, pooled, strict=True))
@@ -204,7 +205,9 @@ def _kept_pooled(plan: Plan, pooled: Pooled, run: Running) -> Pooled:
 
 
 def _silent_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
-    """Who ends with its prompt, whose last input was in this plan: as `_endings`."""
+    """The sequences that end with their prompt, whose last input was in this plan: as
+    `_endings`.
+    """
     silent = [fill.index for fill in plan.fills if not plan.most[fill.index]]
     upto = {plan.gens[at]: plan.starts[at] + plan.counts[at] for at in silent}
     return {
@@ -217,9 +220,10 @@ def _silent_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
 def _endings(
     state: EngineState, tokens: tuple[int, ...], new: Yields, ripe: tuple[int, ...]
 ) -> dict[int, tuple[int, str]]:
-    """Who ends with these tokens: position -> how many of them count, and the reason.
+    """The sequences that end with these tokens: position -> how many of the tokens count,
+    and the reason.
 
-    `tokens` are all of the step, those of sequences that have left included.
+    `tokens` are all of the step, with those of sequences that have left.
     """
     run = state.running
     over = {i for i in ripe if run.known[i] > run.last[i]}
@@ -238,7 +242,7 @@ def _endings(
 def _cut(
     run: Running, new: Yields, ends: dict[int, tuple[int, str]]
 ) -> tuple[Running, Yields]:
-    """Take back the tokens that came after an end."""
+    """Remove the tokens that came after an end."""
     extra = {i: len(new[i]) - keep for i, (keep, _) in ends.items() if keep < len(new[i])}
     if not extra:
         return run, new
@@ -259,10 +263,10 @@ def _fillings(
     ripe: Iterable[int],
     ends: Container[int],
 ) -> dict[int, int]:
-    """Who has full blocks to publish, and how many in all; those that end do so on their
-    way out.
+    """The sequences with full blocks to publish, and how many in all; sequences that end
+    are left to `retire`.
 
-    Chunks of prompts publish at once: others may be about to ask for them. Blocks of
+    Prefill chunks are published at once, as other requests may need them. Blocks of
     sampled tokens can wait.
     """
     size = config.block_size
@@ -271,7 +275,7 @@ def _fillings(
     spots = (fill.index for fill in plan.fills)
     done = {plan.gens[at]: (plan.starts[at] + plan.counts[at]) // size for at in spots}
     for i in positions(run, done):
-        # Who computes all anew may have to begin again, in blocks that nobody reads.
+        # A request that recomputes everything may restart: its blocks stay private.
         if i not in ends and not run.seqs[i].request.begins_anew:
             upto[i] = done[run.gens[i]]
     return upto

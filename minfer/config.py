@@ -21,19 +21,16 @@ class EngineConfig:
     block_size: int = field(default=64, validator=number(1))  # tokens per block
     max_model_len: int = field(default=2048, validator=number(2))  # prompt plus output
     max_num_seqs: int = field(default=256, validator=number(1))  # device rows
-    max_num_batched_tokens: int = field(
-        default=2048, validator=number(1)
-    )  # a forward's budget
+    # a forward's budget
+    max_num_batched_tokens: int = field(default=2048, validator=number(1))
     vocab_size: int = field(default=2**31, validator=number(1))
     depth: int = field(default=2, validator=number(1))  # steps in flight
     max_failures: int = field(default=3, validator=number(1))  # of one sequence's steps
     max_waiting: int = field(default=2**20, validator=number(1))  # samples that may wait
-    window: int = field(
-        default=0, validator=number(0)
-    )  # keys a query reads, itself included
-    watermark: int = field(
-        default=0, validator=number(0)
-    )  # blocks that admission leaves free
+    # keys a query reads, itself included
+    window: int = field(default=0, validator=number(0))
+    # blocks that admission leaves free
+    watermark: int = field(default=0, validator=number(0))
     # A row that is sampled apart may be planned one token ahead of what is known of it:
     # its mask is made while the forward runs that it is for.
     late_masks: bool = field(default=False, validator=flag)

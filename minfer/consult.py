@@ -1,9 +1,9 @@
-"""What the policy says, as far as it can be used.
+"""Calls of the policy, with checked answers.
 
-A policy is somebody else's code. It may raise, or answer with what is no answer (NaN,
-None, a rank that cannot be ordered), and the engine must go on: then the answer is that
-of first come, first served, and a reason says which question was overruled and why. The
-reasons of a turn are collected in its state and leave with the transition.
+A policy is third-party code. It may raise, or return what is not usable (NaN, None, a
+rank that cannot be ordered), and the engine must go on: then the answer of first come,
+first served is used, and a reason reports which call was overruled and why. The reasons
+of a turn are collected in its state and leave with the transition.
 """
 
 import math
@@ -21,11 +21,11 @@ from minfer.state import EngineState
 
 
 class _UnusableError(Exception):
-    """An answer is none; the message says what it is."""
+    """An answer is not usable; the message explains why."""
 
 
 def _number(answer: Any) -> float:
-    """A point on a line, as a plain number; infinities are points."""
+    """A float or integer that is not NaN, as a plain number; infinities are allowed."""
     if isinstance(answer, float):
         if math.isnan(answer):
             raise _UnusableError("returned NaN")
@@ -38,7 +38,7 @@ def _number(answer: Any) -> float:
 
 
 def _rank(answer: Any) -> Rank:
-    """A plain tuple of plain numbers: others could do anything when they are compared."""
+    """A plain tuple of plain numbers: comparing other types could run any code."""
     if not isinstance(answer, tuple):
         raise _UnusableError(f"returned a {type(answer).__name__}")
     return tuple([_number(one) for one in answer])
@@ -69,7 +69,7 @@ def _count(answer: Any) -> int:
 
 
 def _as_it_is(answer: Any) -> Any:
-    return answer  # a policy's state is its own business
+    return answer  # the engine does not look into a policy's state
 
 
 def _asked(
@@ -80,27 +80,27 @@ def _asked(
     read: Callable[[Any], Any],
     instead: Any,
 ) -> tuple[Any, EngineState]:
-    """The policy's answer as `read` gives it, or `instead` of one that cannot be used."""
+    """The policy's answer as `read` gives it, or `instead` if it cannot be used."""
     try:
         return read(getattr(config.policy, question)(state.policy, *about)), state
     except _UnusableError as error:
         told = Overruled(question, str(error))
-    except Exception as error:  # whatever it is, it is the policy's and not the engine's
+    except Exception as error:  # any error is the policy's and not the engine's
         why = f"raised {type(error).__name__}"
         told = Overruled(question, why, _text(error), _line(error))
     return instead, evolve(state, overruled=(*state.overruled, told))
 
 
 def _text(error: Exception) -> str:
-    """What an error says; nothing if it raises when it is asked."""
+    """The text of an error; nothing if its `str` raises."""
     try:
         return clip(str(error))
-    except Exception:  # an error of somebody else's may do anything
+    except Exception:  # str() of a third-party error may do anything
         return ""
 
 
 def _line(error: Exception) -> str:
-    """The line of code that raised an error, with its file."""
+    """The file and line of code that raised an error."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -114,7 +114,7 @@ def _with_policy(state: EngineState, policy: Any) -> EngineState:
 
 
 def last_rank(state: EngineState) -> Rank:
-    """The rank of whoever is behind all others that wait or run."""
+    """The last rank among all that wait or run."""
     last: Rank = state.waiting.last().place[0] if state.waiting else ()
     return max(last, state.running.seqs[-1].place[0]) if len(state.running) else last
 
@@ -122,7 +122,7 @@ def last_rank(state: EngineState) -> Rank:
 def rank(
     config: EngineConfig, state: EngineState, request: Request, last: Rank
 ) -> tuple[Rank, EngineState]:
-    """The rank of a new request. First come: `last`, behind all who are here."""
+    """The rank of a new request. First come: `last`, behind all others."""
     instead = last, state.policy
     (found, policy), state = _asked(
         config, state, "rank", request, state.time, read=_placing, instead=instead
@@ -138,8 +138,7 @@ def again(
     arrived: float,
     done: int,
 ) -> tuple[Rank, EngineState]:
-    """The rank of a sequence that was preempted: never behind its `old` one, which is the
-    default.
+    """The rank of a preempted sequence: never behind its `old` one, which is the default.
 
     `arrived` is a time in seconds, `done` counts its output tokens.
     """
@@ -152,7 +151,7 @@ def again(
 def admit_from(
     config: EngineConfig, state: EngineState, load: Load
 ) -> tuple[float, EngineState]:
-    """The time in seconds from which the first in line may start. First come: now."""
+    """The time in seconds from which the head of the queue may start. First come: now."""
     found, state = _asked(
         config, state, "admit_from", load, read=_number, instead=load.time
     )
@@ -160,14 +159,14 @@ def admit_from(
 
 
 def may_hold_back(config: EngineConfig) -> bool:
-    """Whether the policy has an answer of its own to who is held back."""
+    """Whether the policy overrides `holds_back`, so that it can defer clients."""
     return getattr(type(config.policy), "holds_back", None) is not Policy.holds_back
 
 
 def holds_back(
     config: EngineConfig, state: EngineState, request: Request, load: Load, came: int
 ) -> tuple[bool, EngineState]:
-    """Whether the client of `request` lets others pass. First come: no."""
+    """Whether the client of `request` is deferred. First come: no."""
     instead = False, state.policy
     (found, policy), state = _asked(
         config, state, "holds_back", request, load, came, read=_holding, instead=instead
@@ -178,7 +177,7 @@ def holds_back(
 def admitted(
     config: EngineConfig, state: EngineState, place: Rank, request: Request, load: Load
 ) -> EngineState:
-    """Tell the policy that a sample starts for the first time."""
+    """Notify the policy that a sample starts for the first time."""
     policy, state = _asked(
         config,
         state,
@@ -195,7 +194,7 @@ def admitted(
 def ended(
     config: EngineConfig, state: EngineState, request: Request, output: int, *, ran: bool
 ) -> EngineState:
-    """Tell the policy that a sample has ended after `output` tokens."""
+    """Notify the policy that a sample has ended after `output` tokens."""
     policy, state = _asked(
         config, state, "ended", request, output, ran, read=_as_it_is, instead=state.policy
     )
@@ -203,7 +202,7 @@ def ended(
 
 
 def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:
-    """Who of the running, at least two, gives its blocks back. First come: the last."""
+    """The victim among the running sequences, at least two. First come: the last."""
     ranks = tuple(seq.place[0] for seq in state.running.seqs)
 
     def seat(answer: Any) -> int:
@@ -220,11 +219,11 @@ def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:
 def displaces(
     config: EngineConfig, state: EngineState, first: Place
 ) -> tuple[bool, EngineState]:
-    """Whether who is next in line may take the place of the last that runs. First come:
+    """Whether the head of the queue may preempt the last running sequence. First come:
     no.
 
-    Never of one that is ahead of it, whatever the policy says, or two could displace each
-    other for ever.
+    Never one that is ahead of it, whatever the policy answers, or two could preempt each
+    other forever.
     """
     running = state.running.seqs[-1].place
     if first > running:
@@ -240,7 +239,7 @@ def budget(
 ) -> tuple[int, EngineState]:
     """The tokens of a step, within the engine's limit. First come: the limit.
 
-    While nothing runs it is at least one: nothing else would ever happen.
+    While nothing runs it is at least one, or the engine would never progress.
     """
     found, state = _asked(config, state, "budget", load, read=_count, instead=load.budget)
     least = 0 if len(state.running) else 1
@@ -250,6 +249,6 @@ def budget(
 def drafts(
     config: EngineConfig, state: EngineState, load: Load, most: int
 ) -> tuple[int, EngineState]:
-    """How many drafts a row may have in a step. First come: `most`, as many as may be."""
+    """How many drafts a row may have in a step. First come: `most`, the limit."""
     found, state = _asked(config, state, "drafts", load, most, read=_count, instead=most)
     return max(0, min(found, most)), state

@@ -1,10 +1,10 @@
-"""Tables grow; and when blocks run out, somebody gives way.
+"""Growth of block tables; if blocks run out, preemption.
 
 A table is grown a little before it ends (`mark`), for a bounded number of sequences a
-step, so that a batch whose blocks end together is not a spike; that never takes the last
-blocks. Growth that cannot wait takes what there is; if there is nothing, blocks behind
-fences are waited for, and only if none are coming the policy's victim is preempted: one
-shortage, one victim.
+step, so that a batch whose blocks end together causes no spike; early growth never takes
+the last blocks. Growth that is due now takes the blocks that are available. If there are
+none, the sequence waits for blocks behind fences; only if none are behind fences, the
+policy's victim is preempted: one victim for one shortage.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from minfer.sequence import Table, edited
 from minfer.spread import spread
 from minfer.state import EngineState
 
-Grown = dict[int, Grow]  # generation -> what its table gets
+Grown = dict[int, Grow]  # generation -> the blocks added to its table
 
 
 def grow(
@@ -56,8 +56,8 @@ def make_room(
     """Grow tables so that they hold the inputs below `upto`: position among the running
     -> position of an input.
 
-    Takes blocks only while there are plenty. What a table got in this step already is
-    part of its news.
+    Takes blocks only while there are plenty. Merges with what this step has `grown`
+    already.
     """
     run = state.running
     wants: dict[int, int] = {}
@@ -72,7 +72,7 @@ def make_room(
 
 
 def _joined(grown: Grown, more_grown: Grown) -> Grown:
-    """What tables got that got something before, with that."""
+    """The growth of tables that had grown in this step already, merged with that."""
     return {
         gen: evolve(more, at=had.at, blocks=(*had.blocks, *more.blocks))
         if (had := grown.get(gen))
@@ -84,7 +84,7 @@ def _joined(grown: Grown, more_grown: Grown) -> Grown:
 def _extend(
     config: EngineConfig, state: EngineState, wants: dict[int, int]
 ) -> tuple[EngineState, Grown]:
-    """Give each position its blocks; the caller knows that there are as many."""
+    """Give each position its blocks; the caller has checked that there are enough."""
     if not wants:
         return state, {}
     change = Transaction(state.blocks)
@@ -100,7 +100,7 @@ def _given(
     change: Transaction,
     new: dict[int, tuple[int, ...]],
 ) -> tuple[EngineState, Grown]:
-    """The tables with their `new` blocks, which were taken in `change`."""
+    """Extend the tables with their `new` blocks, which were taken in `change`."""
     run = state.running
     tables: dict[int, Table] = {}
     mark: dict[int, int] = {}
@@ -109,7 +109,7 @@ def _given(
         table = run.tables[i]
         tables[i] = table.extended(some, thresholds.RECENT_ENTRIES)
         mark[i] = mark_of(config, len(table) + len(some), run.last[i])
-        # else the row is still to be opened, table and all
+        # else the row's `Open`, still to be sent, has the whole table
         if run.sched[i] > run.starts[i]:
             grown[run.gens[i]] = Grow(run.rows[i], len(table), some)
     run = edited(run, tables=tables, mark=mark)
@@ -119,8 +119,8 @@ def _given(
 def _short(
     config: EngineConfig, state: EngineState, needy: list[int], idle: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
-    """There are not enough blocks: serve the positions `needy` in rank order, and let the
-    policy's victims give way.
+    """Serve the positions `needy` in rank order when blocks are short, and preempt the
+    policy's victims.
     """
     grown: Grown = {}
     reasons: tuple[Reason, ...] = ()
@@ -134,7 +134,7 @@ def _short(
         needy = needy[len(served) :]
         run = state.running
         if needy and (state.fences or len(run) == 1):
-            # Blocks are coming when a plan in flight ends.
+            # Blocks become free when a plan in flight ends.
             idle.update(run.gens[i] for i in needy)
             break
         if needy:
@@ -151,13 +151,14 @@ def _short(
 
 
 def _gets_on_alone(state: EngineState, gen: int) -> bool:
-    """Whether steps in flight are all that changes who has how much: those before it in
-    rank may be paused. If it gave way before its results came, it could do so for ever.
+    """Whether the sequence should wait for its results in flight instead of being
+    preempted: while those before it in rank may be paused, it could otherwise be
+    preempted forever before its results arrive.
     """
     return bool(state.paused) and any(gen in plan.gens for plan in state.inflight)
 
 
 def _one(change: Transaction) -> tuple[int, ...]:
-    """One block; the caller knows that there is one."""
+    """One block; the caller has checked that there is one."""
     taken = change.take(1)
     return taken.blocks if taken else ()

@@ -1,5 +1,5 @@
-"""What was decided about a step becomes its plan: columns, inputs, and news for the
-device.
+"""Builds the plan of a step from the decisions about it: columns, inputs, and changes for
+the device.
 """
 
 from bisect import bisect_left
@@ -26,22 +26,22 @@ def ones(count: int) -> tuple[int, ...]:
 
 @frozen
 class Chunk:
-    """Inputs from history for one row."""
+    """Prefill tokens for one row."""
 
-    i: int  # its position among the running
+    i: int  # its position among the running sequences
     at: int  # its place in the plan
     start: int  # position of the first input
-    stop: int  # and after the last one
+    stop: int  # the position after the last input
 
 
 def laid_out(work: Work) -> Plan:
-    """Put the plan together; the state has it in flight from then on."""
+    """Build the plan, and add it to the state's plans in flight."""
     config, state = work.config, work.state
     run = state.running
     special = positions(run, work.idle.union(work.shares))
     out = [i for i in special if run.gens[i] in work.idle]
     chunks = [*_chunks(work, run, special, out)]
-    ahead = work.most or ones(len(run))  # how far the step takes each sequence
+    ahead = work.most or ones(len(run))  # how far the step advances each sequence
     gens = less(run.gens, out)
     most = less(ahead, out)
     counts = most if work.drafts else ones(len(gens))
@@ -75,8 +75,8 @@ def laid_out(work: Work) -> Plan:
 def _chunks(
     work: Work, run: Running, special: list[int], out: list[int]
 ) -> Iterator[Chunk]:
-    """The inputs of the rows that are being filled: of the positions `special`, those
-    that are not `out`, which sit it out.
+    """The inputs of the rows in prefill: of the positions `special`, those that do not
+    skip the step (`out`).
     """
     for i in special:
         share = work.shares.get(run.gens[i])
@@ -88,8 +88,8 @@ def _chunks(
 def _with_chunks(
     run: Running, out: list[int], chunks: list[Chunk], *steady: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The columns ahead, counts and most of a steady step, with who sits it out and what
-    is filled.
+    """The columns ahead, counts and most of a steady step, changed for skipped rows and
+    prefill chunks.
     """
     ahead, counts, most = map(list, steady)
     for i in out:
@@ -108,7 +108,7 @@ def _fill(config: EngineConfig, run: Running, chunk: Chunk) -> Fill:
 
 
 def _opened(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
-    """A generation's first plan: what the device keeps of it from then on."""
+    """A generation's first plan entry: what the device keeps of it from then on."""
     i = chunk.i
     seq = run.seqs[i]
     return Open(
@@ -124,7 +124,7 @@ def _opened(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
 
 
 def _drafts(work: Work, gens: tuple[int, ...]) -> tuple[Draft, ...]:
-    """Who of the plan's rows has drafts."""
+    """The drafts of the plan's rows."""
     drafts = work.drafts
     if len(drafts) < len(gens):
         places = [i for i, gen in enumerate(gens) if gen in drafts]
@@ -136,16 +136,16 @@ def _drafts(work: Work, gens: tuple[int, ...]) -> tuple[Draft, ...]:
 
 @lru_cache(maxsize=64)
 def _drafts_of_device(count: int) -> tuple[Draft, ...]:
-    """Drafts of the executor's draft model for all of so many rows."""
+    """Drafts of the executor's draft model for each of `count` rows."""
     return tuple(map(Draft, range(count)))
 
 
 def _apart(run: Running, gens: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:
-    """The places of rows that are sampled apart: those that yield and are bound to the
-    host.
+    """The places of rows with deferred sampling: those that yield and are in lockstep
+    with the host.
     """
     bound = tuple(compress(range(len(run)), map(is_bound, run.seqs)))
-    if gens is run.gens:  # nobody sits it out
+    if gens is run.gens:  # no row skips the step
         return tuple([i for i in bound if most[i]])
     who = {run.gens[i] for i in bound}
     return tuple([at for at, gen in enumerate(gens) if gen in who and most[at]])

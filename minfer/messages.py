@@ -1,9 +1,9 @@
-"""What goes into the engine, what comes out of it, and why it decided so.
+"""The engine's interface: events, commands, and reasons of decisions.
 
-Events that somebody asks for are checked when they are made: a wrong value raises
-ParameterError there. Results of steps are not: whoever made them cannot be asked again,
-and their step would never end. The engine judges them, and counts a step with results
-that cannot be as failed.
+Events made by a client are checked when they are made: a wrong value raises
+ParameterError there. Results of steps are not checked there, as their sender could not
+correct them and the step would never end. The engine checks them, and counts a step with
+invalid results as failed.
 """
 
 import sys
@@ -25,9 +25,8 @@ from minfer.request import Request
 from minfer.sequence import SampleId, SampleIds
 from minfer.speculate.settings import MOST_DRAFTS
 
-OWN_ENDS: Final = frozenset(
-    {"cancelled", "rejected", "error"}
-)  # the engine's reasons of ends
+# the engine's reasons of ends
+OWN_ENDS: Final = frozenset({"cancelled", "rejected", "error"})
 LARGEST: Final = sys.float_info.max  # times are finite
 
 
@@ -37,7 +36,7 @@ def _kind(value: object) -> str:
 
 @frozen
 class OfSample:
-    """What is said about one sample of one request."""
+    """Base of messages about one sample of one request."""
 
     id: str  # the request's
     sample: int
@@ -50,13 +49,11 @@ class Tick:
     time: float
 
     def __attrs_post_init__(self) -> None:
-        if (
-            type(self.time) is not float or not -inf < self.time < inf
-        ):  # the usual case first
+        # the usual case first
+        if type(self.time) is not float or not -inf < self.time < inf:
             check_number(self.time, "time", -LARGEST, LARGEST)
-            object.__setattr__(
-                self, "time", float(self.time)
-            )  # as a journal gives it back
+            # as a journal gives it back
+            object.__setattr__(self, "time", float(self.time))
 
 
 @frozen
@@ -74,7 +71,7 @@ class Submit:
 
 @frozen
 class Cancel:
-    """Whoever asked does not want it any more: all samples of the request end."""
+    """The client cancels a request: all its samples end."""
 
     id: str
 
@@ -84,8 +81,9 @@ class Cancel:
 
 @frozen
 class Finish(OfSample):
-    """The text layer ends a sample after `length` output tokens, at a stop string for
-    example; or because it cannot go on: then the reason is "error", and `error` says why.
+    """The text layer ends a sample after `length` output tokens, for example at a stop
+    string; or because it cannot go on: then the reason is "error", and `error` explains
+    it.
     """
 
     length: int
@@ -107,9 +105,9 @@ class Finish(OfSample):
 
 @frozen
 class Pause(OfSample):
-    """The host is not ready for a sample's next token, as its mask takes long: the sample
-    is not planned any further until the same is said with `paused` false. What was
-    planned already goes on.
+    """The host is not ready for a sample's next token, for example as its mask takes
+    long: the sample is not planned any further until a `Pause` with `paused` false. Steps
+    that are planned already are executed.
     """
 
     paused: bool = True
@@ -122,8 +120,9 @@ class Pause(OfSample):
 
 @frozen
 class Propose(OfSample):
-    """The host drafts for a sample: `tokens` may follow the first `known` that it has.
-    Used by the next step that has nothing of it in flight, if no more is known then.
+    """The host drafts for a sample: `tokens` may follow its first `known` tokens. They
+    are used by the next step without the sample in flight, if it still knows as many
+    tokens then.
     """
 
     known: int
@@ -140,11 +139,11 @@ class Propose(OfSample):
 class Executed:
     """A step is done: per row of its plan, the tokens it yielded.
 
-    `scores` are log-probabilities of these tokens by which the engine decides, for rows
-    that were opened with them; no scores at all if there is no such row. `logprobs`, and
-    what is said of prompts (`pooled`: vectors, log-probabilities), are what clients asked
-    to read: they pass through and no decision depends on them. Journals keep those of
-    rows that are beams of a search, and no others.
+    `scores` are log-probabilities of these tokens, on which the engine's decisions may
+    depend, for rows that were opened with them; empty if there is no such row.
+    `logprobs`, and `pooled` (vectors or log-probabilities of prompts), are for clients:
+    they pass through and no decision depends on them. Journals keep those of rows that
+    are beams of a search, and no others.
     """
 
     step: int
@@ -163,13 +162,13 @@ class Failed:
 
 
 Event = Tick | Submit | Cancel | Finish | Pause | Propose | Executed | Failed
-# A subclass of one is none: nobody could write it down and read it again.
+# A subclass of one is not an event: it could not be written to a journal and read again.
 EVENTS: Final = frozenset(get_args(Event))
 
 
 @frozen
 class Finished(OfSample):
-    """A sample has ended; the only terminal word about it."""
+    """A sample has ended; the last message about it."""
 
     # "stop" (or the text layer's reason), "length", "cancelled", "rejected" (it could
     # never have run: see `error`) or "error" (its steps failed too often)
@@ -201,7 +200,7 @@ class Emit:
 
 @frozen
 class WakeAt:
-    """Nothing can be done now, but at `time` (seconds) it can: come back with a Tick."""
+    """No step can be planned now, but one can at `time` (seconds): send a Tick then."""
 
     time: float
 
@@ -211,12 +210,12 @@ Command = Execute | Emit | WakeAt
 
 @frozen
 class Admitted(OfSample):
-    """A sample starts (again) to run.
+    """A sample starts to run, for the first time or again.
 
     A run's prefix-hit share is sum(cached) / sum(prompt) over all its admissions: tokens
-    that the cache gave at each sample's first admission, over the prompt tokens of those
-    samples. When a sample comes back after a preemption both are 0: it meets blocks that
-    it left there itself.
+    from the cache at each sample's first admission, over the prompt tokens of those
+    samples. For an admission after a preemption both are 0, as its hits are blocks that
+    it computed itself.
     """
 
     waited: float  # seconds since it arrived
@@ -229,29 +228,29 @@ class Admitted(OfSample):
 
 @frozen
 class Held(OfSample):
-    """Who is next in line has to wait; said once until the cause changes."""
+    """The head of the queue has to wait; reported once until the cause changes."""
 
-    # "blocks", "rows", "budget", "sibling", "policy" or "share": the client of each that
-    # waits is held back, as it has its share of what runs, or joins, beside others
+    # "blocks", "rows", "budget", "sibling", "policy" or "share": all waiting clients are
+    # deferred, as each has its share of seats or joins
     cause: str
-    needs: int = 0  # blocks, where that is the cause
+    needs: int = 0  # blocks, if that is the cause
     available: int = 0
 
 
 @frozen
 class Preempted(OfSample):
-    """A sample gave its blocks or its row back and waits at its old rank."""
+    """A sample released its blocks and its row, and waits at its old rank."""
 
-    by: SampleId  # for whom
+    by: SampleId  # the sequence that needed the blocks, row or tokens
     known: int  # tokens it keeps
-    # positions of KV it gives up; what it published of them may stay cached
+    # positions of KV it releases; published ones may stay cached
     computed: int
 
 
 @frozen
 class Missed(OfSample):
-    """An admitted sample found its prefix cached only up to `block` of `blocks` full
-    ones.
+    """An admitted sample found only `block` of its `blocks` full prefix blocks in the
+    cache.
     """
 
     block: int
@@ -268,7 +267,7 @@ class Ended(OfSample):
 
 @frozen
 class Voided:
-    """A step failed: it and its successors in flight count as never run."""
+    """A step failed: its results and those of the plans after it are discarded."""
 
     step: int
     error: str
@@ -278,7 +277,7 @@ class Voided:
 
 @frozen
 class Ignored:
-    """An event meant nothing here: an unknown step, an unknown request."""
+    """An event had no meaning: an unknown step, an unknown request."""
 
     event: str
     detail: str
@@ -286,8 +285,8 @@ class Ignored:
 
 @frozen
 class Overruled:
-    """The policy's answer to `question` could not be used: first come was
-    used instead.
+    """The policy's answer to `question` could not be used: that of first come, first
+    served was used instead.
     """
 
     question: str  # a method of minfer.policy.Policy
@@ -302,7 +301,9 @@ MAX_TEXT: Final = 200  # characters of an error that are kept: errors may quote 
 
 
 def clip(text: object) -> str:
-    """`text`, shortened to what a record keeps; of what is no text, what it is."""
+    """`text`, cut to the length that a record keeps; for other types, the name of the
+    type.
+    """
     if not isinstance(text, str):
         return _kind(text)
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."

@@ -1,21 +1,21 @@
-"""Samples for which the host is not ready: what they wait for must not hold up others.
+"""Pausing: a sample that waits for the host must not hold up the others.
 
-Theory. Who is bound to the host is sampled by a mask that the host makes. Where that
-takes long, its row would keep a whole step waiting; so the host says `Pause`, and the row
-sits out every step until the same is said with `paused` false. Only what yields needs a
-mask: a paused sample is filled like any other, up to its last input, which would yield.
-So a prompt is computed while its first mask is made, and samples that wait for the KV of
-a paused sibling get it.
+Theory. A row in lockstep with the host is sampled with a mask that the host makes. If
+that takes long, the whole step would wait for the row; so the host sends `Pause`, and the
+row skips every step until a `Pause` with `paused` false. Only sampling needs a mask: a
+paused sample is prefilled like any other, up to its last input, which would yield a
+token. So a prompt is computed while its first mask is made, and samples that wait for the
+KV of a paused sibling get it.
 
-In line a paused sample is like any other, too. It is let in when it is its turn, so that
-nobody behind it has to wait for its mask; with nothing to be filled it takes its seat and
-sits there. It then copies no tail of a sibling, as copies go with the plan that opens a
-row: it computes the tail itself. It holds its row and blocks, as running samples do, and
-gives them up like them, if a policy says so.
+In the queue a paused sample is like any other, too. It is admitted in its turn, so that
+no sample behind it waits for its mask; if it needs no prefill it gets a row and skips
+steps. It then copies no partial block of a sibling, as copies go with the plan that opens
+a row: it recomputes those tokens. It holds its row and blocks, as running samples do, and
+is preempted like them, if the policy chooses it.
 
-Who has to run alone, as steps of it failed, would let nobody run while it is paused. So
-such a sample is not planned at all until it goes on, and the others are. They may take
-its seat from it meanwhile: when it comes back it sits a step out, and then runs alone.
+A paused suspect, which has to run alone, would stop all others. So it is not planned at
+all until it continues, and the others are. They may preempt it meanwhile: when it is
+admitted again it skips a step, and then runs alone.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ from minfer.state import EngineState, Transition
 
 
 def told_of_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
-    """Remember for which samples the host is not ready: of those that have not ended and
-    are bound to it.
+    """Record for which samples the host is not ready, of those that have not ended and
+    are in lockstep with it.
     """
     paused, reasons = set(state.paused), list[Reason]()
     names = {(pause.id, pause.sample) for pause in pauses}
@@ -60,16 +60,16 @@ def _places(
 
 
 def accused(config: EngineConfig, state: EngineState) -> list[SampleId]:
-    """Whose next failure could end it: each has to run alone, so that it does not end for
-    a neighbour's fault.
+    """The suspects, whose next failure could end them: each has to run alone, so that it
+    does not end by the fault of another sequence.
     """
     few = min(2, config.max_failures - 1)
     return [sample for sample, count in state.faults if count >= few]
 
 
 def resting(config: EngineConfig, state: EngineState) -> list[int]:
-    """The generations of paused samples of which nothing is to be filled but the last
-    input, and of those that would have to run alone.
+    """The generations of paused samples that need no prefill but the last input, and of
+    paused suspects.
     """
     run = state.running
     alone = accused(config, state) if state.faults else ()
@@ -81,14 +81,14 @@ def resting(config: EngineConfig, state: EngineState) -> list[int]:
 
 
 def all_rest(config: EngineConfig, state: EngineState) -> bool:
-    """Whether somebody is paused, and everybody who runs rests."""
+    """Whether a sample is paused, and all running ones skip the step as `resting`."""
     run, paused = state.running, state.paused
-    enough = bool(paused) and len(paused) >= len(run)  # others wait in line
+    enough = bool(paused) and len(paused) >= len(run)  # others are in the queue
     return enough and len(resting(config, state)) == len(run)
 
 
 def sits(config: EngineConfig, state: EngineState, name: SampleId) -> bool:
-    """Whether a newcomer only takes its seat by the plan that is being made: if it has to
-    run alone.
+    """Whether a newcomer is admitted but skips the step that is being planned: a suspect,
+    which has to run alone.
     """
     return name in accused(config, state)

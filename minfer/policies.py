@@ -1,8 +1,8 @@
-"""The policies that come with minfer, each with what it guarantees, and their names.
+"""The policies that come with minfer, each with its guarantee, and their names.
 
-Nothing needs re-sorting: all who wait age at the same pace, so whoever is ahead by
-(arrival + a constant of the request) stays ahead; and only finitely many can overtake it:
-nobody starves.
+The queue needs no re-sorting: all waiting requests age at the same pace, so a request
+that is ahead by (arrival + a constant of the request) stays ahead; and only finitely many
+can overtake it: no request starves.
 """
 
 import math
@@ -29,9 +29,9 @@ _number: Final = partial(number, of="scheduling policy: ")
 class Priority(FirstCome):
     """Strict priority: lower `priority` first, first come within one.
 
-    Guarantee: nobody is admitted while someone more urgent waits, and a waiting request
-    takes the place of a strictly less urgent one that runs. A stream of urgent requests
-    may starve others.
+    Guarantee: no request is admitted while a more urgent one waits, and a waiting request
+    preempts a strictly less urgent one that runs. A stream of urgent requests may starve
+    others.
     """
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
@@ -45,8 +45,9 @@ class Priority(FirstCome):
 class Ageing(FirstCome):
     """Priority with ageing: waiting `seconds` is worth one level of priority.
 
-    Guarantee: nobody who arrives more than `seconds` x (difference in priority) later
-    goes first. Priorities count within `levels` of 0, which bounds that for everybody.
+    Guarantee: no request that arrives more than `seconds` x (difference in priority)
+    later goes first. Priorities are clipped to `levels` around 0, which bounds that for
+    all.
     """
 
     seconds: float = field(default=10.0, validator=_number(0, above=True))
@@ -57,18 +58,16 @@ class Ageing(FirstCome):
         return (time + self.seconds * level,), state
 
     def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
-        """Give way to one that is ahead by a whole level: less is not worth a
-        preemption.
-        """
+        """Whether `waiting` is ahead by a whole level: less is not worth a preemption."""
         return waiting[0] + self.seconds <= running[0]
 
 
 @frozen
 class Deadline(FirstCome):
-    """Earliest deadline first; `slack` seconds where a request has none.
+    """Earliest deadline first; `slack` seconds if a request has none.
 
-    Guarantee: admitted in the order of deadlines; only who arrives before a request's
-    deadline can be admitted before it.
+    Guarantee: admitted in the order of deadlines; only requests that arrive before a
+    request's deadline can be admitted before it.
     """
 
     slack: float = field(default=60.0, validator=_number(0))
@@ -80,11 +79,11 @@ class Deadline(FirstCome):
 
 @frozen
 class Shortest(FirstCome):
-    """Shortest remaining work first, by the output that is allowed; waiting counts.
+    """Shortest remaining work first, by the allowed output; waiting counts.
 
     Guarantee: one unit of work (an output token, or `PREFILL` tokens of prompt) is worth
-    `pace` seconds of waiting, so nobody who arrives `pace` x work seconds after a request
-    goes first. What was done before a preemption counts.
+    `pace` seconds of waiting, so no request that arrives `pace` x work seconds after
+    another goes first. Work done before a preemption counts.
     """
 
     pace: float = field(default=0.1, validator=_number(0))
@@ -101,30 +100,28 @@ class Shortest(FirstCome):
 
 @frozen
 class Shares:
-    """What clients have had: virtual time, and per client the time its next request
-    starts at.
-    """
+    """Virtual time, and per client the virtual time at which its next request starts."""
 
     now: float = 0.0
     tags: Map[str, float] = Map()
-    # clients remembered before those that are owed nothing are forgotten
+    # number of clients at which those without debt are forgotten
     limit: int = 1024
 
 
 @frozen
 class Fair(FirstCome):
-    """What `fair` named before it heeded priorities (`FairQueue`), so that runs that were
-    recorded under it replay. Nothing else uses it.
+    """The former policy `fair`, without priorities, kept so that runs recorded with it
+    replay; `FairQueue` replaced it.
 
-    Fair shares between clients, by start-time fair queueing (Goyal et al., 1996).
-    A request costs the tokens of its prompt and the output it may have; what it did not
-    use is given back when it ends. Guarantee: of two clients that always have something
-    waiting, neither is let in for more tokens than the other by more than the largest
-    request of each, whatever they had before; and a client's first request is overtaken
-    by nobody who comes later.
+    Fair shares between clients, by start-time fair queueing (Goyal et al., 1996). A
+    request costs its prompt tokens and its allowed output; the unused part is refunded
+    when it ends. Guarantee: of two clients that always have requests waiting, neither is
+    admitted for more tokens than the other by more than the largest request of each,
+    whatever they had before; and no request that arrives later overtakes a client's first
+    request.
     """
 
-    # Of clients that are due more or less than one share.
+    # of clients whose share is not one
     weights: Map[str, float] = field(default=Map(), validator=positive_weights)
     clients: int = field(default=1024, validator=_number(1))  # see `Shares.limit`
 
@@ -132,7 +129,7 @@ class Fair(FirstCome):
         return Shares(limit=self.clients)
 
     def rank(self, state: Shares, request: Request, time: float) -> tuple[Rank, Shares]:
-        """Start where the client's last request ends, but not in the past."""
+        """The virtual end of the client's last request, but not in the past."""
         tags, limit = state.tags, state.limit
         begin = max(state.now, tags.get(request.client, 0.0))
         if request.client not in tags and len(tags) >= limit:
@@ -145,11 +142,11 @@ class Fair(FirstCome):
         return (begin,), Shares(state.now, tags, limit)
 
     def admitted(self, state: Shares, rank: Rank, request: Request, load: Load) -> Shares:
-        """Virtual time is the start of whoever was admitted last."""
+        """Set virtual time to the start of the request admitted last."""
         return evolve(state, now=max(state.now, rank[0]))
 
     def ended(self, state: Shares, request: Request, output: int, ran: bool) -> Shares:
-        """Give back what was not used."""
+        """Refund the unused part of the cost."""
         unused = (
             request.max_tokens - output + (0 if ran else len(request.prompt) / request.n)
         )
@@ -161,10 +158,10 @@ class Fair(FirstCome):
 
 @frozen
 class Gathering:
-    """A window: until when it may wait, for how many, and how fast requests come."""
+    """A window: until when it may wait, for how many, and the pace of arrivals."""
 
     due: float = math.inf  # seconds
-    # samples that came since somebody was admitted; whoever else waits is through
+    # samples that arrived since the last admission; other waiting samples need not wait
     fresh: int = 0
     last: float = -math.inf  # arrival
     gap: float = math.inf  # seconds between arrivals, smoothed
@@ -172,13 +169,13 @@ class Gathering:
 
 @frozen
 class Window(Ageing):
-    """Waits for a fuller batch: prefills that start together disturb the running ones
-    once.
+    """Waits for a fuller batch, so that prefills that start together disturb the running
+    ones once.
 
-    Goes when `fill` samples wait; when someone of priority `urgent` or lower waits; or,
-    by load, when at the pace of late arrivals the batch would not fill in time.
-    Guarantee: the policy holds nobody longer than `wait` seconds after its arrival, or
-    than the share `part` of its deadline. Order is that of `Ageing`.
+    Admits when `fill` samples wait; when one of priority `urgent` or lower waits; or, by
+    load, when at the pace of recent arrivals the batch would not fill in time. Guarantee:
+    the policy defers no request longer than `wait` seconds after its arrival, or than the
+    share `part` of its deadline. The order is that of `Ageing`.
     """
 
     wait: float = field(default=0.05, validator=_number(0))  # seconds
@@ -192,7 +189,9 @@ class Window(Ageing):
     def rank(
         self, state: Gathering, request: Request, time: float
     ) -> tuple[Rank, Gathering]:
-        """Open the window, or shorten it; a later round of a search is no arrival."""
+        """Open the window, or shorten it; a later round of a search does not count as an
+        arrival.
+        """
         rank, _ = super().rank(None, request, time)
         if request.place is not None:
             return rank, state
@@ -200,14 +199,15 @@ class Window(Ageing):
         due = min(state.due, time + min(limit, self.part * request.deadline))
         gap = state.gap
         if state.last > -math.inf:
-            late = min(
-                time - state.last, 2 * self.wait
-            )  # beyond that it is slow, however slow
+            # beyond that it is slow, however slow
+            late = min(time - state.last, 2 * self.wait)
             gap = late if gap == math.inf else (gap + late) / 2
         return rank, Gathering(due, state.fresh + request.n, time, gap)
 
     def admit_from(self, state: Gathering, load: Load) -> float:
-        """Go if it is time or if waiting is idle; else say when."""
+        """Now if the window is full, due, or cannot fill in time; else the time when it
+        is due.
+        """
         if load.waiting > state.fresh or load.waiting >= self.fill:
             return load.time
         full = load.time + (self.fill - load.waiting) * state.gap
@@ -216,21 +216,20 @@ class Window(Ageing):
     def admitted(
         self, state: Gathering, rank: Rank, request: Request, load: Load
     ) -> Gathering:
-        """Whoever waits now goes along."""
+        """Close the window: all that wait now are admitted with this one."""
         return evolve(state, due=math.inf, fresh=0)
 
     def ended(
         self, state: Gathering, request: Request, output: int, ran: bool
     ) -> Gathering:
-        """Forget one that gave up."""
+        """Uncount a sample that ended before it ran."""
         if ran or not state.fresh or request.place is not None:  # not counted, either
             return state
         return evolve(state, fresh=state.fresh - 1)
 
 
-Batch = tuple[
-    float, int
-]  # when the one that runs was opened, seconds, and how many have joined
+# when the one that runs was opened, seconds, and how many have joined
+Batch = tuple[float, int]
 
 
 @frozen
@@ -270,9 +269,7 @@ POLICIES: Final[dict[str, type[Policy]]] = {
 
 
 def policy_named(text: str) -> Policy:
-    """The policy that a text such as "ageing:seconds=5,levels=3" names. Raises
-    ConfigError.
-    """
+    """The policy for a text such as "ageing:seconds=5,levels=3". Raises ConfigError."""
     name, _, rest = text.partition(":")
     if name not in POLICIES:
         raise ConfigError(

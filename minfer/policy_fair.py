@@ -1,14 +1,14 @@
-"""Fair shares of tokens between clients, class by class; `fair` has seats shared, too
-(`minfer.policy_seats`).
+"""Fair shares of tokens between clients, within each class; the policy `fair` shares
+seats, too (`minfer.policy_seats`).
 
-Start-time fair queueing (Goyal et al., 1996) keeps an account for each client: how far it
-has got in virtual time, which advances with the tokens that are let in. A request starts
-where its client's account stands, and whoever starts first goes first. Here each class of
-priority has a time and accounts of its own, so that what a class has waited for others
-is not held against anybody in it.
+Start-time fair queueing (Goyal et al., 1996) keeps an account for each client: its
+position in virtual time, which advances with the admitted tokens. A request starts at its
+client's account, and the earliest start goes first. Here each class of priority has its
+own virtual time and accounts, so that the time that a class waits for others does not
+count against its clients.
 
-A rank is (class, start), both fixed at arrival: nobody who waits is ever looked at again,
-and what a request costs the policy is a few entries of persistent maps.
+A rank is (class, start), both fixed at arrival: waiting requests are never looked at
+again, and a request costs the policy a few entries of persistent maps.
 """
 
 import math
@@ -41,30 +41,29 @@ def positive_weights(
 
 @frozen
 class Account:
-    """What a client has had in a class, in virtual time."""
+    """The use of a client in a class, in virtual time."""
 
-    end: float = 0.0  # of all that it asked for, less what it did not use
-    start: float = 0.0  # of its last request; what comes later starts no earlier
+    end: float = 0.0  # of all that it requested, less the unused part
+    start: float = 0.0  # of its last request; later ones start no earlier
     live: int = 0  # samples that wait or run
 
 
 @frozen
 class Accounts:
-    """All accounts, and where each class's virtual time stands."""
+    """All accounts, and the virtual time of each class."""
 
     times: Map[int, float] = Map()
     by_owner: Map[Owner, Account] = Map()
-    limit: int = 1024  # of accounts, at which those that matter least are forgotten
+    limit: int = 1024  # accounts, at which the least important are forgotten
 
     def time(self, level: int) -> float:
         """Virtual time of a class."""
         return self.times.get(level, 0.0)
 
     def with_room(self, least: int) -> "Accounts":
-        """Keep who has something here, and of the others those who are furthest ahead of
-        their class, half of `least` at most: with who comes from anywhere once, there is
-        no end of them. A class in which nobody has anything begins anew. Names decide
-        nothing.
+        """Keep the accounts of clients with live samples, and of the others those
+        furthest ahead of their class, at most half of `least`, as the number of clients
+        is unbounded. A class without live samples starts anew. Names do not matter.
         """
         every = self.by_owner.items()
         times = {owner[0]: self.time(owner[0]) for owner, one in every if one.live}
@@ -83,21 +82,21 @@ class Accounts:
 class FairQueue(FirstCome):
     """The more urgent class first, and within a class fair shares between clients.
 
-    A class is a `priority`; lower goes first, and takes the place of a less urgent one
-    that runs. A request costs the tokens of its prompt and the output it may have; what
-    it did not use is given back when it ends. Guarantees:
+    A class is a `priority`; lower goes first, and preempts a less urgent one that runs. A
+    request costs its prompt tokens and its allowed output; the unused part is refunded
+    when it ends. Guarantees:
 
-    - Nobody is admitted while someone of a more urgent class waits. A stream of urgent
-      requests may starve the less urgent, and that is what a priority means.
-    - Of two clients of a class that always have something waiting in it, neither is let
-      in for more tokens than the other, less what was given back, by more than the
-      largest request of each, whatever they had before. So nobody starves behind others
-      of its class.
-    - A client's first request is overtaken by nobody of its class who comes later.
-    - One client's requests of a class are admitted in the order in which they came.
+    - No request is admitted while one of a more urgent class waits. A stream of urgent
+      requests may starve the less urgent: that is the meaning of priority.
+    - Of two clients of a class that always have requests waiting in it, neither is
+      admitted for more tokens than the other, less refunds, by more than the largest
+      request of each, whatever they had before. So no client starves behind others of its
+      class.
+    - No later request of its class overtakes a client's first request.
+    - One client's requests of a class are admitted in the order in which they arrived.
     """
 
-    # Of clients that are due more or less than one share.
+    # of clients whose share is not one
     weights: Map[str, float] = field(default=Map(), validator=positive_weights)
     clients: int = field(default=1024, validator=_number(1))  # see `Accounts.limit`
 
@@ -107,8 +106,8 @@ class FairQueue(FirstCome):
     def rank(
         self, state: Accounts, request: Request, time: float
     ) -> tuple[Rank, Accounts]:
-        """Start where the client's account stands, but neither in the past nor before
-        what it asked for earlier, which may have started too late for what was used.
+        """The rank at the client's account, but neither in the past nor before its
+        earlier requests, which may have started too late for their real use.
         """
         owner = request.priority, request.client
         if owner not in state.by_owner and len(state.by_owner) >= state.limit:
@@ -124,20 +123,22 @@ class FairQueue(FirstCome):
         return (float(request.priority), start), state
 
     def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
-        """For the sake of a class, and never within one."""
+        """Whether `waiting` is of a more urgent class; never within one."""
         return waiting[0] < running[0]
 
     def admitted(
         self, state: Accounts, rank: Rank, request: Request, load: Load
     ) -> Accounts:
-        """A class's virtual time is the start of whoever was admitted last in it."""
+        """Set the class's virtual time to the start of the request admitted last in
+        it.
+        """
         now = max(state.time(request.priority), rank[-1])
         return evolve(state, times=state.times.set(request.priority, now))
 
     def ended(
         self, state: Accounts, request: Request, output: int, ran: bool
     ) -> Accounts:
-        """Give back what was not used."""
+        """Refund the unused part of the cost."""
         owner = request.priority, request.client
         account = state.by_owner.get(owner)
         if account is None:
@@ -152,5 +153,7 @@ class FairQueue(FirstCome):
 
 
 def _prompt_cost(request: Request) -> int:
-    """Tokens of a prompt; of one that goes on with another's work, that has paid them."""
+    """Tokens of a prompt; none for a later round of a search, whose prompt is paid
+    for.
+    """
     return len(request.prompt) if request.place is None else 0

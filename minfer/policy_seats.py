@@ -1,18 +1,18 @@
-"""Fair shares of tokens, and of seats and joins: what `fair` names.
+"""Fair shares of tokens, of seats and of joins: the policy `fair`.
 
-Fair queueing says who goes first, and that is not all that neighbours feel. A step is as
-long as what is in it: rows that decode cost each of the others a little, and a step that
-newcomers join costs as much as two. So a client that asks for everything at once is
-bounded in both while others run, and lets others pass when it has had its share:
+Fair queueing decides which request goes first, but other clients notice more than that.
+A step is as long as its work: each decode row slows the others a little, and a step that
+newcomers join costs as much as two. So a client that sends many requests at once is
+bounded in both while others run, and is deferred when it has had its share:
 
-- It holds as many seats as all others together, times `GROWTH`: one beside 16 streams
-  has 32, and two that want all double in turns until the machine is full.
-- Once it holds a seat, more of its requests join at one step of `JOIN_EVERY` only, and
-  few at once. So most steps have no newcomer, however fast a client asks or leaves.
-  While the host is not ready for anybody who runs, no step is taken that could be the
-  fourth, and no neighbour waits for one: then it joins at any.
+- It holds as many seats as all others together, times `GROWTH`: beside 16 streams it has
+  32, and two greedy clients double in turns until the machine is full.
+- Once it holds a seat, more of its requests join only at one step of `JOIN_EVERY`, and
+  few at once. So most steps have no newcomer, however fast a client sends or cancels. If
+  all running samples are paused, no step is taken that could be the fourth, and no other
+  client waits for one: then its requests join at any step.
 
-A client that has the machine for itself is bounded in nothing.
+A client that has the machine to itself is not bounded.
 """
 
 from functools import partial
@@ -28,13 +28,13 @@ from minfer.record import evolve
 from minfer.request import Request
 
 GROWTH: Final = 2  # seats of a client for each that others hold
-PART: Final = 8  # of all seats, one in so many is anybody's
+PART: Final = 8  # every client may have one of so many seats
 JOIN_EVERY: Final = 4  # steps
-# Of those who run, one in so many may come anew in such a step: then sequences of 64
-# tokens and more still fill the machine, whoever shares it.
+# Of the running sequences, one in so many may be new in such a step: then sequences of 64
+# tokens and more still fill the machine, however it is shared.
 RENEWED: Final = 16
-LINGER: Final = 1.0  # seconds for which others count who have just ended
-STALE: Final = LINGER / 4  # seconds, after which it is noted anew that they are there
+LINGER: Final = 1.0  # seconds for which other clients count after their end
+STALE: Final = LINGER / 4  # seconds after which their presence is recorded again
 
 _number: Final = partial(number, of="scheduling policy: ")
 _NONE: Final = Map[int, int]()
@@ -42,7 +42,7 @@ _NONE: Final = Map[int, int]()
 
 @frozen
 class Beside:
-    """What was beside a client when it wanted more."""
+    """The use of other clients when a client wanted more."""
 
     seats: int  # of others
     time: float  # seconds
@@ -50,15 +50,15 @@ class Beside:
 
 @frozen
 class Seats(Accounts):
-    """The accounts, and who has been let in and has not ended."""
+    """The accounts, and the samples that are admitted and have not ended."""
 
     held: Map[str, Map[int, int]] = Map()  # client -> class -> samples
     taken: Map[int, int] = Map()  # class -> samples of all clients
-    # Of clients that have seats and wait for more beside others, or did lately.
+    # Of clients that have seats and wait for more beside others, or did recently.
     beside: Map[str, Beside] = Map()
 
     def moved(self, request: Request, by: int) -> "Seats":
-        """With so many samples more, or less, of a request's client and class."""
+        """The seats with `by` samples more of a request's client and class."""
         client, level = request.client, request.priority
         own, taken = self.held.get(client, _NONE), _counted(self.taken, level, by)
         if own := _counted(own, level, by):
@@ -77,8 +77,8 @@ class Seats(Accounts):
         return sum(many - own.get(one, 0) for one, many in every if one <= level)
 
     def lately(self, request: Request, time: float) -> "Seats":
-        """Note how many seats others have, unless they have had more until now: between
-        two answers of all others a client shall not take everything.
+        """Record how many seats others have, unless they have had more until now, so that
+        a client cannot take all seats in a short gap between the requests of the others.
         """
         now = self.others(request.client, request.priority)
         was = self.beside.get(request.client)
@@ -99,19 +99,20 @@ def _counted(counts: Map[int, int], level: int, by: int) -> Map[int, int]:
 class FairSeats(FairQueue):
     """As `FairQueue`; and while others run, no client has more than its share of seats.
 
-    Others are those of its class and of more urgent ones: the less urgent bound nobody.
-    Guarantees, beside those of `FairQueue` between clients that are not held back:
+    Others are those of its class and of more urgent ones: less urgent ones do not bound
+    it. Guarantees, beside those of `FairQueue` between clients that are not deferred:
 
-    - While others hold s seats, a client is let in to no more than 2 s, or an eighth of
+    - While others hold s seats, a client is admitted to no more than 2 s, or an eighth of
       all seats, or `least`, whichever is the most.
-    - While others hold a seat, it joins at every fourth step at most, but for its first
-      seat and where all who run are paused; and no more than `newcomers` at once, or one
-      for each 16 that run.
-    - Where no others run, nor have for a second, it is held back in nothing; so nobody
-      waits for ever.
+    - While others hold a seat, it joins at every fourth step at most, except for its
+      first seat and while all running samples are paused; and no more than `newcomers` at
+      once, or one for each 16 that run.
+    - If no others run, nor have for a second, it is never deferred; so no client waits
+      forever.
     """
 
-    least: int = field(default=8, validator=_number(1))  # seats that anybody may have
+    # seats that every client may have
+    least: int = field(default=8, validator=_number(1))
     newcomers: int = field(default=4, validator=_number(1))  # of a client, in a step
 
     def start(self) -> Seats:
@@ -120,7 +121,9 @@ class FairSeats(FairQueue):
     def holds_back(
         self, state: Seats, request: Request, load: Load, came: int
     ) -> tuple[bool, Seats]:
-        """Hold back who has its share, or has to wait for a step that others join."""
+        """Defer a client that has its share, or has to wait for the step at which it may
+        join.
+        """
         mine = state.mine(request.client)
         if not mine:
             return False, state
@@ -128,7 +131,8 @@ class FairSeats(FairQueue):
         others = state.beside[request.client].seats
         if not others:
             return False, state
-        # Nobody feels who joins a step that would not be, nor does its number pass.
+        # Joining a step that otherwise would not run slows no other client, and its
+        # number stays.
         waits = load.step % JOIN_EVERY and not load.paused
         if waits or came >= max(self.newcomers, load.running // RENEWED):
             return True, state
@@ -136,13 +140,13 @@ class FairSeats(FairQueue):
         return mine >= max(self.least, load.seats // PART, due), state
 
     def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Accounts:
-        """One more seat is taken."""
+        """Count one more seat taken."""
         told: Any = super().admitted(state, rank, request, load)
         seats: Seats = told.moved(request, 1)
         return seats
 
     def ended(self, state: Any, request: Request, output: int, ran: bool) -> Accounts:
-        """Its seat is free, if it had one."""
+        """Free its seat, if it had one."""
         told: Any = super().ended(state, request, output, ran)
         seats: Seats = told.moved(request, -1) if ran else told
         return seats

@@ -1,11 +1,11 @@
-"""Free blocks: which they are, and in which order they are handed out.
+"""Free blocks: which they are, and in which order they are allocated.
 
-Theory. A free block's content is known to nobody. Those that were never used are a range
-that only shrinks, so a pool of millions is a number; those that were given back are
-handed out again first, the last ones given back before all others. They are kept in two
-levels: a short tuple at hand, and a stack of runs under it, so that giving back many does
-not copy what lies there. Where more are wanted than are at hand, the run under them is
-put before them. No run is empty, so there are never more runs than free blocks.
+Theory. The content of a free block is unused. Blocks that were never used are a range
+that only shrinks, so a pool of millions is a number; released ones are allocated first,
+the last released before all others. They are kept in two levels: a short tuple (`spare`),
+and a stack of runs under it, so that releasing many does not copy those below. If more
+are wanted than `spare` has, the top run is put before it. No run is empty, so there are
+never more runs than free blocks.
 """
 
 from attrs import Factory, frozen
@@ -20,13 +20,13 @@ class Pool:
     total: int
     run: int = 64  # blocks that `spare` holds before it becomes a run of `freed`
     fresh: int = 0  # blocks fresh..total-1 were never used
-    spare: tuple[int, ...] = ()  # given back, the next to be handed out first
+    spare: tuple[int, ...] = ()  # released ones, the next to be allocated first
     freed: Map[int, tuple[int, ...]] = Map()  # stack of further runs of them, by depth
     free: int = Factory(lambda self: self.total, takes_self=True)  # how many, in all
 
 
 class PoolChange:
-    """Changes to a pool in the making. Never kept, never shared: open, change, `done`."""
+    """A change of a pool being built. Never kept, never shared: open, change, `done`."""
 
     __slots__ = ("free", "freed", "fresh", "run", "spare", "total")
 
@@ -43,7 +43,7 @@ class PoolChange:
         return Pool(self.total, self.run, self.fresh, self.spare, self.freed, self.free)
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Hand out `count` blocks; the caller knows that as many are free."""
+        """Allocate `count` blocks; the caller has checked that as many are free."""
         spare = self.spare
         while len(spare) < count and self.freed:
             depth = len(self.freed) - 1
@@ -58,7 +58,7 @@ class PoolChange:
         return spare[:count]
 
     def give(self, blocks: tuple[int, ...]) -> None:
-        """Take blocks back."""
+        """Return blocks to the pool."""
         if self.spare and len(self.spare) + len(blocks) > self.run:
             self.freed = self.freed.set(len(self.freed), self.spare)
             self.spare = ()

@@ -1,6 +1,6 @@
-"""Sequences begin again: back in line, when they have to give way, or in their seats,
-when a step failed. Neither loses a token: what is known is history for the next
-generation.
+"""Preemption and restart: a preempted sequence goes back to the waiting queue; after a
+failed step sequences restart in place. Neither loses a token: the known tokens become the
+history of the next generation.
 """
 
 from minfer import consult
@@ -20,8 +20,8 @@ from minfer.state import EngineState, Live
 def preempt(
     config: EngineConfig, state: EngineState, i: int, by: SampleId
 ) -> tuple[EngineState, Reason]:
-    """Send a running sequence back in line, at its place or before it, with
-    all it knows.
+    """Move a running sequence back to the waiting queue, at its place or before it, with
+    all its known tokens.
     """
     seq = _anew(config, state.running, i)
     rank, arrival, sample = seq.place
@@ -36,17 +36,18 @@ def preempt(
 
 
 def _moved(requests: Map[str, Live], seq: Sequence, rank: Rank) -> Map[str, Live]:
-    """Remember the rank that a sample has got, so that it can be found in line."""
+    """The requests with the new rank of one sample, so that it can be found in the
+    queue.
+    """
     live = requests[seq.request.id]
     moved = {**dict(live.moved), seq.sample: rank}
     return requests.set(seq.request.id, evolve(live, moved=tuple(moved.items())))
 
 
 def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> EngineState:
-    """Begin new generations in place, from committed KV: what was in flight never
-    happened.
+    """Begin new generations in place, from committed KV; plans in flight are discarded.
 
-    What they know stays where it is; the next plans carry what is not yet computed of it.
+    Known tokens stay where they are; the next plans carry those whose KV is not computed.
     """
     run = state.running
     size = config.block_size
@@ -64,7 +65,7 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
 
 
 def _anew(config: EngineConfig, run: Running, i: int) -> Sequence:
-    """The sequence at `i`, all that it knows as its history."""
+    """The sequence at `i`, with all its known tokens as its history."""
     seq = run.seqs[i]
     tokens = run.tokens(i, config.block_size)
     have = tuple(run.chains[i].keys)

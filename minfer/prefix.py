@@ -1,20 +1,20 @@
-"""The prefix index: which content is cached in which block, who stands on it, what goes
-first.
+"""The prefix index: which content is cached in which block, which blocks are held, and
+the order of eviction.
 
-Theory. Published blocks form a forest, whose nodes go by the keys of their content: a
-node's parent is the prefix before it. A sequence holds only the *deepest* published block
-of its table, its leaf. A node's count of `users` is the sequences whose leaf it is plus
-those of its children that have users, so a block is live if and only if it has any, and
-holding or releasing a leaf walks up only as far as counts change between zero and one: a
-shared prefix of 500 blocks costs one step to take and to give back.
+Theory. Published blocks form a forest, whose nodes are named by the keys of their
+content: a node's parent is the prefix before it. A sequence holds only the *deepest*
+published block of its table, its leaf. A node's count of `users` is the sequences whose
+leaf it is plus those of its children that have users, so a block is live if and only if
+it has any, and holding or releasing a leaf walks up only as far as counts change between
+zero and one: a shared prefix of 500 blocks costs one step to hold and to release.
 
-Only idle blocks without cached children can be evicted, the longest unused first, so an
-ancestor never goes before its descendants. Hence the cached part of any chain of keys is
-a prefix of that chain, and a lookup is a binary search.
+Only idle blocks without cached children can be evicted, the least recently used first, so
+an ancestor is never evicted before its descendants. Hence the cached part of any chain of
+keys is a prefix of that chain, and a lookup is a binary search.
 
-With a sliding window a sequence lets go of ancestors while it goes on: blocks are
-published alone, each a root, and it holds those in its window one by one. A cached chain
-may then have gaps, and a hit needs the last window's blocks only.
+With a sliding window a sequence releases ancestors while it runs: blocks are published
+alone, each a root, and it holds those in its window one by one. A cached chain may then
+have gaps, and a hit needs only the blocks of the last window.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,8 @@ from minfer.keys import Key, Keys
 from minfer.pmap import Map
 from minfer.tickets import Words, add, drop, least, words_of
 
-ROOT: Final = b""  # the parent of a first block; the leaf of who has published nothing
+# the parent of a first block; the leaf of a sequence that has published nothing
+ROOT: Final = b""
 NONE: Final = -1  # the last use of a block that is live, or was not used yet
 
 
@@ -39,37 +40,37 @@ class Node:
     parent: Key  # the content before it, or ROOT
     users: int
     children: int  # that are cached
-    last_use: int  # a ticket: lower ones were longer ago
+    last_use: int  # a ticket: lower ones are older
 
 
-# How a node is kept: its fields, in their order. It is the engine's most frequent value,
-# and a plain tuple is made and taken apart in a third of a record's time. Outside of this
-# file there are records only: ask `node_of`.
+# How a node is stored: its fields, in their order. It is the engine's most frequent
+# value, and a plain tuple is made and unpacked in a third of a record's time. Other files
+# use `Node` records only: see `node_of`.
 Packed: TypeAlias = tuple[int, Key, int, int, int]
 
 
 @frozen
 class PrefixIndex:
-    """Published blocks, by their content. Read the module's theory for the fields."""
+    """Published blocks, by their content. The module docstring explains the fields."""
 
     nodes: Map[Key, Packed] = Map()
     live: int = 0  # how many of the nodes have users
-    idle: Map[int, Key] = Map()  # last use -> what is idle and has no children
+    idle: Map[int, Key] = Map()  # last use -> key of an idle block without children
     next_use: int = 0  # the next ticket
     words: Words = Factory(lambda self: words_of(self.idle), takes_self=True)  # in `idle`
 
     @property
     def idlers(self) -> int:
-        """How many are cached and nobody stands on them."""
+        """How many blocks are cached and not held."""
         return len(self.nodes) - self.live
 
 
 @frozen
 class Evicted:
-    """Cached blocks that are about to be used for something else, in that order."""
+    """Cached blocks that are about to be overwritten, in that order."""
 
     blocks: tuple[int, ...] = ()
-    keys: Keys = ()  # of the content that they have until then
+    keys: Keys = ()  # keys of their content until then
 
 
 Index: TypeAlias = "PrefixIndex | PrefixChange"
@@ -82,18 +83,18 @@ def node_of(prefix: Index, key: Key) -> Node | None:
 
 
 def blocks_of(prefix: Index, keys: Iterable[Key]) -> tuple[int, ...]:
-    """Which blocks have these contents, all of which are cached."""
+    """The blocks with these contents, all of which are cached."""
     return tuple([prefix.nodes[key][0] for key in keys])
 
 
 def every_node(prefix: PrefixIndex) -> dict[Key, Node]:
-    """All that is published, by content."""
+    """All published blocks, by content."""
     return {key: Node(*packed) for key, packed in prefix.nodes.items()}
 
 
 def lookup(prefix: Index, keys: Keys, end: int | None = None) -> int:
-    """How many of the first `end` keys are cached, the leading ones: cached chains have
-    no gaps.
+    """How many leading ones of the first `end` keys are cached: cached chains have no
+    gaps.
     """
     if not keys or keys[0] not in prefix.nodes:
         return 0
@@ -101,13 +102,13 @@ def lookup(prefix: Index, keys: Keys, end: int | None = None) -> int:
 
 
 def live(prefix: Index, key: Key) -> bool:
-    """Whether this content is cached and some running sequence stands on its block."""
+    """Whether this content is cached and some running sequence holds its block."""
     node = node_of(prefix, key)
     return node is not None and node.users > 0
 
 
 class PrefixChange:
-    """Changes to an index in the making: open, change, `done`. Never kept or shared."""
+    """A change of an index being built: open, change, `done`. Never kept or shared."""
 
     __slots__ = ("idle", "live", "next_use", "nodes", "words")
 
@@ -134,7 +135,7 @@ class PrefixChange:
         return len(self.nodes) - self.live
 
     def hold(self, leaf: Key) -> None:
-        """One more sequence stands on `leaf`."""
+        """Count one more sequence that holds `leaf`."""
         nodes = self.nodes
         while leaf:
             block, parent, users, children, last_use = nodes[leaf]
@@ -147,8 +148,8 @@ class PrefixChange:
             leaf = parent
 
     def release(self, leaf: Key) -> None:
-        """One sequence fewer stands on `leaf`; what nobody stands on any more becomes
-        idle.
+        """Count one sequence fewer that holds `leaf`; blocks that are not held any more
+        become idle.
         """
         nodes, key, last_use = self.nodes, leaf, self.next_use
         while key:
@@ -162,18 +163,17 @@ class PrefixChange:
                 self.next_use += 1
                 if not children:
                     self._listed(leaf, last_use)
-                last_use = NONE  # of the others nobody knows more than that it was before
+                last_use = NONE  # for the ancestors, it is only known that it was before
             key = parent
 
     def publish(
         self, leaf: Key, keys: Keys, private: tuple[int, ...]
     ) -> tuple[Key, tuple[int, ...]]:
-        """Name full private blocks that follow `leaf` in the holder's table, one key
+        """Publish full private blocks that follow `leaf` in the holder's table, one key
         each.
 
         Returns the holder's new leaf and the blocks that stay private because their
-        content is cached already under another block (the holder then stands on that
-        one).
+        content is cached already in another block (which the holder then holds instead).
         """
         twins = lookup(self, keys)
         if twins:
@@ -182,11 +182,11 @@ class PrefixChange:
             self.release(leaf)
             leaf = twin
         nodes, new = self.nodes, private[twins:]
-        # Its count of users stays: a holder less, a live child more.
+        # Its count of users stays: one holder less, one live child more.
         if new and leaf != ROOT:
             block, parent, users, children, last_use = nodes[leaf]
             nodes[leaf] = (block, parent, users, children + 1, last_use)
-        last = len(new) - 1  # that one has no child yet
+        last = len(new) - 1  # the last one has no child yet
         for at, (key, block) in enumerate(zip(keys[twins:], new, strict=True)):
             nodes[key] = (block, leaf, 1, int(at < last), NONE)
             leaf = key
@@ -194,7 +194,7 @@ class PrefixChange:
         return leaf, private[:twins]
 
     def publish_alone(self, key: Key, block: int) -> bool:
-        """Name one private block, which its owner then holds; not if its content is
+        """Publish one private block, which its owner then holds; False if its content is
         cached.
         """
         if key in self.nodes:
@@ -204,7 +204,7 @@ class PrefixChange:
         return True
 
     def evict(self, count: int) -> Evicted:
-        """Forget the `count` longest unused idle blocks, of which there are as many."""
+        """Evict the `count` least recently used idle blocks; there must be as many."""
         nodes = self.nodes
         gone: list[int] = []
         keys: list[Key] = []
@@ -222,8 +222,8 @@ class PrefixChange:
                 if children > 1 or users:
                     nodes[key] = (block, parent, users, children - 1, last_use)
                     break
-                # The last child is gone: the parent's turn, at its own last use if that
-                # is later.
+                # The last child is gone: the parent can be evicted, in the order of its
+                # own last use if that is later.
                 if last_use > oldest or len(gone) == count:
                     last_use = max(last_use, oldest)
                     nodes[key] = (block, parent, 0, 0, last_use)
@@ -232,13 +232,13 @@ class PrefixChange:
         return Evicted(tuple(gone), tuple(keys))
 
     def _listed(self, key: Key, last_use: int) -> None:
-        """From now on this content can be evicted: it was last used at `last_use`."""
+        """List this content as evictable: it was last used at `last_use`."""
         self.idle[last_use] = key
         add(self.words, last_use)
 
     def _unlisted(self, last_use: int) -> Key:
-        """What was last used at `last_use`, which is not to be evicted any more, or just
-        now.
+        """Remove the content last used at `last_use` from the evictable ones, and return
+        it.
         """
         drop(self.words, last_use)
         return self.idle.pop(last_use)

@@ -36,9 +36,8 @@ class Request:
     id: str
     prompt: tuple[int, ...]
     max_tokens: int
-    stop_ids: frozenset[int] = (
-        frozenset()
-    )  # token ids that end a sample, and are part of it
+    # token ids that end a sample, and are part of it
+    stop_ids: frozenset[int] = frozenset()
     # Token sequences that it may not output: the words of `sampling.bad_words`.
     bad_words: tuple[tuple[int, ...], ...] = ()
     n: int = 1
@@ -46,9 +45,8 @@ class Request:
     # several samples has it go on with its own.
     first_sample: int = 0
     seed: int = 0
-    sampling: SamplingParams = (
-        SamplingParams()
-    )  # for the executor; the engine does not look inside
+    # for the executor; the engine does not look inside
+    sampling: SamplingParams = SamplingParams()
     priority: int = 0  # lower runs first, under a policy that heeds it
     client: str = ""  # who asks; heeded by fair shares
     deadline: float = math.inf  # seconds after its arrival; heeded by earliest deadline
@@ -81,9 +79,8 @@ class Request:
     # for others. None: it comes last in its rank.
     place: tuple[tuple[float, ...], int, int] | None = None
     search: BeamRound | None = None  # it is a beam of a round of a search
-    largest: int = field(
-        init=False, eq=False, repr=False
-    )  # token id: looked up once, at the edge
+    # token id: looked up once, at the edge
+    largest: int = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         why = "token ids must be whole numbers from 0, in a tuple"

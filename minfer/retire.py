@@ -1,8 +1,8 @@
-"""Sequences leave the running ones: what they computed is published, their blocks come
-back.
+"""Retirement: takes sequences out of the running ones, publishes what they computed and
+releases their blocks.
 
-What a plan in flight may still read or write is not free before that plan is over: it
-stays behind a fence.
+Blocks that a plan in flight may still read or write are freed only when that plan is
+over: until then they stay behind a fence.
 """
 
 from collections.abc import Collection
@@ -25,11 +25,11 @@ from minfer.state import EngineState, Fence
 def retire(
     config: EngineConfig, state: EngineState, gone: Collection[int]
 ) -> EngineState:
-    """Take sequences out of the running ones: publish what is committed, give back the
+    """Take sequences out of the running ones: publish what is committed, release the
     rest.
 
-    In the order of `gone`, which are their positions. What a plan in flight may still
-    write to stays behind a fence until that plan is over.
+    In the order of `gone`, which are their positions. Blocks that a plan in flight may
+    still write stay behind a fence until that plan is over.
     """
     if not gone:
         return state
@@ -58,14 +58,16 @@ def retire(
 class Left:
     """The blocks that a sequence leaves behind."""
 
-    held: Keys  # of what is published and it stands on
+    held: Keys  # keys of the published blocks that it holds
     private: tuple[int, ...]
 
 
 def left_by(
     config: EngineConfig, change: Transaction, run: Running, i: int, upto: int
 ) -> Left:
-    """Publish what the sequence at `i` has in its first `upto` blocks."""
+    """Publish the first `upto` blocks of the sequence at `i`; returns the blocks it
+    leaves.
+    """
     chain, table = run.chains[i], run.tables[i]
     if upto <= chain.sealed:  # all that it computed is published
         return Left(stood_on(chain, config.window), table[chain.sealed :])
@@ -84,8 +86,9 @@ def left_by(
 def _with_tail(
     config: EngineConfig, change: Transaction, run: Running, i: int, sure: int, left: Left
 ) -> Left:
-    """Publish, too, the beginning of the last block of the prompt of the sequence at `i`,
-    if it has the KV of all of that: `sure` tokens. `left` is what it leaves besides.
+    """Publish also the partial last block of the prompt of the sequence at `i`, if the KV
+    of all its tokens is computed: of `sure` tokens. `left` are the other blocks it
+    leaves.
     """
     request = run.seqs[i].request
     _, key = request.tails or (ROOT, ROOT)
@@ -102,14 +105,14 @@ def _with_tail(
 
 
 def give_back(change: Transaction, left: Left | Fence) -> None:
-    """Let go of blocks that a sequence had."""
-    for key in reversed(left.held):  # the last ones are evicted first: least used
+    """Release the blocks that a sequence had."""
+    for key in reversed(left.held):  # the last ones are evicted first, as the least used
         change.prefix.release(key)
     change.pool.give(left.private)
 
 
 def open_fences(state: EngineState, step: int | None) -> EngineState:
-    """Free what was fenced off until `step` or before; all of it if `step` is None."""
+    """Free the blocks fenced until `step` or before; all of them if `step` is None."""
     if not state.fences:
         return state
     change = Transaction(state.blocks)

@@ -126,7 +126,7 @@ def _in_lockstep(work: Work) -> Iterator[int]:
 
 
 def _who_gets_tokens(work: Work) -> None:
-    """Give one token to each running row; rows in prefill share the rest of the budget."""
+    """Give each running row one token; rows in prefill share the rest of the budget."""
     config, state = work.config, work.state
     budget, state = consult.budget(config, state, load(config, state))
     run = state.running

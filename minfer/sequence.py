@@ -62,9 +62,8 @@ class Sequence:
     sample: int
     place: Place
     arrived: float  # seconds
-    history: tuple[
-        int, ...
-    ]  # tokens known when it last entered the line, or now if it waits
+    # tokens known when it last entered the line, or now if it waits
+    history: tuple[int, ...]
     keys: Keys = ()  # of history's full blocks, as far as known
     preempted: int = 0  # times
     cached: int = 0  # prompt tokens that the prefix cache gave at its first admission
@@ -141,9 +140,8 @@ class Running:
         history = self.seqs[i].history
         if stop <= len(history):
             return history[start:stop]
-        first = (
-            len(self.chains[i].keys) * block_size
-        )  # in the tail, as tokens with a key are not
+        # in the tail, as tokens with a key are not
+        first = len(self.chains[i].keys) * block_size
         if start < first:
             return self.tokens(i, block_size)[start:stop]
         return (self.tails[i] + self.fresh[i])[start - first : stop - first]

@@ -1,4 +1,4 @@
-"""The engine's state: one frozen value that says everything."""
+"""The engine's state: one frozen value."""
 
 from typing import Any
 
@@ -29,19 +29,18 @@ from minfer.waiting import Line
 
 @frozen
 class Live:
-    """A request that has not ended: where its samples are in line, and how many have
+    """A request that has not ended: the queue places of its samples, and how many have
     ended.
     """
 
     place: Place  # of sample 0; the others differ in the sample only
     samples: int
     ended: int = 0
-    moved: tuple[
-        tuple[int, Rank], ...
-    ] = ()  # samples that got a better rank when preempted
+    # samples that got a better rank when preempted
+    moved: tuple[tuple[int, Rank], ...] = ()
 
     def place_of(self, sample: int) -> Place:
-        """Where a sample is in order, whether it waits or runs."""
+        """The place of a sample in the order, waiting or running."""
         rank, arrival, first = self.place
         if self.moved:
             rank = dict(self.moved).get(sample, rank)
@@ -50,18 +49,18 @@ class Live:
 
 @frozen
 class Fence:
-    """Blocks given back while plans in flight may name them: free once step `until` is
+    """Blocks released while plans in flight may use them: free once step `until` is
     over.
     """
 
     until: int
-    held: Keys  # of what is published
+    held: Keys  # of published blocks
     private: tuple[int, ...]
 
 
 @frozen
 class Hold:
-    """Who was next in line had to wait."""
+    """The last reason why the head of the queue was not admitted."""
 
     place: Place
     cause: str  # as in `Held`
@@ -69,10 +68,10 @@ class Hold:
 
 @frozen(slots=False)  # it is evolved ten times a turn, and read little more often
 class EngineState:
-    """All that the engine knows. Equal states decide equally, whatever made them."""
+    """All that decisions depend on: equal states lead to equal decisions."""
 
     blocks: Blocks
-    free_rows: tuple[int, ...]  # device rows nobody has, the next one last
+    free_rows: tuple[int, ...]  # free device rows, the next one last
     policy: Any  # the policy's own state
     time: float = 0.0  # seconds
     next_step: int = 0
@@ -80,23 +79,23 @@ class EngineState:
     arrivals: int = 0
     waiting: Line = Line()
     running: Running = Running()
-    stops: frozenset[int] = frozenset()  # at least the stop ids of all that run
-    filling: bool = False  # whether some that run may have inputs from the host to take
-    lockstep: bool = False  # whether some that run may be unable to run ahead
+    stops: frozenset[int] = frozenset()  # at least the stop ids of all running sequences
+    filling: bool = False  # whether a running sequence may be in prefill
+    lockstep: bool = False  # whether a running sequence may be unable to run ahead
     requests: Map[str, Live] = Map()
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
-    paused: frozenset[SampleId] = frozenset()  # for whom the host is not ready
+    paused: frozenset[SampleId] = frozenset()  # those for which the host is not ready
     drafting: Drafting = NOTHING_DRAFTED
-    held: Hold | None = None  # who was held last
-    shut: frozenset[str] = frozenset()  # clients that the last plan held back
-    overruled: tuple[Overruled, ...] = ()  # within a turn; they leave as reasons
+    held: Hold | None = None  # the last one that was reported
+    shut: frozenset[str] = frozenset()  # clients that the last plan deferred
+    overruled: tuple[Overruled, ...] = ()  # within a turn; they leave it as reasons
 
 
 def next_in_line(state: EngineState) -> Sequence:
-    """Who was next for the last plan: the first whose client was not held back, or if all
-    were, the first of all. The line must not be empty.
+    """The head of the queue for the last plan: the first sequence whose client was not
+    deferred, or if all were, the first of all. The queue must not be empty.
     """
     found = state.waiting.first_but(state.shut) if state.shut else None
     return found or state.waiting.first()
@@ -104,7 +103,7 @@ def next_in_line(state: EngineState) -> Sequence:
 
 @frozen
 class Transition:
-    """What a step of the engine gives."""
+    """The result of a turn: the next state, commands and reasons."""
 
     state: EngineState
     commands: tuple[Command, ...] = ()
@@ -113,7 +112,9 @@ class Transition:
 
 @frozen
 class Turn:
-    """One turn as it happened: what a journal replays, and what a simulation makes."""
+    """One turn with its input and output: a journal replays it, and a simulation makes
+    it.
+    """
 
     number: int  # from 0
     before: EngineState
@@ -129,8 +130,8 @@ def emitted(
     logprobs: Logprobs = (),
     pooled: Pooled = (),
 ) -> Transition:
-    """The transition that says what came out, with a reason for each sample
-    that ended.
+    """The transition that emits tokens and ends, with a reason for each sample that
+    ended.
     """
     ended = [Ended(done.id, done.sample, done.reason, done.error) for done in finished]
     return Transition(
@@ -139,12 +140,12 @@ def emitted(
 
 
 def ignored(state: EngineState, event: str, detail: str) -> Transition:
-    """The transition of an event that means nothing here."""
+    """The transition of an event that has no meaning in this state."""
     return Transition(state, (), (Ignored(event, detail),))
 
 
 def initial(config: EngineConfig) -> EngineState:
-    """The state before anything happened. Raises ConfigError for a policy that cannot
+    """The state before the first event. Raises ConfigError for a policy that cannot
     start.
     """
     rows = tuple(reversed(range(config.max_num_seqs)))

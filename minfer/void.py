@@ -1,9 +1,9 @@
-"""A step failed: it and its successors in flight never happened.
+"""A failed step: its results and those of the plans after it are discarded.
 
-Their sequences begin again from committed KV, which no step that failed can have changed.
-Who took part in the step that failed is blamed: after so many failures a sample ends with
-an error, and one that is close to it runs alone first, so that it does not end for a
-neighbour's fault.
+Their sequences restart from committed KV, which a failed step cannot have changed. The
+sequences of the failed step are suspects: after a number of failures a sample ends with
+an error, and one that is close to it runs alone first, so that it does not end by the
+fault of another sequence.
 """
 
 from minfer.config import EngineConfig
@@ -17,7 +17,9 @@ from minfer.state import EngineState, Transition, emitted
 
 
 def void(config: EngineConfig, state: EngineState, step: int, error: str) -> Transition:
-    """Count everything in flight as never run, and blame the sequences of plan `step`."""
+    """Discard all steps in flight, and count a failure of the sequences of plan
+    `step`.
+    """
     error = clip(error)
     run = state.running
     blamed = next(set(plan.gens) for plan in state.inflight if plan.step == step)

@@ -1,9 +1,9 @@
-"""The waiting line: a persistent sorted sequence, in buckets of bounded size.
+"""The waiting queue: a persistent sorted sequence, in buckets of bounded size.
 
 Inserting or removing copies one bucket and the list of buckets: O(sqrt n) words at 10,000
-waiting, where one flat tuple would copy them all. Many at once copy each bucket that they
-touch once. How many each client has is counted, so that nobody is looked for among those
-of clients that are held back unless there is somebody.
+waiting, where one flat tuple would copy them all. Bulk changes copy each bucket once. The
+sequences of each client are counted, so that the queue is searched past deferred clients
+only if it has others.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,11 +24,11 @@ _place: Final = attrgetter("place")
 
 @frozen
 class Line:
-    """Sequences that wait, by place. No bucket is empty."""
+    """Waiting sequences, by place. No bucket is empty."""
 
     buckets: tuple[tuple[Sequence, ...], ...] = ()
     size: int = 0
-    counts: Map[str, int] = Map()  # how many may be held back with their client
+    counts: Map[str, int] = Map()  # sequences by client that can be deferred with it
 
     def __len__(self) -> int:
         return self.size
@@ -37,12 +37,12 @@ class Line:
         return chain.from_iterable(self.buckets)
 
     def first(self) -> Sequence:
-        """Who is next; the line must not be empty."""
+        """The head of the queue, which must not be empty."""
         return self.buckets[0][0]
 
     def first_but(self, shut: Collection[str]) -> Sequence | None:
-        """The first that is not kept in line by its client being in `shut`, as who has
-        been in is not.
+        """The first sequence whose client is not in `shut`, or that ran before and so is
+        never deferred.
         """
         if not shut:
             return self.first() if self.size else None
@@ -54,16 +54,16 @@ class Line:
         return None
 
     def last(self) -> Sequence:
-        """Who is behind all others; the line must not be empty."""
+        """The last sequence of the queue, which must not be empty."""
         return self.buckets[-1][-1]
 
     def find(self, place: Place) -> Sequence | None:
-        """Return who waits at `place`, if anybody does."""
+        """The sequence that waits at `place`, if any."""
         _, bucket, cut = self._spot(place)
         return next((seq for seq in bucket[cut : cut + 1] if seq.place == place), None)
 
     def insert(self, seq: Sequence) -> "Line":
-        """Return the line with `seq` at its place, which nobody else has."""
+        """The queue with `seq` at its place, which must be unoccupied."""
         at, old, cut = self._spot(seq.place)
         new = (*old[:cut], seq, *old[cut:])
         half = len(new) // 2
@@ -72,9 +72,7 @@ class Line:
         return Line(buckets, self.size + 1, self._counted([seq], 1))
 
     def remove(self, place: Place) -> "Line":
-        """Return the line without the sequence at `place`; the same line if nobody is
-        there.
-        """
+        """The queue without the sequence at `place`; the same queue if there is none."""
         at, old, cut = self._spot(place)
         if [seq.place for seq in old[cut : cut + 1]] != [place]:
             return self
@@ -85,7 +83,7 @@ class Line:
         return Line(buckets, self.size - 1, counts)
 
     def insert_many(self, seqs: Iterable[Sequence]) -> "Line":
-        """Return the line with all of `seqs` at their places, which nobody else has."""
+        """The queue with all of `seqs` at their places, which must be unoccupied."""
         new, buckets = sorted(seqs, key=_place), list(self.buckets)
         full = thresholds.LINE_BUCKET
         firsts = [bucket[0].place for bucket in buckets]
@@ -99,7 +97,7 @@ class Line:
         return Line(tuple(buckets), self.size + len(new), counts)
 
     def remove_many(self, places: Iterable[Place]) -> "Line":
-        """Return the line without those at `places`, as far as somebody is there."""
+        """The queue without the sequences at those of the `places` that are occupied."""
         gone, buckets, out = set(places), list(self.buckets), list[Sequence]()
         firsts = [bucket[0].place for bucket in buckets]
         touched = {bisect_right(firsts, place) - 1 for place in gone}
@@ -110,7 +108,7 @@ class Line:
         return Line(left, self.size - len(out), self._counted(out, -1))
 
     def _counted(self, seqs: Iterable[Sequence], sign: int) -> Map[str, int]:
-        """The counts with so many of each client more, or less."""
+        """The counts with these sequences added (`sign` 1) or removed (-1)."""
         counts = self.counts
         clients = [seq.request.client for seq in seqs if not seq.ran_before]
         each = Counter(clients).items() if len(clients) > 1 else [(c, 1) for c in clients]
@@ -120,8 +118,8 @@ class Line:
         return counts
 
     def _spot(self, place: Place) -> tuple[int, tuple[Sequence, ...], int]:
-        """The last bucket that starts at or before `place`, or the first, and where in
-        it.
+        """The last bucket that starts at or before `place`, or the first, and the index
+        in it.
         """
         after = bisect_right(self.buckets, place, key=lambda bucket: bucket[0].place)
         at = max(0, after - 1)

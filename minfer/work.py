@@ -1,4 +1,4 @@
-"""The next step in the making: what is known of it while it is planned."""
+"""The next step while it is planned."""
 
 from collections import Counter
 
@@ -13,27 +13,27 @@ from minfer.state import EngineState
 
 @define
 class Work:
-    """What was decided about the next step so far. Never kept, never shared.
+    """What has been decided about the next step. Never kept, never shared.
 
-    A sequence is named by its generation: positions shift when others give way.
+    A sequence is named by its generation: positions shift when others are preempted.
     """
 
     config: EngineConfig
     state: EngineState
-    idle: set[int] = field(factory=set)  # who sits this step out
-    grown: Grown = field(factory=dict)  # what tables get
-    shares: dict[int, int] = field(factory=dict)  # who is being filled -> its tokens
-    room: int = 0  # tokens of the budget that nobody has yet
+    idle: set[int] = field(factory=set)  # generations that skip this step
+    grown: Grown = field(factory=dict)  # growth of tables
+    shares: dict[int, int] = field(factory=dict)  # generation in prefill -> its tokens
+    room: int = 0  # tokens of the budget that are left
     newcomers: list[Newcomer] = field(factory=list)
-    came: Counter[str] = field(factory=Counter)  # of newcomers, how many a client has
+    came: Counter[str] = field(factory=Counter)  # newcomers by client
     most: tuple[int, ...] | None = None  # tokens each row may yield; None: one
-    # Who has drafts -> those that the host says; none: the draft model says them.
+    # Generation with drafts -> those from the host; none: the draft model makes them.
     drafts: dict[int, tuple[int, ...]] = field(factory=dict)
     reasons: list[Reason] = field(factory=list)
     wakes: tuple[WakeAt, ...] = ()
 
     def forget(self, gone: set[int]) -> None:
-        """These generations gave way: they have no part in the step."""
+        """Remove generations that were preempted from the step."""
         self.idle -= gone
         for gen in gone:
             self.grown.pop(gen, None)

@@ -61,9 +61,8 @@ def _ordered(got: Any) -> bool:
 
 
 _QUESTIONS: Final = [name for name in vars(Policy) if not name.startswith("_")]
-_RIGHT: Final[
-    dict[str, Callable[[Any, Any], bool]]
-] = {  # what the protocol wants of an answer
+# what the protocol wants of an answer
+_RIGHT: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "rank": lambda _, got: isinstance(got, tuple) and len(got) == 2 and _ordered(got[0]),
     "again": lambda args, got: _ordered(got) and got <= args[1],
     "admit_from": lambda _, got: _ordered((got,)),
@@ -93,9 +92,8 @@ class Trial:
     turns: list[Turn] = field(init=False, factory=list)
     _inbox: list[Event] = field(init=False, factory=list)  # what the next turn takes
     _watched: EngineConfig = field(init=False)  # `config`, with `_ask` for a policy
-    _flaws: list[tuple[str, str]] = field(
-        init=False, factory=list
-    )  # laws broken, and how
+    # laws broken, and how
+    _flaws: list[tuple[str, str]] = field(init=False, factory=list)
     _raised: Exception | None = field(init=False, default=None)  # the policy's first
     _oracle: Oracle = field(init=False)
     _ledger: Ledger = field(init=False)
@@ -103,9 +101,8 @@ class Trial:
     _held_back: set[str] = field(init=False, factory=set)  # clients, in this turn
     _claims: int = field(init=False, default=0)  # tokens that were asked for
     _busy: int = field(init=False, default=0)  # turns with work
-    _idle: float = field(
-        init=False, default=inf
-    )  # since when the policy keeps all waiting
+    # since when the policy keeps all waiting
+    _idle: float = field(init=False, default=inf)
 
     def __attrs_post_init__(self) -> None:
         watch: Any = SimpleNamespace(
