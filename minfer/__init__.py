@@ -1,8 +1,8 @@
-"""minfer: an LLM inference engine whose whole control plane is a pure function.
+"""minfer: an LLM inference engine whose control plane is a pure function.
 
 `from minfer import LLM, SamplingParams` is the library; `minfer.engine.step` is the
-engine. The core loads no torch: what executes is in `minfer.effects` and is imported when
-it is asked for.
+engine. The core does not import torch: executors are in `minfer.effects`, which is
+imported on first use.
 """
 
 from importlib import import_module

@@ -1,19 +1,19 @@
-"""Beam search: which continuations of a search's beams go on, and when it is over.
+"""Beam search: which beams continue in the next round, and when a search is over.
 
-Theory. A search of width k keeps the k likeliest sequences that it knows. In a round each
-beam offers its likeliest next tokens; all offers are ranked by the log-probability of the
-whole output. Of the k best, those that end their sequence (a stop id, or the last token
-that there is room for) become hypotheses, scored by log-probability / length^penalty; the
-k best that do not end are the beams of the next round. The k best hypotheses are kept,
-and the search is over once they cannot be bettered, as `BeamSearch.early_stopping` says.
+Theory. A search of width k keeps its k likeliest sequences. In a round each beam proposes
+its likeliest next tokens; all candidates are ranked by the log-probability of the whole
+output. Of the k best, those that end their sequence (a stop id, or the last allowed
+token) become hypotheses, scored by log-probability / length^penalty; the k best that do
+not end are the beams of the next round. The k best hypotheses are kept, and the search is
+over once none can be better, as `BeamSearch.early_stopping` defines.
 
-That is transformers' beam search (`GenerationMixin._beam_search`), choice for choice. It
-ranks (1 + stop ids) * k offers of all beams; nothing is lost if a beam offers no more
-than k + stop ids: at most so many of them can be among the k best, or among the k best
-that do not end.
+This is transformers' beam search (`GenerationMixin._beam_search`), with the same choices.
+That ranks (1 + stop ids) * k candidates of all beams; nothing is lost if a beam proposes
+no more than k + stop ids: at most so many of them can be among the k best, or among the k
+best that do not end.
 
-All is on plain values. The engine knows no beams: each is a request of its own in every
-round.
+All values are plain. The engine does not know beams: each is a request of its own in
+every round.
 """
 
 from collections.abc import Callable, Container
@@ -26,22 +26,24 @@ from attrs import evolve, field, frozen
 from minfer.checks import ParameterError, check_number
 
 NEVER: Final = "never"
-# Beams and stop ids together: a request may ask for as many likeliest tokens.
+# Beams and stop ids together: a request may ask for as many top log-probabilities.
 MAX_CANDIDATES: Final = 20
 MAX_BEAMS: Final = 16  # of one search: four are left for stop ids
-MAX_LENGTH_PENALTY: Final = 10.0  # with it, any length's power is a finite number
+MAX_LENGTH_PENALTY: Final = 10.0  # with it, the power of any length is finite
 
 
 @frozen(kw_only=True)
 class BeamSearch:
-    """How a search scores hypotheses and when it ends. Raises ParameterError."""
+    """How a search scores hypotheses and when it ends. Raises ParameterError if
+    invalid.
+    """
 
     # Hypotheses are scored by log-probability / length^penalty: above 0 favours longer
     # ones.
     length_penalty: float = 1.0
-    # What ends a search that has its k hypotheses. True: that it has them. False: that
-    # no beam's score now is above the worst of theirs. "never": that no beam's could come
-    # to be, if it were as long as may be and lost no more probability.
+    # When a search with k hypotheses ends. True: at once. False: when no beam's score now
+    # is above the worst of theirs. "never": when no beam could reach it, even at the
+    # maximal length without losing more probability.
     early_stopping: bool | str = False
 
     def __attrs_post_init__(self) -> None:
@@ -54,15 +56,15 @@ class BeamSearch:
 
 @frozen(kw_only=True)
 class BeamRound:
-    """Which beam of which search a request is, and how the search goes on.
+    """The beam of a search that a request is, and the parameters of the search.
 
-    What a round's requests yielded, this and their prompts are enough to go through the
-    search again.
+    With the prompts and the yields of a round's requests this is enough to replay the
+    search.
     """
 
     id: str  # of the search
     width: int  # beams
-    prompt: int  # tokens of the search's prompt; what follows them is the beam's output
+    prompt: int  # tokens of the search's prompt; after them comes the beam's output
     most: int  # tokens that an output may have
     number: int = 0  # of the round
     beam: int = 0
@@ -71,16 +73,16 @@ class BeamRound:
 
 @frozen
 class Candidates:
-    """What a beam offers: the likeliest tokens after its last one, best first."""
+    """The candidates of a beam: the likeliest tokens after its last one, best first."""
 
     index: int  # of the beam
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]  # theirs, natural
+    logprobs: tuple[float, ...]  # of `tokens`, natural
 
 
 @frozen
 class Child:
-    """A continuation: a beam, and a token after it."""
+    """A continuation: a beam and one more token."""
 
     parent: int  # the beam
     token: int
@@ -99,17 +101,17 @@ class Hypothesis:
 
 @frozen
 class Search:
-    """A search in a round."""
+    """The state of a search in a round."""
 
     logprobs: tuple[float, ...]  # of each beam's output
-    # What each beam offers in this round, once it is known.
+    # The candidates of each beam in this round, once they are known.
     offers: tuple[Candidates | None, ...]
     done: tuple[Hypothesis, ...] = ()  # the best, best first; never more than beams
 
 
 @frozen
 class Round:
-    """What there is to know of a round besides what the beams offer."""
+    """The facts of a round besides the candidates of its beams."""
 
     how: BeamSearch
     stop_ids: Container[int]
@@ -120,19 +122,19 @@ class Round:
 
 @frozen
 class Choice:
-    """What comes of a round."""
+    """The result of a round."""
 
-    children: tuple[Child, ...]  # the next beams, best first; none: it is over
+    children: tuple[Child, ...]  # the next beams, best first; none: the search is over
     done: tuple[Hypothesis, ...]  # the hypotheses so far, best first
 
 
 def wanted(width: int, stop_ids: int) -> int:
-    """How many candidates each beam is to offer."""
+    """How many candidates each beam must propose."""
     return min(width + stop_ids, MAX_CANDIDATES)
 
 
 def choose(search: Search, this: Round) -> Choice:
-    """What becomes of a search all of whose beams have made an offer."""
+    """The next beams and hypotheses of a search whose beams all have candidates."""
     width = len(search.logprobs)
     ranked = _ranked(search)
     full = this.length >= this.most
@@ -143,13 +145,13 @@ def choose(search: Search, this: Round) -> Choice:
     children = [one for one in ranked if one.token not in this.stop_ids][:width]
     if not children or _is_over(this, children[0], done, width):
         return Choice((), done)
-    # Where few tokens are on offer there may be fewer; the others then count for nothing.
+    # There may be fewer if few tokens are proposed; the missing ones do not count.
     children += [evolve(children[0], logprob=-inf)] * (width - len(children))
     return Choice(tuple(children), done)
 
 
 def _ranked(search: Search) -> list[Child]:
-    """All continuations on offer, the likeliest first; of equals the first beam's."""
+    """All continuations, the likeliest first; equals in the order of beams."""
     every = [
         Child(beam, token, before + logprob)
         for beam, (before, offer) in enumerate(
@@ -173,14 +175,16 @@ def _hypothesis(one: Child, this: Round) -> Hypothesis:
 def _kept(
     done: tuple[Hypothesis, ...], new: list[Hypothesis], width: int
 ) -> tuple[Hypothesis, ...]:
-    """The best hypotheses; of equals those that were first."""
+    """The best hypotheses; of equals the earlier ones."""
     if not new:
         return done
     return tuple(sorted((*done, *new), key=attrgetter("score"), reverse=True)[:width])
 
 
 def _is_over(this: Round, best: Child, done: tuple[Hypothesis, ...], width: int) -> bool:
-    """Whether no beam is expected to better what is done; `best` is the likeliest."""
+    """Whether no beam is expected to beat the hypotheses done; `best` is the
+    likeliest.
+    """
     if len(done) < width:
         return False
     how = this.how

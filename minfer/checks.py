@@ -29,7 +29,7 @@ class ConfigError(ValueError):
 
 
 def is_number(value: Any, *, whole: bool = False) -> bool:
-    """Whether a value is a number, `whole` or not; true and false are none."""
+    """Whether a value is a number, `whole` or not; booleans are not."""
     kind = int if whole else int | float
     return isinstance(value, kind) and not isinstance(value, bool)
 
@@ -41,7 +41,7 @@ def check_number(
     `high`.
     """
     if not is_number(value, whole=whole):
-        # what else there is may not be printable
+        # other values may not be printable
         plain = isinstance(value, str | float | bool)
         given = repr(value) if plain else f"a {type(value).__name__}"
         raise ParameterError(param, f"must be a {'whole ' * whole}number, not {given}")
@@ -66,15 +66,15 @@ def check_flag(value: Any, param: str) -> None:
 
 
 def check_text(value: Any, param: str) -> None:
-    """Raise ParameterError unless `value` is a string; a subclass of it may
-    do anything.
+    """Raise ParameterError unless `value` is a plain string: a subclass could do
+    anything.
     """
     if type(value) is not str:
         raise ParameterError(param, f"must be a string, not a {type(value).__name__}")
 
 
 def check_tokens(value: Any, param: str, most: int) -> None:
-    """Raise ParameterError unless `value` is a tuple of at most so many token ids."""
+    """Raise ParameterError unless `value` is a tuple of at most `most` token ids."""
     if type(value) is not tuple or len(value) > most:
         raise ParameterError(param, f"must be a tuple of at most {most} token ids")
     for token in value:
@@ -82,8 +82,8 @@ def check_tokens(value: Any, param: str, most: int) -> None:
 
 
 def number(low: float, high: float = MOST, *, above: bool = False, of: str = "") -> Any:
-    """A field's validator: a finite number from `low` or above it to `high`, whole if its
-    type is int; None, where that is the default.
+    """A field's validator: a finite number from `low` or above it to `high`, an integer
+    if its type is int; None is allowed if it is the default.
     """
 
     def check(_: object, attribute: "Attribute[Any]", value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which KV a running sequence has for certain: what neither a failing step nor a plan in
+"""The committed KV of a running sequence: what neither a failing step nor a plan in
 flight can still change.
 """
 
@@ -9,20 +9,18 @@ from minfer.state import EngineState
 
 
 def committed(config: EngineConfig, state: EngineState, i: int) -> int:
-    """Positions of KV that the sequence at `i` has for certain, plans in
-    flight left out.
-    """
+    """Committed KV positions of the sequence at `i`, without plans in flight."""
     return all_committed(config, state, (i,))[i]
 
 
 def all_committed(
     config: EngineConfig, state: EngineState, spots: Collection[int]
 ) -> dict[int, int]:
-    """Positions of KV that each of the sequences at `spots` has for certain."""
+    """Committed KV positions of each of the sequences at `spots`."""
     run = state.running
     sure = {i: run.known[i] - 1 for i in spots}
-    # What has not yielded since its generation began has what its first plan in flight
-    # starts from.
+    # A sequence that has not yielded since its generation began has the KV below the
+    # start of its first plan in flight.
     rest = {run.gens[i]: i for i in spots if run.known[i] == run.base[i]}
     for i in rest.values():
         sure[i] = run.sched[i]
@@ -31,7 +29,8 @@ def all_committed(
         for gen, start in zip(plan.gens, plan.starts, strict=True):
             if gen in rest:
                 i = rest[gen]
-                # A copied tail is KV only once the plan that copies it is committed.
+                # A copied partial block has KV only once the plan that copies it is
+                # committed.
                 into = copied and run.tables[i][start // config.block_size] in copied
                 sure[i] = run.chains[i].sealed * config.block_size if into else start
     return sure

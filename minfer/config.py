@@ -1,4 +1,4 @@
-"""The engine's configuration: what does not change while it runs."""
+"""The engine's configuration, which does not change while it runs."""
 
 from typing import Final
 
@@ -8,8 +8,7 @@ from minfer.checks import ConfigError, flag, number
 from minfer.policy import FirstCome, Policy
 from minfer.speculate.settings import Speculation
 
-# What is varied, when sizes are compared: in forks, simulations, and what a page is
-# headed by.
+# The fields to compare sizes by: in forks, simulations and headings of pages.
 SIZES: Final = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
@@ -31,13 +30,13 @@ class EngineConfig:
     window: int = field(default=0, validator=number(0))
     # blocks that admission leaves free
     watermark: int = field(default=0, validator=number(0))
-    # A row that is sampled apart may be planned one token ahead of what is known of it:
-    # its mask is made while the forward runs that it is for.
+    # A row with deferred sampling may be planned one token ahead of its known tokens: its
+    # mask is made while the forward runs that it is for.
     late_masks: bool = field(default=False, validator=flag)
     policy: Policy = FirstCome()
     speculation: Speculation | None = None  # no drafts
-    # Freed blocks at hand, before they are put by as a run: on it depends which of the
-    # free blocks is handed out next.
+    # Freed blocks in `spare`, before they become a run: the order of allocation depends
+    # on it.
     freed_run: int = field(default=64, validator=number(1))
 
     def __attrs_post_init__(self) -> None:

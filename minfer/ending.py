@@ -1,4 +1,4 @@
-"""Samples end, wherever they are: in line or running."""
+"""Ends samples, waiting or running."""
 
 from collections.abc import Iterable
 from functools import reduce
@@ -17,27 +17,27 @@ from minfer.state import EngineState
 
 @frozen
 class Leaver:
-    """A sample that ends, where it is."""
+    """A sample to be ended, with its position."""
 
     seq: Sequence
-    known: int  # tokens, up to where it is to end
+    known: int  # tokens, up to its end
     reason: str
     error: str = ""
     at: int | None = None  # position among the running, if it runs
 
 
 def leaver(run: Running, i: int, reason: str, error: str = "") -> Leaver:
-    """The running sample at `i`, to end with all that it knows."""
+    """The running sample at `i`, to be ended with all its known tokens."""
     return Leaver(run.seqs[i], run.known[i], reason, error, i)
 
 
 def end(
     config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
 ) -> tuple[EngineState, tuple[Finished, ...]]:
-    """End samples, in this order, wherever they are; the blocks of those that run stay
+    """End samples, waiting or running, in this order; the blocks of running ones stay
     cached.
 
-    The line, the columns and the requests are changed once for all of them.
+    The queue, the columns and the requests are rebuilt once for all of them.
     """
     leavers = tuple(leavers)
     state, finished = _counted_out(config, state, leavers)
@@ -52,7 +52,7 @@ def end(
 def _counted_out(
     config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
 ) -> tuple[EngineState, tuple[Finished, ...]]:
-    """Count samples as ended; a request goes with its last one."""
+    """Count samples as ended; a request is removed with its last one."""
     requests, finished, gone = state.requests.mutate(), list[Finished](), set[SampleId]()
     for one in leavers:
         seq, request = one.seq, one.seq.request

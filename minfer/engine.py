@@ -1,11 +1,11 @@
 """The engine: one pure function from (configuration, state, events) to a transition.
 
-Theory. Everything that happens arrives as an event; everything to be done leaves as a
-command. A turn folds the events that have come, in order, and then plans until `depth`
-steps are in flight or nothing can run. It looks at no clock, draws no random number, and
-costs what changed in it.
+Theory. All inputs arrive as events; all outputs leave as commands. A turn folds the
+events that have come, in order, and then plans until `depth` steps are in flight or
+nothing can run. It reads no clock, draws no random number, and its cost is that of the
+changes.
 
-    Submit ---> waiting line ---> running columns ---> plan ---> executor
+    Submit ---> waiting queue --> running columns ---> plan ---> executor
                   ^   (admit)        |      ^  (schedule)           |
                   |                  |      |                       |
                   +--- preempted ----+      +------ Executed -------+
@@ -38,7 +38,7 @@ from minfer.speculate.proposing import told_of_proposals
 from minfer.state import EngineState, Transition, ignored
 from minfer.stop import stopped
 
-# Events of a kind cost less when those that follow each other are folded at once.
+# Consecutive events of a kind cost less when they are folded at once.
 _IN_A_ROW: Final[dict[type, str]] = {
     Submit: "submit",
     Cancel: "stop",
@@ -51,7 +51,7 @@ _IN_A_ROW: Final[dict[type, str]] = {
 def step(
     config: EngineConfig, state: EngineState, events: tuple[Event, ...]
 ) -> Transition:
-    """Take one turn: fold the events, then plan. Total: no event sequence raises."""
+    """Take one turn: fold the events, then plan. Total: no sequence of events raises."""
     turns: list[Transition] = []
     for together in _in_a_row(events):
         turns.append(_fold(config, state, together))
@@ -86,7 +86,7 @@ def _in_a_row(events: tuple[Event, ...]) -> list[list[Event]]:
 
 
 def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Transition:
-    if type(events[0]) not in EVENTS:  # not as typed; but a turn may hold anything
+    if type(events[0]) not in EVENTS:  # against the types, but a turn may hold anything
         return ignored(state, "event", f"a {type(events[0]).__name__} is no event")
     match events[0]:
         case Executed() | Failed() as event:

@@ -1,10 +1,10 @@
-"""Libraries that only a part of minfer needs: what to type where one is missing.
+"""Optional libraries of minfer: how to install one that is missing.
 
-pyproject.toml has them as extras. minfer is on no package index, so that its extras are
+pyproject.toml lists them as extras. minfer is on no package index, so its extras are
 installed from a clone.
 """
 
 
 def how_to_install(extra: str) -> str:
-    """What to type for the libraries of an extra."""
+    """The command that installs the libraries of an extra."""
     return f"pip install '.[{extra}]' in a clone of minfer"

@@ -1,8 +1,8 @@
-"""Content keys: what the KV of a full block is a function of, as one digest.
+"""Content keys: a digest of everything that determines the KV of a full block.
 
-A key covers what produced the block (the fingerprint), the cache salt, the key of the
-block before, and the block's tokens. Equal keys therefore mean equal KV, whoever computed
-it; different salts never share (CVE-2025-46570), and SHA-256 keeps keys from being forged
+A key covers the fingerprint of the model, the cache salt, the key of the block before,
+and the block's tokens. So equal keys mean equal KV, whichever request computed it;
+different salts never share (CVE-2025-46570), and SHA-256 keeps keys from being forged
 (CVE-2025-25183).
 """
 
@@ -15,12 +15,12 @@ Key = bytes
 Keys = tuple[Key, ...]  # of consecutive blocks
 Tails = tuple[Key, Key]
 DIGEST: Final = 32  # bytes
-TAIL: Final = b"t"  # before a digest: the key of the beginning of a block
+TAIL: Final = b"t"  # before a digest: the key of a partial block
 
 
 def root_key(fingerprint: bytes, salt: bytes = b"") -> Key:
-    """The key before the first block: every field length-prefixed, so that none runs into
-    another.
+    """The key before the first block: every field has its length before it, so that two
+    fields cannot be confused.
 
     `fingerprint` names model, weights, KV type, layout and adapter; `salt` separates
     tenants.
@@ -35,20 +35,20 @@ def block_key(parent: Key, tokens: Sequence[int]) -> Key:
 
 
 def tail_key(parent: Key, tokens: Sequence[int]) -> Key:
-    """The key of the beginning of a block that follows the block named `parent`: no full
-    block has the same. Of no tokens it is empty.
+    """The key of a partial block that follows the block named `parent`: no full block has
+    the same. Without tokens it is empty.
     """
     return TAIL + block_key(parent, tokens) if tokens else b""
 
 
 def is_tail(key: Key) -> bool:
-    """Whether this names the beginning of a block."""
+    """Whether this is the key of a partial block."""
     return len(key) > DIGEST
 
 
 def tail_keys(root: Key, keys: Keys, tokens: Sequence[int], size: int) -> Tails:
-    """Of the last block of `tokens`, whose full blocks have these `keys`: the keys of
-    what it has before the last token, and of all that it has, unless it is full.
+    """The keys of the last block of `tokens`, whose full blocks have these `keys`:
+    without the last token, and with it, unless that fills the block.
     """
     found = [
         tail_key(keys[full - 1] if full else root, tokens[full * size : end])
@@ -59,12 +59,14 @@ def tail_keys(root: Key, keys: Keys, tokens: Sequence[int], size: int) -> Tails:
 
 
 def block_keys(root: Key, tokens: Sequence[int], block_size: int) -> Keys:
-    """Keys of all full blocks of `tokens`, in order, each chained to the one before."""
+    """The keys of all full blocks of `tokens`, in order, each chained to the one
+    before.
+    """
     return extend_keys((), root, tokens, block_size)
 
 
 def extend_keys(keys: Keys, root: Key, tokens: Sequence[int], block_size: int) -> Keys:
-    """`keys`, already computed for a prefix of `tokens`, continued over all its full
+    """`keys`, which are those of a prefix of `tokens`, extended to all its full
     blocks.
     """
     if len(keys) == len(tokens) // block_size:

@@ -1,8 +1,7 @@
-"""A sequence that only grows, in two levels: most of it is shared, the recent end is
-copied.
+"""An append-only sequence in two levels: most of it is shared, the recent end is copied.
 
-Block tables, keys and histories of long contexts get an entry now and then; one flat
-tuple would be copied each time, and copying a tuple touches every object in it.
+Block tables, keys and histories of long contexts get an entry now and then; a flat tuple
+would be copied each time, and copying a tuple touches every object in it.
 """
 
 from collections.abc import Iterator
@@ -43,8 +42,8 @@ class Log(Generic[T]):
         return old[start:stop] + recent[: max(0, stop - cut)]
 
     def extended(self, more: tuple[T, ...], recent_entries: int) -> "Log[T]":
-        """The log with `more` entries; from `recent_entries` on the recent ones join the
-        old.
+        """The log with `more` entries; once there are `recent_entries` recent ones, they
+        join the old.
         """
         if len(self.recent) < recent_entries:
             return Log(self.old, self.recent + more)

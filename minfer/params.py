@@ -1,11 +1,11 @@
-"""How to choose tokens and when to stop: the parameters of sampling, each defined once.
+"""The parameters of sampling and of stopping, each defined once.
 
-Theory. `RowValues` is the table: a field stands there with its range, what it means in
-words, and how a device keeps it. What else speaks of a field is derived from it: what
-users may say (`SamplingParams`), what a device row is opened with
-(`minfer.sample.RowSampling`), the options of the command line, the fields of HTTP
-requests, the words of the device's rows and the columns that kernels get. What a field
-does to logits is in `minfer.shape` and `minfer.sample`, and nowhere else.
+Theory. `RowValues` is the table: each field has its range, its help text, and its type on
+the device. All else is derived from it: the parameters of users (`SamplingParams`), the
+values with which a device row is opened (`minfer.sample.RowSampling`), the options of the
+command line, the fields of HTTP requests, the words of the device's rows and the columns
+of kernels. The effect of a field on logits is in `minfer.shape` and `minfer.sample`, and
+nowhere else.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,26 +23,26 @@ MAX_STOPS: Final = 64
 MAX_STOP_IDS: Final = 256
 MAX_STOP_LENGTH: Final = 1024  # characters of a stop string
 MAX_LOGPROBS: Final = 20
-# What is done to single tokens: a bias, a stop id that is hidden, a token of a bad word.
+# Changes to single tokens: a bias, a hidden stop id, a token of a bad word.
 MAX_ADJUSTMENTS: Final = 1024
 MAX_BIAS: Final = 100.0
-MAX_ALLOWED: Final = 1 << 16  # token ids: more take a device's host milliseconds
+MAX_ALLOWED: Final = 1 << 16  # token ids: more take milliseconds on a device's host
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_LENGTH: Final = 128  # characters
 
 
 @frozen(kw_only=True)
 class Meaning:
-    """What there is to say of a field of `RowValues` besides its name, type, default."""
+    """The metadata of a field of `RowValues` besides its name, type and default."""
 
     low: float
     high: float
-    help: str  # in the words of `--help`
+    help: str  # for `--help`
     metavar: str
-    word: str  # the type of the device row's word: "float32" or "int32"
+    word: str  # the type on the device: "float32" or "int32"
     above: bool = False  # `low` itself is out of range
-    otherwise: str = ""  # what to do instead of a value at `low`
-    advised: bool = True  # a model's makers may advise it in generation_config.json
+    otherwise: str = ""  # the advice in the error for a value at `low`
+    advised: bool = True  # generation_config.json may set it
 
 
 def _value(default: Any, **meaning: Any) -> Any:
@@ -51,7 +51,7 @@ def _value(default: Any, **meaning: Any) -> Any:
 
 @frozen(kw_only=True)
 class RowValues:
-    """The values by which one row's tokens are chosen, in vLLM's names."""
+    """The sampling values of one row, in vLLM's names."""
 
     temperature: float = _value(
         1.0,
@@ -81,7 +81,7 @@ class RowValues:
         metavar="K",
         word="int32",
     )
-    # Keep tokens at least so likely in relation to the likeliest.
+    # Keep tokens with at least this probability relative to the likeliest.
     min_p: float = _value(
         0.0,
         low=0,
@@ -90,8 +90,8 @@ class RowValues:
         metavar="P",
         word="float32",
     )
-    # Of what these leave, keep tokens that are about as likely as one expects of a draw:
-    # those that hold this share of probability (Meister et al. 2022).
+    # Of the tokens left, keep those whose surprise is closest to the expected one and
+    # that hold this share of probability (locally typical sampling, Meister et al. 2022).
     typical_p: float = _value(
         1.0,
         low=0,
@@ -113,7 +113,7 @@ class RowValues:
         metavar="R",
         word="float32",
     )
-    # Taken off a token's logit as often as the output has it.
+    # Subtracted from a token's logit once for each time that the output has it.
     frequency_penalty: float = _value(
         0.0,
         low=-2,
@@ -122,7 +122,7 @@ class RowValues:
         metavar="F",
         word="float32",
     )
-    # Taken off the logits of the output's tokens, once.
+    # Subtracted once from the logits of the output's tokens.
     presence_penalty: float = _value(
         0.0,
         low=-2,
@@ -131,8 +131,8 @@ class RowValues:
         metavar="F",
         word="float32",
     )
-    # Each output token's log-probability, and of so many likeliest; None: none. Natural,
-    # before temperature and filters (vLLM's `raw_logprobs`).
+    # The log-probability of each output token, and of this many likeliest; None: none.
+    # Natural, before temperature and filters (vLLM's `raw_logprobs`).
     logprobs: int | None = _value(
         None,
         low=0,
@@ -145,8 +145,8 @@ class RowValues:
 
 
 ROW_FIELDS: Final = {one.name: one.metadata["meaning"] for one in attrs.fields(RowValues)}
-# Those that a model's makers may advise, and that the command line and HTTP take as they
-# are.
+# Fields that generation_config.json may set, and that the command line and HTTP take
+# unchanged.
 ADVISED: Final = tuple(name for name, meaning in ROW_FIELDS.items() if meaning.advised)
 
 
@@ -196,7 +196,7 @@ def _allowed_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
 
 
 def _bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """Biases as pairs by rising token id, of a mapping or of pairs."""
+    """Biases as pairs by rising token id, from a mapping or from pairs."""
     name = "logit_bias"
     pairs = value.items() if isinstance(value, Mapping) else value or ()
     try:
@@ -230,33 +230,35 @@ def _check_texts(param: str, texts: tuple[Any, ...], most: int, longest: int) ->
 
 @frozen(kw_only=True)
 class SamplingParams(RowValues):
-    """How to choose tokens and when to stop, in vLLM's names. Raises ParameterError."""
+    """How to choose tokens and when to stop, in vLLM's names. Raises ParameterError if
+    invalid.
+    """
 
     n: int = 1  # samples of one prompt
-    # So many are made, and the `n` that are likeliest per token are given; None: `n`.
+    # This many samples are made, and the `n` likeliest per token are returned; None: `n`.
     best_of: int | None = None
-    # The log-probability of each token of the prompt but the first, and of so many
+    # The log-probability of each token of the prompt but the first, and of this many
     # likeliest ones at its place; None: none.
     prompt_logprobs: int | None = None
     seed: int | None = None  # None: the caller's entropy, drawn once and recorded
     # Output tokens at most; None: as many as the context holds. 0: the prompt is
     # computed, for its log-probabilities or for the cache, and nothing is sampled.
     max_tokens: int | None = 16
-    stop: tuple[str, ...] = field(default=(), converter=_stops)  # the text layer's
+    stop: tuple[str, ...] = field(default=(), converter=_stops)  # for the text layer
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_stop_ids)
-    # Whether the text ends with what ended it, and not before: a stop string, or the
-    # token, unless that is a special one, which no text has. The text layer's.
+    # Whether the text includes what ended it: a stop string, or the stop token unless it
+    # is a special one, which no text has. For the text layer.
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    structured_outputs: StructuredOutputs | None = None  # what the text must look like
-    min_tokens: int = 0  # output tokens before one that ends it may come
+    structured_outputs: StructuredOutputs | None = None  # a constraint of the text
+    min_tokens: int = 0  # output tokens before one that ends it is allowed
     # Added to the logits of token ids: a mapping, kept as pairs.
     logit_bias: tuple[tuple[int, float], ...] = field(default=(), converter=_bias)
-    # The only token ids that may come; None: all may.
+    # The only allowed token ids; None: all.
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None, converter=_allowed_ids
     )
-    # Texts that may not come, neither behind a space nor without one.
+    # Texts that are not allowed, neither after a space nor without one.
     bad_words: tuple[str, ...] = field(default=(), converter=_bad_words)
 
     def __attrs_post_init__(self) -> None:
@@ -292,12 +294,12 @@ class SamplingParams(RowValues):
 
     @property
     def samples(self) -> int:
-        """How many are made of a prompt, whether all of them are given or not."""
+        """How many samples are made of a prompt, returned or not."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def chooses(self) -> bool:
-        """Whether more samples are made than given."""
+        """Whether more samples are made than returned."""
         return self.samples > self.n
 
     def _check_samples(self) -> None:

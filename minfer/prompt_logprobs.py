@@ -1,17 +1,17 @@
-"""Log-probabilities of a prompt's tokens, as they travel: chunk by chunk, as bytes.
+"""Log-probabilities of a prompt's tokens, packed chunk by chunk as bytes.
 
-Theory. A prompt is long where its output is short, and nobody but the client looks at
-what is said of it. So a chunk's log-probabilities stay one piece of bytes from the device
-to whoever asked, and a step costs the engine nothing for each of its tokens:
+Theory. A prompt is often longer than the output, and only the client reads the
+log-probabilities of its tokens. So those of a chunk stay one bytes object from the device
+to the client, and cost the engine nothing per token:
 
     part    u32 first, count, width; then the ranks and the likeliest ids, i32
             [count, width]; then log-probabilities, f32 [count, width]; little-endian
 
 A token's line holds its own rank, then the ids of the `width` - 1 likeliest; and their
 log-probabilities in the same order, its own first. `first` is the index in the prompt of
-the part's first token. A prompt may be computed more than once (who is sent back in line
-begins anew), so parts may overlap; but none is missing. What comes of one sample in a
-turn are its parts, one after the other.
+the part's first token. A prompt may be computed more than once (after a preemption), so
+parts may overlap; but none is missing. The results of one sample in a turn are its parts,
+concatenated.
 """
 
 import struct
@@ -28,7 +28,7 @@ _WORD: Final = 4  # bytes
 
 @frozen
 class PromptPart:
-    """Log-probabilities of some tokens in a row of a prompt."""
+    """Log-probabilities of consecutive tokens of a prompt."""
 
     first: int  # the index of the first of them
     count: int
@@ -37,7 +37,7 @@ class PromptPart:
     logprobs: bytes
 
     def line(self, at: int) -> TokenLogprobs:
-        """What is said of the token `at` places after the first."""
+        """The log-probabilities of the token `at` places after the first."""
         begin = at * self.width * _WORD
         end = begin + self.width * _WORD
         rank, *likeliest = struct.unpack(f"<{self.width}i", self.ids[begin:end])
@@ -46,13 +46,13 @@ class PromptPart:
 
 
 def packed(part: PromptPart) -> bytes:
-    """A part as it travels."""
+    """The bytes of a part."""
     head = _HEAD.pack(part.first, part.count, part.width)
     return b"".join((head, part.ids, part.logprobs))
 
 
 def parts_of(data: bytes) -> Iterator[PromptPart]:
-    """The parts that were packed as `data`. Raises ValueError for what is none."""
+    """The parts packed in `data`. Raises ValueError if it is cut off."""
     at = 0
     while at < len(data):
         if len(data) - at < _HEAD.size:

@@ -1,7 +1,7 @@
-"""Full blocks get a name: from then on others can find them.
+"""Publishes full blocks: from then on other sequences can find them.
 
-A block is published once its KV is committed. Keys are made of tokens, so the tokens that
-have got one leave the sequence's tail.
+A block is published once its KV is committed. Keys are made of tokens, so the tokens of a
+block with a key leave the sequence's tail.
 """
 
 from minfer import thresholds
@@ -53,9 +53,10 @@ def named(
 def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> EngineState:
     """Publish full blocks of running sequences: position -> the number of blocks with KV.
 
-    A block whose content is cached already, by somebody who computed the same at the same
-    time, stays private, as does what follows it, until the sequence leaves: admission
-    promised its own table a place, not the twin as well.
+    If another sequence computed the same content at the same time and it is cached
+    already, the block stays private until its sequence leaves, as do the blocks after it:
+    admission reserved blocks for the sequence's own table, not for holding the twin as
+    well.
     """
     run = state.running
     upto = {i: count for i, count in upto.items() if count > run.chains[i].sealed}
@@ -80,7 +81,7 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
 
 
 def _followed(prefix: PrefixChange, chain: Chain, table: Table, count: int) -> Chain:
-    """Publish a sequence's full blocks below `count` behind its leaf, unless they have a
+    """Publish a sequence's full blocks below `count` after its leaf, unless they have a
     twin.
     """
     keys = chain.keys[chain.sealed : count]
@@ -98,9 +99,7 @@ def _slid(
     count: int,
     position: int,
 ) -> Chain:
-    """Publish a sequence's full blocks below `count`; give back what is behind its
-    window.
-    """
+    """Publish a sequence's full blocks below `count`; release those behind its window."""
     low = outside(position, config.window, config.block_size)
     sealed = chain.sealed
     while sealed < count and change.prefix.publish_alone(
@@ -114,5 +113,5 @@ def _slid(
 
 
 def stood_on(chain: Chain, window: int) -> Keys:
-    """The published content on which a sequence stands."""
+    """The keys of the published blocks that a sequence holds."""
     return chain.keys[chain.low : chain.sealed] if window else (chain.leaf,)

@@ -1,10 +1,10 @@
-"""`evolve` for frozen records, quick enough for the hot path.
+"""`evolve` for frozen records, fast enough for the hot path.
 
-`attrs.evolve` walks the fields in Python (4 us for the engine's state). Reading them all
-with one `attrgetter` and calling the constructor by position takes a third of that. A
-record without slots can be copied without its constructor, in a sixth: that is for the
-one that changes ten times a turn. Type checkers take it for `attrs.evolve`, whose
-arguments they know: a misspelt field is an error before it runs.
+`attrs.evolve` walks the fields in Python (4 us for the engine's state). Reading all
+fields with one `attrgetter` and calling the constructor by position takes a third of
+that. A record without slots can be copied without its constructor, in a sixth: that is
+used for the state, which changes ten times a turn. Type checkers see `attrs.evolve`,
+whose arguments they know: they report a misspelt field.
 """
 
 from functools import cache
@@ -33,8 +33,8 @@ else:
         return "__slots__" not in vars(cls) and not checked and not late
 
     def evolve(record: T, **changes: Any) -> T:
-        """`record` with some fields changed; its class takes its fields, at least two, by
-        position. Raises KeyError for a field that it does not have.
+        """`record` with some fields changed; its class must take its fields, at least
+        two, by position. Raises KeyError for a field that it does not have.
         """
         cls = type(record)
         if _is_bare(cls):

@@ -1,4 +1,4 @@
-"""The request that carries what a user asks for into the engine."""
+"""The request as it enters the engine."""
 
 import math
 from array import array
@@ -24,13 +24,13 @@ from minfer.params import SamplingParams as SamplingParams
 
 @frozen(kw_only=True)
 class Request:
-    """A request as the engine takes it: everything is decided, nothing is text.
+    """A request as the engine takes it: all parameters are resolved, and it has no text.
 
-    `keys` are the content keys of the prompt's full blocks; the engine computes what is
-    left out from `root`. `output` holds tokens that were already produced for the only
-    sample, when a request is resumed. Raises ParameterError for values of a wrong type,
-    for token ids that are not from 0 to 2^32 - 1, and for numbers that nothing could
-    hold; whether a request can be served is the engine's to say.
+    `keys` are the content keys of the prompt's first full blocks; the engine computes the
+    others from `root`. `output` holds the tokens already produced for the only sample,
+    when a request is resumed. Raises ParameterError for values of a wrong type, for token
+    ids that are not from 0 to 2^32 - 1, and for numbers out of range; whether a request
+    can be served is decided by the engine.
     """
 
     id: str
@@ -41,45 +41,43 @@ class Request:
     # Token sequences that it may not output: the words of `sampling.bad_words`.
     bad_words: tuple[tuple[int, ...], ...] = ()
     n: int = 1
-    # The number, in the draws of the seed, of its first sample: who resumes one of
-    # several samples has it go on with its own.
+    # The number of its first sample in the noise of the seed: so one of several samples
+    # can be resumed with its own noise.
     first_sample: int = 0
     seed: int = 0
     # for the executor; the engine does not look inside
     sampling: SamplingParams = SamplingParams()
-    priority: int = 0  # lower runs first, under a policy that heeds it
-    client: str = ""  # who asks; heeded by fair shares
-    deadline: float = math.inf  # seconds after its arrival; heeded by earliest deadline
+    priority: int = 0  # lower runs first, under a policy that uses it
+    client: str = ""  # the client; used by fair shares
+    deadline: float = math.inf  # seconds after its arrival; used by earliest deadline
     root: Key = b""  # the key before the first block: fingerprint and salt
-    # Trusted: a wrong key gives this request another one's KV, and keys that contradict
-    # those of others break the pool, which nothing else that is said can do. So they are
-    # made where the prompt is, within this process; whatever crosses a border of
-    # processes (a journal, a wire) carries tokens, and keys are computed from them again
-    # on the other side.
+    # Trusted: a wrong key gives this request the KV of another one, and keys that
+    # contradict those of others break the pool, which no other field can do. So they are
+    # computed in this process; between processes (a journal, a wire) only tokens are
+    # sent, and the receiver computes the keys again.
     keys: Keys = ()
     output: tuple[int, ...] = ()
-    # Its next token depends on the host: it is sampled apart, so that a mask may come
-    # late, and it is never more than one token ahead of what is known.
+    # Its next token depends on the host: its sampling is deferred, so that a mask may
+    # come late, and it is never more than one token ahead of its known tokens.
     lockstep: bool = False
-    # How what the model makes of its prompt becomes one vector ("last", "mean"): for the
-    # executor. The engine knows that it yields no token and ends with its prompt.
+    # How its prompt is pooled to one vector ("last", "mean"), for the executor. For the
+    # engine, such a request yields no token and ends with its prompt.
     pooling: str = ""
-    # Whether what is cached of its prompt need not be computed. A mean is over all
-    # positions, and log-probabilities are wanted of each: such a request computes them
-    # all.
+    # Whether its prompt may be read from the cache. A mean is over all positions, and
+    # prompt log-probabilities are of each: such a request computes all of them.
     reads_cache: bool = True
-    # Of one that yields one token at most: the keys of the beginning of its last block,
-    # up to its last token and with that (`keys.tail_keys`), trusted as `keys` are. Then
-    # it begins with a copy of what is cached under the first, and what it computes is
-    # cached under the other. So a tree of prompts costs one input for each node.
+    # For a request that yields one token at most: the keys of its partial last block,
+    # without its last token and with it (`keys.tail_keys`), trusted as `keys` are. It
+    # begins with a copy of the block cached under the first key, and its own block is
+    # cached under the second. So a tree of prompts costs one input for each node.
     tails: Tails | None = None
-    # Its place in the waiting queue, where an earlier request has held it whose work this
-    # one goes on with: rank, number of arrival, and what tells apart those that share
-    # both. Then it counts as one that has run before: it is neither refused nor held back
-    # for others. None: it comes last in its rank.
+    # The place in the waiting queue of an earlier request that this one continues: rank,
+    # number of arrival, and a number that separates those that share both. It then counts
+    # as having run before: it is neither rejected nor deferred for others. None: it comes
+    # last in its rank.
     place: tuple[tuple[float, ...], int, int] | None = None
-    search: BeamRound | None = None  # it is a beam of a round of a search
-    # token id: looked up once, at the edge
+    search: BeamRound | None = None  # set for a beam of a round of a search
+    # token id: computed once, on creation
     largest: int = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -135,20 +133,22 @@ class Request:
 
     @property
     def given(self) -> int:
-        """Tokens of the prompt that was asked for: what follows them in the prompt of a
-        beam is its output.
+        """Tokens of the client's prompt: the tokens after them in the prompt of a beam
+        are its output.
         """
         return len(self.prompt) if self.search is None else self.search.prompt
 
     @property
     def begins_anew(self) -> bool:
-        """Whether all of its prompt is computed in one generation, however often that
-        begins: what was made of it is in no cache.
+        """Whether its whole prompt must be computed in one generation, after every
+        restart again: its pooled result is not in the cache.
         """
         return bool(self.pooling) and not self.reads_cache
 
     def _check_bad_words(self) -> None:
-        """Words are not empty, and a device has room for all that is done to tokens."""
+        """Check that words are not empty, and that a device has room for all changes of
+        tokens.
+        """
         words = self.bad_words
         if type(words) is not tuple or not all(type(word) is tuple for word in words):
             raise ParameterError("bad_words", "must be tuples of token ids, in a tuple")
@@ -168,10 +168,10 @@ class Request:
             )
 
     def most_known(self, max_model_len: int) -> int:
-        """Tokens that a sample may come to know, the prompt's included.
+        """The tokens that a sample may have at most, with the prompt.
 
-        Of one that ends with its prompt: one more, which it never gets. So its last input
-        is due as that of any other is, for the token after it.
+        For one that ends with its prompt, one more, which it never gets: so its last
+        input is due as that of any other request is, for the token after it.
         """
         if self.ends_with_prompt:
             return len(self.prompt) + 1
@@ -188,6 +188,6 @@ def _is_place(value: Any) -> bool:
 
 
 def _are_keys(value: Any) -> bool:
-    """Whether a value can be keys of tails."""
+    """Whether a value is a pair of keys of partial blocks."""
     pair = type(value) is tuple and len(value) == 2
     return pair and set(map(type, value)) == {bytes}

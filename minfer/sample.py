@@ -79,19 +79,17 @@ _M64: Final = 2**64 - 1
 
 
 class NotFiniteError(ValueError):
-    """Logits hold NaN or +inf, or nothing but -inf: there is no distribution to draw
-    from.
-    """
+    """Logits hold NaN or +inf, or only -inf: there is no distribution to sample from."""
 
 
 @frozen(kw_only=True)
 class RowSampling(Shaping):
-    """How one device row chooses its tokens: the values of one sample of a request."""
+    """The sampling values of one device row: of one sample of a request."""
 
     seed: int
     sample: int
     scores: bool = False  # whether the engine decides by its tokens' log-probabilities
-    # Log-probabilities of the prompt's tokens, and of so many likeliest; None: none.
+    # Log-probabilities of the prompt's tokens, and of this many likeliest; None: none.
     prompt_logprobs: int | None = None
 
     @classmethod
@@ -103,7 +101,7 @@ class RowSampling(Shaping):
         stop_ids: frozenset[int] = frozenset(),
         bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> "RowSampling":
-        """From what a user asked for, with bad words as token ids."""
+        """The values from a user's parameters, with bad words as token ids."""
         return cls(
             seed=seed,
             sample=sample,
@@ -125,14 +123,14 @@ def row_sampling(request: Request, sample: int) -> RowSampling:
     )
     if params.chooses and params.logprobs is None:
         told = evolve(told, logprobs=0)  # by which the best samples are found
-    # Of a request's prompt, once: its first sample computes it, before it has output.
+    # Only once per request: its first sample computes the prompt, before it has output.
     once = sample == 0 and not request.output
     scored = params.prompt_logprobs if once else None
     return told if scored is None else evolve(told, prompt_logprobs=scored)
 
 
 def stream(seed: int, sample: int) -> int:
-    """64 bits that stand for one sample of a request; `seed` counts modulo 2^64."""
+    """64 bits that identify one sample of a request; `seed` counts modulo 2^64."""
     return _mix64(_mix64(seed + GOLDEN) + sample * GOLDEN)
 
 
@@ -169,12 +167,12 @@ def gumbel(bits: int) -> float:
 
 
 def is_greedy(params: RowValues) -> bool:
-    """Whether the token is the one with the largest logit."""
+    """Whether the token with the largest logit is taken."""
     return params.temperature < GREEDY_BELOW
 
 
 def lowest(min_p: float) -> float:
-    """The lowest logit that min-p keeps, over temperature and less the largest; -inf
+    """The lowest logit that min-p keeps, over temperature and minus the largest; -inf
     keeps all.
     """
     share = f32(min_p)
@@ -188,8 +186,8 @@ def kept(
     min_p: float = 0.0,
     typical_p: float = 1.0,
 ) -> list[int]:
-    """Ids that min-p, top-k, top-p and then typical-p leave, rising; `scaled` are logits
-    over temperature.
+    """The ids that min-p, top-k, top-p and then typical-p keep, rising; `scaled` are
+    logits over temperature.
     """
     most, falling = max(scaled), sorted(scaled, reverse=True)
     edge = max(
@@ -216,7 +214,7 @@ def _prefix(scaled: Sequence[float], ids: list[int], share: float) -> list[int]:
 
 
 def _deviations(scaled: Sequence[float], ids: list[int]) -> dict[int, float]:
-    """How far the surprise at each id is from what is expected of all of them."""
+    """How far the surprise at each id is from its expectation over all of them."""
     most = max(scaled)
     depth = {t: f32(most - scaled[t]) for t in ids}
     shares = {t: math.exp(-depth[t]) for t in ids if depth[t] < math.inf}
@@ -228,15 +226,15 @@ def _deviations(scaled: Sequence[float], ids: list[int]) -> dict[int, float]:
 def draw(
     logits: Sequence[float], params: RowValues, seed: int, sample: int, position: int
 ) -> int:
-    """The token at index `position` of a sequence, from logits [vocab] as they are.
+    """The token at index `position` of a sequence, sampled from raw logits [vocab].
     Raises NotFiniteError.
     """
     return pick(scores(logits, params), stream(seed, sample), position)
 
 
 def scores(logits: Sequence[float], params: RowValues) -> dict[int, float]:
-    """The tokens that may be drawn, rising, with their logits over temperature, less the
-    largest. Raises NotFiniteError.
+    """The tokens that may be sampled, rising, with their logits over temperature minus
+    the largest. Raises NotFiniteError.
     """
     largest = max(logits)
     if any(map(math.isnan, logits)) or not math.isfinite(largest):

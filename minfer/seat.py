@@ -1,8 +1,8 @@
-"""How a sequence takes a seat among the running: its columns.
+"""The columns of a sequence that joins the running ones.
 
-Two of them say when to look at it again, so that a turn finds all that is due with one
-comparison per column: `mark`, where its table should grow, and `ripe`, when a block can
-be published or it has its last token.
+Two of them find the sequences with something to do by one comparison per column: `mark`,
+the position at which the table should grow, and `ripe`, the number of tokens at which a
+block can be published or the sequence has its last token.
 """
 
 from minfer.config import EngineConfig
@@ -11,10 +11,8 @@ from minfer.sequence import Chain, Running, Sequence, Table
 
 def mark_of(config: EngineConfig, entries: int, last: int) -> int:
     """The position from which a table of `entries` blocks should grow: a quarter block
-    early.
-
-    So growth can be spread over steps when many tables end at once. At most the last
-    position.
+    early, so that growth can be spread over steps when many tables end at once. At most
+    the last position.
     """
     return min(last, entries * config.block_size - config.block_size // 4)
 
@@ -36,8 +34,8 @@ def seated(
     chain: Chain,
     start: int,
 ) -> Running:
-    """A new generation of `seq` as columns of one entry; KV below `start` is there or
-    copied.
+    """A new generation of `seq` as columns of one entry; the KV below `start` is cached
+    or copied.
     """
     request = seq.request
     base = len(seq.history)

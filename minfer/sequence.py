@@ -1,34 +1,33 @@
-"""Sequences: one sample of one request, cold as a record and hot as a column.
+"""Sequences: one sample of one request, as a cold record and hot columns.
 
-Theory. A sequence knows some tokens and has KV for some of them; there are no phases.
-While it runs it is one position of the columns of `Running`, so that a step advances all
+Theory. A sequence has known tokens, and KV for some of them; there are no phases. While
+it runs it is one position of the columns of `Running`, so that a step advances all
 sequences with a few passes in C and touches records only where something happens:
 
     position 0       start        sched           base         known            last
     |---- cached ----|-- planned --|               |             |               |
     |-------------- carried by plans --------------|-- sampled, the device's own -|
 
-`known`  tokens whose values are committed: the prompt, and what was sampled since.
+`known`  tokens whose values are committed: the prompt, and the tokens sampled since.
 `sched`  positions whose KV is computed or will be by plans in flight.
 `base`   tokens known when this *generation* started (admission, or restart after a failed
          step). Inputs below it come from the host, in plans: at admission they are
-         `history`, which a restart leaves as it is. From it on the device feeds itself
-         its own last token. So a row with sched < base is being filled, and otherwise it
-         decodes.
+         `history`, which a restart leaves unchanged. From it on the device uses its own
+         last token as input. So a row with sched < base is in prefill, any other is a
+         decode row.
 `start`  the first position that this generation computes; everything below was a hit.
 
 `last`   the index of the last token it may have: known > last ends it, and no input is
          due at it.
-`ripe`   when `known` reaches it, there is something to do: a block can be sealed, or the
-         sequence has its last token.  `mark`: likewise for `sched`: the table should
-         grow, or nothing is left to be scheduled. So a turn finds all exceptions with one
-         comparison per column.
+`ripe`   when `known` reaches it, a block can be published, or the sequence has its last
+         token. `mark`: when `sched` reaches it, the table should grow, or nothing is left
+         to be scheduled. So a turn finds all exceptions with one comparison per column.
 
-A decoding row has sched = known - 1 + (its tokens in flight): one input is always due.
+A decode row has sched = known - 1 + (its tokens in flight): one input is always due.
 
-`tails` hold the known tokens from the last block boundary in `history` on that have not
-got a key yet, the youngest apart in `fresh`: copying whole tails would be a third of a
-turn's cost. `chains` hold what has a key: keys, the tokens of output blocks, the leaf.
+`tails` hold the known tokens from the last block boundary in `history` on that have no
+key yet, the newest apart in `fresh`: copying whole tails would be a third of a turn's
+cost. `chains` hold the keys, the tokens of output blocks with a key, and the leaf.
 """
 
 from bisect import bisect
@@ -56,17 +55,17 @@ Table = Log[int]  # the blocks of a sequence, in order
 
 @frozen
 class Sequence:
-    """The cold half: what does not change while a generation runs."""
+    """The part of a sequence that does not change while a generation runs."""
 
     request: Request
     sample: int
     place: Place
     arrived: float  # seconds
-    # tokens known when it last entered the line, or now if it waits
+    # tokens known when it last entered the queue, or now if it waits
     history: tuple[int, ...]
-    keys: Keys = ()  # of history's full blocks, as far as known
+    keys: Keys = ()  # of history's full blocks, as far as computed
     preempted: int = 0  # times
-    cached: int = 0  # prompt tokens that the prefix cache gave at its first admission
+    cached: int = 0  # prompt tokens from the prefix cache at its first admission
 
     @property
     def id(self) -> SampleId:
@@ -75,14 +74,14 @@ class Sequence:
 
     @property
     def ran_before(self) -> bool:
-        """Whether it, or the request with whose work it goes on, has run before."""
+        """Whether it, or the request that it continues, has run before."""
         return self.preempted > 0 or self.request.place is not None
 
     @property
     def reads_cache(self) -> bool:
-        """Whether it may take what is cached of what it knows.
+        """Whether it may read its known tokens from the cache.
 
-        Where a prompt is to be computed, its first sample does that, and once.
+        If a prompt must be computed, its first sample does that, once.
         """
         done = self.sample > 0 or len(self.history) > len(self.request.prompt)
         return done or self.request.reads_cache
@@ -90,13 +89,14 @@ class Sequence:
 
 @frozen
 class Chain:
-    """What a running sequence has published."""
+    """The published blocks of a running sequence."""
 
     keys: Log[Key]  # of its full blocks, at least `sealed` of them
-    sealed: int  # leading blocks of the table whose KV is committed and named
+    sealed: int  # leading blocks of the table whose KV is committed and published
     leaf: Key = ROOT  # of the published block that it holds
-    chunks: Log[tuple[int, ...]] = Log()  # tokens of blocks that left the tail with a key
-    # leading blocks of the table that were given back: they are out of the window
+    # tokens of blocks with a key, which left the tail
+    chunks: Log[tuple[int, ...]] = Log()
+    # leading blocks of the table that were released: they are outside the window
     low: int = 0
 
 
@@ -134,9 +134,7 @@ class Running:
         return tuple(known)
 
     def inputs(self, i: int, start: int, stop: int, block_size: int) -> tuple[int, ...]:
-        """Known tokens of the sequence at position `i`: those from `start` to before
-        `stop`.
-        """
+        """Known tokens of the sequence at position `i`, from `start` to before `stop`."""
         history = self.seqs[i].history
         if stop <= len(history):
             return history[start:stop]
@@ -171,8 +169,8 @@ def without(run: Running, gone: list[int]) -> Running:
 def joined(run: Running, added: list[Running]) -> Running:
     """`run` with the single-row `added`, which are in rank order, at their places.
 
-    Whoever is ahead of the first of them stays where it is. Mostly that is everybody, and
-    a column is copied once.
+    Entries before the first of them are not moved: mostly that is all of them, and a
+    column is copied once.
     """
     places = [_place_among(run, one) for one in added]
     first = places[0] if places else len(run)
@@ -206,7 +204,7 @@ def edited(run: Running, **changes: dict[int, Any]) -> Running:
 
 
 def positions(run: Running, gens: Container[int]) -> list[int]:
-    """Where the given generations are, in order."""
+    """The positions of the given generations, in order."""
     return (
         list(compress(range(len(run)), map(gens.__contains__, run.gens))) if gens else []
     )

@@ -1,25 +1,25 @@
-"""What is done to logits before a token is drawn, on plain values.
+"""Changes to logits before a token is sampled, on plain values.
 
-Theory. Log-probabilities that clients get are the model's own, taken before anything
-here. Then, in vLLM's order and each in float32 with every operation rounded, as on a
+Theory. The log-probabilities that clients get are the model's own, taken before any
+change. Then, in vLLM's order and each in float32 with every operation rounded, as on a
 device, for a prompt and an output:
 
-    a grammar's mask        what it does not allow becomes -inf (`minfer.plan.Mask`)
-    allowed_token_ids       so does every other id
-    bad_words               so does the last token of a word with whose other tokens the
-                            output ends
-    min_tokens              so do the ids that end the output, until it has so many
+    a grammar's mask        every id that is not allowed becomes -inf (`minfer.plan.Mask`)
+    allowed_token_ids       every other id becomes -inf
+    bad_words               the last token of a bad word becomes -inf, if the output ends
+                            with the other tokens of the word
+    min_tokens              ids that end the output become -inf, until it has so many
     logit_bias              is added
     repetition_penalty      x -> x / r, or x * r if x <= 0, for tokens of either
     frequency_penalty       x -> x - f * count in the output
     presence_penalty        x -> x - p, for tokens of the output
 
-What comes of it is what `minfer.sample` draws from, greedily as well. It is a function of
-the logits, of what was asked for and of the tokens before: neither neighbours nor
-preemption nor how a prompt is cut into chunks matter.
+`minfer.sample` samples from the result, greedily as well. It is a function of the logits,
+the request's parameters and the tokens before: neither other requests nor preemption nor
+the chunks of a prompt matter.
 
--inf stays -inf whatever is added, so but for the mask the order shows only where a bias
-changes the sign that repetition_penalty looks at.
+-inf stays -inf whatever is added, so except for the mask the order matters only where a
+bias changes the sign that repetition_penalty looks at.
 """
 
 import math
@@ -34,22 +34,22 @@ from minfer.params import RowValues
 
 @frozen(kw_only=True)
 class Shaping(RowValues):
-    """All that one row's logits are changed by, as token ids."""
+    """All parameters that change one row's logits, as token ids."""
 
-    stop_ids: frozenset[int] = frozenset()  # that end it
-    min_tokens: int = 0  # of output, until which these are hidden
+    stop_ids: frozenset[int] = frozenset()  # those that end it
+    min_tokens: int = 0  # of output, until which `stop_ids` are hidden
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, what is added
     allowed_token_ids: tuple[int, ...] | None = None  # None: all
-    bad_words: tuple[tuple[int, ...], ...] = ()  # none of which may come
+    bad_words: tuple[tuple[int, ...], ...] = ()  # none of which may be output
 
 
 def f32(x: float) -> float:
-    """`x`, rounded to float32; what is too large becomes infinite."""
+    """`x`, rounded to float32; too large values become infinite."""
     return array("f", (x,))[0]
 
 
 def is_penalized(how: RowValues) -> bool:
-    """Whether logits depend on which tokens came before."""
+    """Whether logits depend on the tokens before."""
     return bool(
         how.repetition_penalty != 1 or how.frequency_penalty or how.presence_penalty
     )
@@ -62,7 +62,9 @@ def is_shaped(how: Shaping) -> bool:
 
 
 def hidden(how: Shaping, output: Sequence[int]) -> Iterator[int]:
-    """The ids that may not come after `output`, besides those that are never allowed."""
+    """The ids that are not allowed after `output`, besides those that are never
+    allowed.
+    """
     if len(output) < how.min_tokens:
         yield from how.stop_ids
     for word in how.bad_words:
@@ -74,7 +76,7 @@ def hidden(how: Shaping, output: Sequence[int]) -> Iterator[int]:
 def shaped(
     logits: Sequence[float], how: Shaping, prompt: Sequence[int], output: Sequence[int]
 ) -> list[float]:
-    """Logits [vocab] as tokens after prompt and output are drawn from them."""
+    """Logits [vocab] with all changes, for the token after prompt and output."""
     made = [f32(logit) for logit in logits]
     if how.allowed_token_ids is not None:
         allowed = frozenset(how.allowed_token_ids)
@@ -92,7 +94,7 @@ def shaped(
 
 
 def penalized(x: float, how: RowValues, count: int) -> float:
-    """The logit of a token of prompt or output, which is in the output so often."""
+    """The logit of a token of prompt or output, of which the output has `count`."""
     factor = f32(how.repetition_penalty)
     x = f32(x / factor) if x > 0 else f32(x * factor)
     x = f32(x - f32(f32(how.frequency_penalty) * count))

@@ -1,7 +1,7 @@
-"""Samples that are ended from outside: cancelled, or finished by the text layer.
+"""Samples ended by a client or the text layer: cancelled, or finished.
 
-When many are asked for in a row, all leave at once: where each is, is looked up for each;
-the line and the columns are made anew once.
+Consecutive events are handled at once: each sample is looked up by itself, but the queue
+and the columns are rebuilt once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ Stop = Cancel | Finish
 def stopped(
     config: EngineConfig, state: EngineState, stops: Sequence[Stop]
 ) -> Transition:
-    """End what the events `stops` ask for, in their order, and say so in one word about
-    all.
+    """End the samples of the events `stops`, in their order, and report them in one
+    `Emit`.
     """
     names = {stop.id for stop in stops}
     seats = {one: i for i, one in enumerate(state.running.ids) if one[0] in names}
@@ -47,7 +47,7 @@ def stopped(
 def _asked(
     state: EngineState, stop: Stop, seats: dict[SampleId, int]
 ) -> Iterator[Leaver]:
-    """Who is to end, those that wait first; what has ended is nowhere."""
+    """The samples to end, waiting ones first; those that have ended are not found."""
     live = state.requests.get(stop.id)
     if live is None:
         return
@@ -66,7 +66,9 @@ def _asked(
 
 
 def _cut(stop: Stop, done: Finished) -> Finished:
-    """The text layer may say that some of the last tokens do not count."""
+    """The end with the length of the text layer, which may drop some of the last
+    tokens.
+    """
     if isinstance(stop, Cancel):
         return done
     return evolve(done, length=max(0, min(stop.length, done.length)))

@@ -1,8 +1,8 @@
-"""What an output must look like: the constraint that a client asked for, as data.
+"""The constraint of an output that a client requested, as data.
 
-It travels with its request into the engine and into journals, where nobody needs to
-understand it: what it allows was recorded as the tokens that came. Whoever makes masks of
-it is in `minfer.effects.text.grammars`.
+It is sent with its request into the engine and into journals, where it need not be
+interpreted: the tokens it allowed are recorded. Masks are made from it in
+`minfer.effects.text.grammars`.
 """
 
 import json as json_text
@@ -20,7 +20,7 @@ _SCHEMA: Final = "an object, true or false, as it is or as text"
 
 
 def _as_json(value: Any) -> Any:
-    """A schema as the text that it is written as; the order of its properties counts."""
+    """A schema as JSON text; the order of its properties counts."""
     if not isinstance(value, Mapping | bool):
         return value
     try:
@@ -37,16 +37,16 @@ def _as_tuple(value: Any) -> Any:
 @frozen(kw_only=True)
 class StructuredOutputs:
     """One constraint, in the names of vLLM's `StructuredOutputsParams`. Raises
-    ParameterError unless it is exactly one.
+    ParameterError unless there is exactly one.
     """
 
-    # A JSON schema, as text or as what it stands for.
+    # A JSON schema, as text or as a value.
     json: str | None = field(default=None, converter=_as_json)
     regex: str | None = None  # that matches the whole output
     choice: tuple[str, ...] | None = field(default=None, converter=_as_tuple)
     grammar: str | None = None  # Lark's, or llama.cpp's (GBNF)
     json_object: bool = False  # any object
-    # Free text in which tags begin that go on as their schemas say, as `json`.
+    # Free text with tags, after which the text follows their schemas; as `json`.
     structural_tag: str | None = field(default=None, converter=_as_json)
     disable_any_whitespace: bool = False  # between the tokens of JSON
 
@@ -76,12 +76,12 @@ class StructuredOutputs:
 
     @property
     def param(self) -> str:
-        """The field that it is in, as errors name it."""
+        """The field with the constraint, as errors name it."""
         return f"{FIELD}.{self.kind}"
 
     @property
     def text(self) -> str:
-        """What was said, in one text."""
+        """The constraint as one text."""
         said = getattr(self, self.kind)
         return "\n".join(said) if isinstance(said, tuple) else str(said)
 

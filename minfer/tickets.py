@@ -1,4 +1,4 @@
-"""Tickets: a persistent set of whole numbers whose least is found in a few steps, however
+"""Tickets: a persistent set of integers whose least one is found in a few steps, however
 sparse.
 
 Theory. The numbers are the leaves of a tree of bits. A word of the lowest level has a bit
@@ -21,7 +21,7 @@ Words = Map[int, int]  # level and place of a word, as one number -> its bits
 
 
 def add(words: Any, ticket: int) -> None:
-    """Put a number that is not there into a draft of words."""
+    """Add a number that is not there to a draft of words."""
     for level in range(_LEVELS):
         bit, ticket = 1 << (ticket & _LOW), ticket >> _BITS
         place = ticket * _LEVELS + level
@@ -32,7 +32,7 @@ def add(words: Any, ticket: int) -> None:
 
 
 def drop(words: Any, ticket: int) -> None:
-    """Take a number that is there out of a draft of words."""
+    """Remove a number that is there from a draft of words."""
     for level in range(_LEVELS):
         bit, ticket = 1 << (ticket & _LOW), ticket >> _BITS
         place = ticket * _LEVELS + level

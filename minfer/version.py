@@ -1,4 +1,4 @@
-"""The version, where everybody can read it without importing anything else."""
+"""The version, in a module that imports nothing else."""
 
 from typing import Final
 

@@ -6,12 +6,12 @@ from typing import Final
 from minfer.keys import Keys
 from minfer.prefix import PrefixIndex
 
-GONE: Final = -1  # stands in a table for a block that was given back
+GONE: Final = -1  # in a table: the entry of a released block
 
 
 def outside(position: int, window: int, block_size: int) -> int:
-    """How many leading blocks no query from `position` on reads; none if
-    `window` is 0.
+    """How many leading blocks no query from `position` on reads; none if `window`
+    is 0.
     """
     return max(0, position + 1 - window) // block_size if window else 0
 
@@ -19,8 +19,8 @@ def outside(position: int, window: int, block_size: int) -> int:
 def lookup_window(
     prefix: PrefixIndex, keys: Keys, end: int, window: int, block_size: int
 ) -> int:
-    """The most of the first `end` keys after which the next query finds all that it
-    reads.
+    """The most of the first `end` keys after which all blocks that the next query reads
+    are cached.
     """
     # Blocks before it that a query at a block's start reads.
     span = -(-(window - 1) // block_size)
