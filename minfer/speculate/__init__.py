@@ -1,22 +1,21 @@
-"""Speculation: tokens are guessed cheaply, and the model judges several in one forward.
+"""Speculative decoding: cheap drafts, several of which the model verifies in one forward.
 
-Theory. A decode step of a small batch reads all weights to make one token of each row;
-for a few more inputs it takes hardly longer. So something cheap proposes `drafts` for the
-next positions, the target model takes them as inputs, and what it says at each decides
-how many of them stand. A row then yields the drafts that were accepted and one token
-more, the target's own: at least as many as without (Leviathan et al. 2023, Chen et al.
-2023).
+Theory. A decode step of a small batch reads all weights to make one token of each row; a
+few more inputs cost hardly more time. So a cheap proposer makes `drafts` for the next
+positions, the target model takes them as inputs, and its output at each decides how many
+are accepted. A row then yields the accepted drafts and one token more, the target's own:
+at least as many as without drafts (Leviathan et al. 2023, Chen et al. 2023).
 
-    who proposes      proposer.py, the protocol; lookup.py, what followed the same words
-                      earlier; a draft model proposes on the device
-    what is accepted  accept.py, the default: what the target would draw anyway;
+    proposing         proposer.py, the protocol; lookup.py, the continuation of an earlier
+                      match (n-gram lookup); a draft model proposes on the device
+    acceptance        accept.py, the default: the tokens that the target samples anyway;
                       rejection.py, which keeps the distribution and not the tokens
-    how many          length.py: as many as pay, by what was accepted lately and what
-                      verifying costs now
-    how good it was   tally.py: accepted drafts over proposed drafts
-    in the engine     settings.py, what is set; proposing.py, proposals as events;
-                      plan_drafts.py, who of a step has drafts; learn.py, what became of
-                      them; drafting.py, the part of the state that all this is
+    number of drafts  length.py: the most profitable, from recent acceptance and the
+                      present cost of verifying
+    metrics           tally.py: accepted drafts over proposed drafts
+    in the engine     settings.py, the configuration; proposing.py, proposals as events;
+                      plan_drafts.py, the drafts of a step; learn.py, their acceptance;
+                      drafting.py, the part of the state for it
 
-All of it is pure functions on plain values. What a device decides is tested against them.
+All of it is pure functions on plain values. Device code is tested against them.
 """

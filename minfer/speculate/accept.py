@@ -1,20 +1,20 @@
-"""Which drafts stand: those that the target would have drawn.
+"""Default acceptance: the drafts that the target would have sampled.
 
 Theory. Whatever the drafts, a row yields the tokens that it would yield without: the
-token at a position is the target's own draw with that position's own noise
+token at a position is sampled from the target with that position's own noise
 (`minfer.sample`), and a draft is accepted if and only if it is that token. So neither
-drafts nor their number nor load can change an output, greedy or sampled, and where drafts
-may be wrong they cost time only.
+drafts nor their number nor load can change an output, greedy or sampled; wrong drafts
+only cost time.
 
-What the target says behind a draft holds if that draft and all before it were accepted:
-the first that is wrong ends the row's step, with the right token in its place. Penalties
+The target's token after a draft counts if that draft and all before it were accepted: the
+first rejected draft ends the row's step, with the right token in its place. Penalties
 count accepted tokens like all others, and the mask of a place is the one that a grammar
-allows behind the drafts before it.
+allows after the drafts before it.
 
-A draft model that samples should use the same noise: where its distribution is near the
-target's, so are its draws. With total variation TV between the two, at least
-(1 - TV) / (1 + TV) of its drafts are accepted, where 1 - TV is the most that any rule
-could accept (Daliri et al. 2024).
+A draft model that samples should use the same noise: if its distribution is close to the
+target's, so are its samples. With total variation TV between the two, at least (1 - TV) /
+(1 + TV) of its drafts are accepted, where 1 - TV is the most that any rule could accept
+(Daliri et al. 2024).
 """
 
 import math
@@ -28,18 +28,18 @@ from minfer.shape import shaped
 
 @frozen(kw_only=True)
 class Target:
-    """What the target model says of one row: after its known tokens, and after each
+    """The output of the target model for one row: after its known tokens, and after each
     draft.
     """
 
     how: RowSampling
     known: tuple[int, ...]  # tokens of prompt and output
-    prompt: int  # how many of them are the prompt's
+    prompt: int  # how many of them are prompt tokens
     logits: tuple[Sequence[float], ...]  # [drafts + 1, vocab]
     masks: tuple[bytes, ...] = ()  # for each of them, as in `minfer.plan.Mask`; or none
 
     def shaped(self, accepted: Sequence[int]) -> list[float]:
-        """Logits [vocab] from which the token after the accepted drafts is drawn."""
+        """Logits [vocab] from which the token after the accepted drafts is sampled."""
         place = len(accepted)
         output = (*self.known[self.prompt :], *accepted)
         said = self.logits[place]
@@ -49,19 +49,19 @@ class Target:
 
 @frozen
 class Verdict:
-    """What comes of a row's drafts."""
+    """The result of verifying a row's drafts."""
 
-    tokens: tuple[int, ...]  # that it yields: accepted drafts, and the one after them
+    tokens: tuple[int, ...]  # that it yields: accepted drafts, and the token after them
     proposed: int  # drafts
 
     @property
     def accepted(self) -> int:
-        """Of the drafts: the token after them is none."""
+        """The number of accepted drafts: the token after them is not one."""
         return len(self.tokens) - 1
 
 
 def masked(logits: Sequence[float], bits: bytes) -> Sequence[float]:
-    """Logits [vocab] with -inf for what a mask does not allow; no bits allow all."""
+    """Logits [vocab] with -inf for ids that a mask does not allow; no bits allow all."""
     if not bits:
         return logits
     allowed = int.from_bytes(bits, "little")
@@ -69,7 +69,7 @@ def masked(logits: Sequence[float], bits: bytes) -> Sequence[float]:
 
 
 def same_noise(target: Target, drafts: Sequence[int]) -> Verdict:
-    """Accept drafts as long as they are what the target draws. Raises NotFiniteError."""
+    """Accept drafts while they equal the target's samples. Raises NotFiniteError."""
     how, tokens = target.how, list[int]()
     for draft in (*drafts, None):
         logits, position = target.shaped(tokens), len(target.known) + len(tokens)

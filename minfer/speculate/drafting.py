@@ -1,4 +1,4 @@
-"""What the engine keeps of speculation: what may follow, and what became of it lately."""
+"""The state of speculation in the engine: proposals, and recent acceptance."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -13,7 +13,7 @@ from minfer.speculate.length import Learning, Record
 
 @frozen
 class Proposed:
-    """What may follow the first `known` tokens of a sample."""
+    """Tokens that may follow the first `known` tokens of a sample."""
 
     known: int
     tokens: tuple[int, ...]
@@ -21,7 +21,7 @@ class Proposed:
 
 @frozen
 class Learnt:
-    """A record, as it was after a step."""
+    """A record of acceptance, as it was after a step."""
 
     record: Record = Record()
     step: int = -1
@@ -33,7 +33,7 @@ class Learnt:
 
 @frozen
 class Drafting:
-    """All of it. Who had no drafts is in none of the maps."""
+    """The state of speculation. Samples without drafts are in none of the maps."""
 
     proposals: Map[SampleId, Proposed] = Map()  # not used yet
     learnt: Map[SampleId, Learnt] = Map()
@@ -42,7 +42,7 @@ class Drafting:
     def likelihoods(
         self, how: Learning, names: Iterable[SampleId], step: int
     ) -> list[float]:
-        """How likely the next draft of each sample would be accepted in a step."""
+        """The probability that the next draft of each sample is accepted in a step."""
         assumed = self.overall.by(how, step).likelihood(how, how.assumed)
         found, behind = list[float](), step - 1
         for own in map(self.learnt.get, names):
@@ -54,7 +54,7 @@ class Drafting:
         return found
 
     def without(self, name: SampleId) -> "Drafting":
-        """What is left when a sample has ended."""
+        """The state without an ended sample."""
         proposals, learnt = self.proposals, self.learnt
         if name in proposals:
             proposals = proposals.delete(name)

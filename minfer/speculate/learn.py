@@ -1,5 +1,5 @@
-"""What became of a step's drafts is remembered: of all samples together, and of each if
-the number of its drafts depends on it.
+"""Records the acceptance of a step's drafts: of all samples together, and of each if the
+number of its drafts depends on it.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ _index: Final = attrgetter("index")
 def learnt(
     how: Speculation, state: EngineState, plan: Plan, sizes: tuple[int, ...]
 ) -> EngineState:
-    """The state after a step with drafts, whose rows yielded so many tokens."""
+    """The state after a step with drafts, whose rows yielded these numbers of tokens."""
     run, places = state.running, [*map(_index, plan.drafts)]
-    if plan.gens != run.gens:  # of who has gone, results do not count
+    if plan.gens != run.gens:  # results of sequences that left do not count
         here = frozenset(run.gens)
         places = [at for at in places if plan.gens[at] in here]
     accepted = [sizes[at] - 1 for at in places]
@@ -43,7 +43,7 @@ def _of_each(
     counts: Sequence[int],
     accepted: Sequence[int],
 ) -> Drafting:
-    """With the records of the samples in these rows of the plan."""
+    """The state with the records of the samples in these rows of the plan."""
     run, learning, step = state.running, how.learning, plan.step
     names = dict(zip(run.gens, run.ids, strict=True))
     records = state.drafting.learnt.mutate()

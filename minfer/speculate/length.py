@@ -1,30 +1,29 @@
-"""How many drafts each row takes in a step: as many as pay.
+"""The number of drafts of each row in a step: the most profitable.
 
 Theory. If each draft is accepted with probability a, given that those before it were, the
-k-th of a row is accepted with a^k, and that is what it adds to the tokens that the step
-is expected to yield. Verifying it costs what the step takes longer for one more input,
-which is measured at start, for each number of inputs (`Costs`): next to nothing while a
-forward is bound by reading weights, and the more the busier the server is. A draft model
-costs a forward of its own for each place that any row has a draft in, which takes the
-longer the more rows take part. Beside prompts, rows with drafts may be a forward of their
-own, which is a cost as well (`Costs.beside`).
+k-th of a row is accepted with a^k, and adds that to the expected tokens of the step.
+Verifying it costs the time by which one more input makes the step longer, which is
+measured at start, for each number of inputs (`Costs`): next to nothing while a forward is
+bound by reading weights, and more on a busy server. A draft model costs a forward of its
+own for each place in which any row has a draft, which takes longer with more rows. Beside
+prefill, rows with drafts may need a forward of their own, which is a cost as well
+(`Costs.beside`).
 
-A device takes as many inputs of each row that drafts as of the one that has the most
-drafts: what a row leaves empty costs as much as what it uses. So drafts are a rectangle,
-some rows by a depth, and a step has the one that maximises expected tokens over seconds.
-Given both numbers, its rows are those that promise the most within the depth. A step's
-cost is constant up to the next size of forward that there is a graph for: only numbers of
-rows that fill one up need to be tried, for each depth. No drafts at all is among the
-choices, and wins unless others promise to be better by `margin`: speculation is not to
-make a server slower than it is without. That is as true as the costs are.
+A device takes as many inputs of each row with drafts as of the row with the most drafts:
+places that a row leaves empty cost as much as used ones. So drafts are a rectangle, some
+rows by a depth, and a step has the rectangle that maximises expected tokens over seconds.
+Given both numbers, its rows are those with the most expected tokens within the depth. A
+step's cost is constant up to the next size of forward that has a graph: so for each depth
+only numbers of rows that fill such a size are tried. No drafts at all is among the
+choices, and is taken unless another is better by `margin`: speculation must not make a
+server slower. This is as accurate as the costs are.
 
-How likely a row's drafts are is learnt from what became of its last ones, beginning with
-what is true of all rows together. Counts fade, also
-in steps without drafts, towards what was assumed before: so a row, or all of them, that
-was given up is tried again, now and then. Such a try costs a step some percent: what has
-faded when it takes place decides how often that may be (`Learning`).
+The acceptance probability of a row is estimated from its recent drafts, with that of all
+rows together as the prior. Counts decay, also in steps without drafts, towards the prior:
+so a row without drafts, or all of them, is tried again now and then. Such a trial slows a
+step by some percent: the rate of decay decides how often it happens (`Learning`).
 
-The default rule of acceptance yields the same tokens whatever is decided here.
+With the default rule of acceptance the tokens do not depend on these numbers.
 """
 
 import math
@@ -39,7 +38,7 @@ from attrs import field, frozen
 from minfer.checks import ConfigError, number
 
 _HARDLY: Final = 0.01  # tokens that a draft must be expected to yield
-_DEPTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # that are tried, and the deepest
+_DEPTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # depths to try, up to the deepest
 Table = tuple[tuple[int, float], ...]  # of sizes and seconds
 
 
@@ -49,15 +48,17 @@ def _setting(default: float, **how: Any) -> Any:
 
 @frozen(kw_only=True)
 class Learning:
-    """How quickly estimates follow. Raises ConfigError for what is not from 0 to 1."""
+    """How quickly estimates change. Raises ConfigError for values that are not from 0 to
+    1.
+    """
 
     assumed: float = _setting(0.6)  # acceptance, before anything is known
-    # Of that, in drafts: by a few that were rejected nobody is given up.
+    # The weight of the prior, in drafts: a few rejected drafts do not stop drafting.
     weight: float = _setting(10.0, above=True)
-    kept: float = _setting(0.98)  # of older counts, whenever drafts were judged
+    kept: float = _setting(0.98)  # decay of older counts, whenever drafts were verified
     most: float = _setting(100.0, above=True)  # drafts that are remembered
-    # Likewise, for each step without drafts: who was given up is tried again before most
-    # answers are over.
+    # Decay for each step without drafts: a row without drafts is tried again before most
+    # answers end.
     rested: float = _setting(0.995)
 
     def __attrs_post_init__(self) -> None:
@@ -68,55 +69,55 @@ class Learning:
 
 @frozen
 class Record:
-    """What became of the drafts of a row, or of all rows, lately."""
+    """Recent acceptance of the drafts of a row, or of all rows."""
 
-    judged: float = 0.0  # drafts all before which were accepted
+    judged: float = 0.0  # drafts whose predecessors were all accepted
     accepted: float = 0.0  # of these
 
     def told(self, how: Learning, judged: int, accepted: int) -> "Record":
-        """After a step in which so many drafts were judged, or none."""
+        """The record after a step in which `judged` drafts counted, or none."""
         fade = how.kept if judged else how.rested
         count = self.judged * fade + judged
-        # However many there were: what is remembered for long is given up too late.
+        # A bound on the counts: with a long memory, drafting would stop too late.
         share = min(1.0, how.most / count) if count else 1.0
         return Record(count * share, (self.accepted * fade + accepted) * share)
 
     def rested(self, how: Learning, steps: int) -> "Record":
-        """After so many steps without drafts."""
+        """The record after `steps` steps without drafts."""
         fade = how.rested**steps
         return Record(self.judged * fade, self.accepted * fade)
 
     def likelihood(self, how: Learning, assumed: float) -> float:
-        """How likely the next draft is accepted, if those before it are; as `assumed`
-        while little is known.
+        """The probability that the next draft is accepted, if those before it are; close
+        to `assumed` while the counts are small.
         """
         hits = self.accepted + assumed * how.weight
         return hits / (self.judged + how.weight)
 
 
 def judged(proposed: int, accepted: int) -> int:
-    """How many of a row's drafts show how likely they were: those behind one that was
-    rejected do not.
+    """How many of a row's drafts count for acceptance: those after a rejected one
+    do not.
     """
     return min(accepted + 1, proposed)
 
 
 @frozen
 class Costs:
-    """What steps take, in seconds. Raises ConfigError for tables that cannot be.
+    """The times of steps, in seconds. Raises ConfigError for invalid tables.
 
-    What is larger than the largest size was not measured: no drafts are added to it.
+    Sizes above the largest one were not measured: no drafts are added to them.
     """
 
-    # A forward of the target with so many inputs, or fewer, and its seconds; both rising.
+    # A forward of the target with at most so many inputs, and its seconds; both rising.
     verify: Table
     draft: float = _setting(0.0)  # a forward of the draft model, for one row
-    # What drafts cost however few there are: of the host, that cannot plan ahead.
+    # The cost of any drafts from the host, which prevent planning ahead.
     fixed: float = _setting(0.0)
-    # Seconds that a forward of the draft model takes longer for up to so many rows; both
-    # rising. For more rows than any of these it takes as long as for the most.
+    # The seconds by which a forward of the draft model takes longer for up to so many
+    # rows; both rising. The last entry is used for more rows, too.
     draft_more: Table = ()
-    # What drafts cost beside inputs of prompts, where they take a forward of their own.
+    # The cost of drafts beside prefill tokens, if they take a forward of their own.
     beside: float = _setting(0.0)
 
     def __attrs_post_init__(self) -> None:
@@ -128,8 +129,9 @@ class Costs:
     def seconds(
         self, inputs: int, depth: int = 0, rows: int = 1, *, prompts: bool = False
     ) -> float:
-        """A step with so many inputs, in which `rows` have up to `depth` drafts; endless
-        if that was not measured. `prompts`: some inputs are of prompts.
+        """The time of a step with so many inputs, in which `rows` have up to `depth`
+        drafts; infinite if that was not measured. `prompts`: some inputs are prefill
+        tokens.
         """
         at = bisect_left(self.verify, (inputs, 0.0))
         if at == len(self.verify):
@@ -141,7 +143,7 @@ class Costs:
         return verified + depth * self.drafted(rows) + fixed
 
     def drafted(self, rows: int) -> float:
-        """A forward of the draft model for so many rows."""
+        """The time of a forward of the draft model for so many rows."""
         if not self.draft_more:
             return self.draft
         at = bisect_left(self.draft_more, (rows, 0.0))
@@ -161,7 +163,7 @@ def _check_table(table: Table) -> None:
 
 @frozen
 class Row:
-    """What drafts of a row promise."""
+    """The expected acceptance of a row's drafts."""
 
     likelihood: float  # of each, if those before it are accepted
     most: int  # drafts that it may have
@@ -169,12 +171,12 @@ class Row:
 
 @frozen
 class Promises:
-    """What drafts of rows are worth, as columns: of rows of which anything can be
+    """The expected tokens of drafts, as columns over the rows for which any are
     expected.
     """
 
     rows: Sequence[int]  # their numbers
-    # Tokens that the first, the first two, ... drafts of each should yield.
+    # Expected tokens of the first, the first two, ... drafts of each.
     sums: Sequence[tuple[float, ...]]
 
     @property
@@ -183,7 +185,7 @@ class Promises:
         return max(map(len, self.sums), default=0)
 
     def tokens(self, depth: int) -> list[float]:
-        """What each row's drafts up to a depth should yield."""
+        """The expected tokens of each row's drafts up to a depth."""
         if depth <= min(map(len, self.sums)):
             return [*map(itemgetter(depth - 1), self.sums)]
         return [some[min(depth, len(some)) - 1] for some in self.sums]
@@ -191,31 +193,31 @@ class Promises:
 
 @frozen
 class Rectangle:
-    """Drafts of the first `count` of some promises, up to a depth."""
+    """Drafts of the first `count` rows of `order`, up to a depth."""
 
     depth: int
     order: Sequence[int]  # places in the columns of promises
     count: int
-    tokens: float  # by which the step gets on
+    tokens: float  # expected of the step
     seconds: float
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
 
 @frozen
 class Lengths:
-    """How many drafts each row has, and what is expected to come of it."""
+    """The number of drafts of each row, and the expected tokens and time of the step."""
 
     drafts: tuple[int, ...]
-    tokens: float  # by which the step gets on
+    tokens: float  # expected of the step
     seconds: float
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
 
@@ -228,12 +230,12 @@ def lengths(
     *,
     prompts: bool = False,
 ) -> Lengths:
-    """The numbers of drafts with the most expected tokens a second, in a step that has
-    `others` inputs besides one for each row; none, unless they are better by `margin`.
-    There is `room` for so many, if each row that has some takes as much as the deepest.
-    `prompts`: some of these inputs are of prompts.
+    """The numbers of drafts with the most expected tokens per second, in a step that has
+    `others` inputs besides one for each row; none, unless they are better by `margin`. At
+    most `room` drafts fit, if each row with drafts takes as many as the deepest.
+    `prompts`: some of these inputs are prefill tokens.
 
-    Inputs of prompts count as tokens, too: they must not be slowed down for less.
+    Prefill tokens count as tokens, too: drafts must be worth slowing them down.
     """
     load = len(rows) + others
     none = Lengths((0,) * len(rows), float(load), costs.seconds(load))
@@ -253,7 +255,7 @@ def lengths(
 def _rectangles(
     promises: Promises, costs: Costs, load: int, room: float, prompts: bool
 ) -> Iterator[Rectangle]:
-    """All that are worth a try, beside so many inputs that are tokens, too."""
+    """The rectangles worth trying, beside `load` inputs, which count as tokens, too."""
     for depth in _depths(promises.deepest):
         tokens = promises.tokens(depth)
         order = sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
@@ -268,7 +270,7 @@ def _rectangles(
 
 
 def _promises(rows: Sequence[Row]) -> Promises:
-    """Of each row's drafts, as far as anything can be expected of them."""
+    """The expected tokens of each row's drafts, while they are above `_HARDLY`."""
     places, sums = list[int](), list[tuple[float, ...]]()
     for place, row in enumerate(rows):
         likely = [*accumulate(repeat(row.likelihood, row.most), mul)]
@@ -281,5 +283,5 @@ def _promises(rows: Sequence[Row]) -> Promises:
 
 
 def _depths(deepest: int) -> list[int]:
-    """The depths that are tried: of many, few."""
+    """The depths to try: a few of many."""
     return sorted({min(depth, deepest) for depth in (*_DEPTHS, deepest)} - {0})

@@ -1,17 +1,16 @@
-"""Drafts that are looked up: what followed the same tokens earlier.
+"""Drafts by lookup: the tokens that followed the same tokens earlier.
 
 Theory. Answers repeat their prompts and themselves (code that is edited, text that is
-summed up, lists), and those of others who were asked alike. So the last tokens of a
-sample are looked for, the more of them the better: first in what it knows itself, then in
-the outputs of others within its scope. The longest match wins, its own if equal.
+summed up, lists), and answers to similar prompts. So the last tokens of a sample are
+searched for, the longest match first: in its own known tokens, then in the outputs of
+other samples within its scope. The longest match wins; of equals, its own.
 
-A match that ends where the sample ends goes round: behind `ababa`, found two tokens back,
-come `ba`, and then what was just drafted, `baba...`; as LZ77 copies what it has yet to
-write.
+A match that ends where the sample ends is repeated: after `ababa`, found two tokens back,
+come `ba`, and then the drafts themselves, `baba...`, as LZ77 copies its own output.
 
-A sample's own texts go with it. There are at most `scopes` of others', of which the one
-that nobody has written into for the longest goes first, and in each `others` tokens.
-Requests that share no cached prefix, as each has a salt of its own, have a scope each.
+A sample's own texts are dropped with it. Those of others are in at most `scopes` scopes,
+of which the least recently written is dropped first, with `others` tokens each. Requests
+that share no cached prefix, as each has its own salt, have a scope each.
 """
 
 from typing import Any
@@ -33,64 +32,60 @@ def _size(default: int, least: int = 1) -> Any:
 
 @frozen
 class Own:
-    """What is kept of a sample."""
+    """The tokens of a live sample."""
 
     scope: Key
     texts: Texts  # one, number 0
-    unshown: int  # tokens to come that others must not be shown
+    unshown: int  # next tokens that must not be published to others
     shown: int = NOWHERE  # the number of its text among the others of its scope
-    unsaid: tuple[int, ...] = ()  # output that the others have not been shown yet
+    unsaid: tuple[int, ...] = ()  # output that is not yet published to the others
 
 
 @frozen
 class Shelf:
-    """The outputs of a scope."""
+    """The published outputs of a scope."""
 
     texts: Texts
-    used: int = 0  # when somebody last wrote into it
+    used: int = 0  # when it was last written
 
 
 @frozen
 class Library:
-    """All that is searched."""
+    """All texts that are searched."""
 
     own: Map[SampleId, Own] = Map()
     others: Map[Key, Shelf] = Map()
-    clock: int = 0  # times that anything was written into `others`
+    clock: int = 0  # number of writes to `others`
 
 
 @frozen(kw_only=True)
 class Lookup(Proposer):
-    """Looks for the last tokens of a sample. Raises ConfigError for sizes that cannot
-    be.
-    """
+    """Looks up the last tokens of a sample. Raises ConfigError for invalid sizes."""
 
-    least: int = _size(3)  # tokens that must be the same
+    least: int = _size(3)  # tokens that must match
     longest: int = _size(32)  # that are compared
-    candidates: int = _size(8)  # places that are looked at, in each of the two
-    known: int = _size(2**17)  # tokens of a sample; of a longer one nothing more is seen
+    candidates: int = _size(8)  # places to compare, in own and other texts each
+    known: int = _size(2**17)  # tokens of a sample; a longer one gets no more drafts
     others: int = _size(2**16, least=0)  # tokens of a scope; 0: own text alone
     scopes: int = _size(16)
-    batch: int = _size(32)  # tokens that others are shown at once: each time has its cost
+    batch: int = _size(32)  # tokens that are published at once: each time has a cost
 
     def start(self) -> Library:
-        """Nothing is known."""
+        """Return an empty library."""
         return Library()
 
     def began(self, state: Library, who: SampleId, scope: Key, prompt: int) -> Library:
-        """Learn of a sample, the first `prompt` of whose tokens others must not be
-        shown.
-        """
+        """Add a sample, whose first `prompt` tokens must not be published to others."""
         own = Own(scope, Texts(self.least, self.known).begun(), prompt)
         return evolve(state, own=state.own.set(who, own))
 
     def grew(self, state: Library, who: SampleId, tokens: tuple[int, ...]) -> Library:
-        """Learn of more tokens of a sample."""
+        """Add more tokens of a sample."""
         own = state.own.get(who)
         if own is None or not tokens:
             return state
         texts = own.texts.extended(0, tokens)
-        if texts is own.texts:  # it is full: what it ends with is not known any more
+        if texts is own.texts:  # it is full: its last tokens are not in it any more
             return self.ended(state, who)
         unsaid = own.unsaid + tokens[own.unshown :] if self.others else ()
         unshown = max(0, own.unshown - len(tokens))
@@ -100,7 +95,7 @@ class Lookup(Proposer):
         return evolve(state, own=state.own.set(who, own))
 
     def ended(self, state: Library, who: SampleId) -> Library:
-        """Forget what a sample knew; what it was shown to have written stays."""
+        """Remove a sample; its published output stays."""
         own = state.own.get(who)
         if own is None:
             return state
@@ -109,7 +104,9 @@ class Lookup(Proposer):
         return evolve(state, own=state.own.delete(who))
 
     def propose(self, state: Library, who: SampleId, most: int) -> Proposal:
-        """Say what followed the last tokens of a sample where most of them were."""
+        """Return the tokens that followed the longest match of the sample's last
+        tokens.
+        """
         own = state.own.get(who)
         if own is None or most < 1:
             return Proposal()
@@ -124,17 +121,18 @@ class Lookup(Proposer):
         return Proposal(going_round(own.texts.following(mine, most), most), mine.length)
 
     def _shown(self, state: Library, own: Own) -> tuple[Library, Own]:
-        """With what a sample has not said yet, where others of the scope see it."""
+        """The library with the sample's unpublished output added to its scope."""
         tokens = own.unsaid
         shelf, others = state.others.get(own.scope), state.others
         if shelf is None:
-            # Numbers that no shelf has given: one that the scope had may have gone.
+            # Numbers that no shelf has used: an earlier shelf of the scope may have been
+            # dropped.
             clock = state.clock
             shelf = Shelf(Texts(self.least, self.others, first=clock, next=clock))
             if len(others) >= self.scopes:
                 others = others.delete(min(others, key=lambda key: others[key].used))
         texts, number = shelf.texts, own.shown
-        if number not in texts.texts:  # it is new here, or its text went as the oldest
+        if number not in texts.texts:  # new, or its text was dropped as the oldest
             number, texts = texts.next, texts.begun()
             tokens = tokens[-self.others :]
         shelf = Shelf(texts.extended(number, tokens), state.clock + 1)

@@ -1,22 +1,22 @@
 """Which rows of a step have drafts, and how many.
 
-Theory. Drafts take what a step has left: tokens of its budget that neither rows nor
-prompts wanted, and blocks while there are plenty. So nobody is let in later, or gives
-way, for the sake of a draft. How many pay is `length.py`'s to say, of what became of a
-row's last ones and of what verifying costs; the policy bounds it. A device takes as many
-inputs of each row with drafts as the deepest of them has, so it is these that have to fit
-into the budget: what a plan says is what is verified.
+Theory. Drafts take what a step has left: tokens of its budget that neither decode rows
+nor prefill took, and blocks while there are plenty. So drafts neither delay an admission
+nor cause a preemption. `length.py` computes how many are profitable, from recent
+acceptance and the cost of verifying; the policy bounds them. A device takes as many
+inputs of each row with drafts as the deepest of them has, and that number must fit into
+the budget.
 
-A draft model says its drafts on the device, and steps are planned ahead as ever: how many
-drafts of the step before were accepted, nobody needs to know. What the host drafts has to
-be said with the plan, behind tokens that are known. So a step for which the host drafts
-is planned when nothing is in flight, and none behind it before its results have come: not
-of other rows either, as they would keep the drafting ones from every second step. What
-that costs is among the costs by which it is decided whether it pays.
+A draft model makes its drafts on the device, and steps are planned ahead as without: the
+plan need not know how many drafts of the step before were accepted. Drafts of the host
+must be in the plan, after known tokens. So a step with drafts of the host is planned when
+nothing is in flight, and the next one only after its results: not of other rows either,
+as those would then keep the drafting rows out of every second step. That cost is one of
+those by which the number of drafts is decided.
 
-So a row that is bound to the host, as it is under a grammar, may have the host's drafts:
-all before them is known, and its masks can be made for each place. A draft model's drafts
-nobody could make masks for.
+So a row in lockstep with the host, for example under a grammar, may have the host's
+drafts: all tokens before them are known, and its masks can be made for each place. For a
+draft model's drafts the host could not make masks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,15 +51,15 @@ class Drafters:
     in a few passes in C.
     """
 
-    at: Sequence[int]  # positions among the running, in order
+    at: Sequence[int]  # positions among the running ones, in order
     most: tuple[int, ...]  # drafts
-    tokens: Sequence[tuple[int, ...]] = ()  # the host's, if it is the host that drafts
+    tokens: Sequence[tuple[int, ...]] = ()  # the host's, if the host drafts
 
     def __len__(self) -> int:
         return len(self.at)
 
     def only(self, chosen: Sequence[bool]) -> "Drafters":
-        """Those that are chosen."""
+        """The chosen ones."""
         if all(chosen):
             return self
         return Drafters(
@@ -69,7 +69,7 @@ class Drafters:
         )
 
     def with_numbers(self, numbers: tuple[int, ...]) -> "Drafters":
-        """Those that have any of so many drafts each."""
+        """The drafters with these numbers of drafts, without those that have none."""
         return Drafters(self.at, numbers, self.tokens).only(tuple(map(bool, numbers)))
 
 
@@ -77,8 +77,8 @@ _NOBODY: Final = Drafters((), ())
 
 
 def may_draft(request: Request, drafter: str) -> bool:
-    """Whether drafts can be made for a request: not for what yields no token; nor by a
-    draft model for what is bound to the host, which has to know them.
+    """Whether drafts can be made for a request: not if it yields no token; nor by a draft
+    model if it is in lockstep with the host, which has to know the drafts.
     """
     bound = request.lockstep and drafter != HOST
     return not (bound or request.ends_with_prompt)
@@ -104,7 +104,7 @@ def waits_for_results(config: EngineConfig, state: EngineState) -> bool:
 
 
 def plan_drafts(work: Work) -> None:
-    """Give drafts to rows of the step, beside what it has already."""
+    """Add drafts to the decode rows of the step, in the budget that is left."""
     how = work.config.speculation
     if how is None:
         return
@@ -122,7 +122,7 @@ def plan_drafts(work: Work) -> None:
 
 
 def _drafters(work: Work, how: Speculation) -> Drafters:
-    """Who takes part in the step, decodes, and may have drafts."""
+    """The decode rows of the step that may have drafts."""
     run = work.state.running
     if 0 < how.rows < len(run) - len(work.idle):
         return _NOBODY
@@ -137,20 +137,21 @@ def _drafters(work: Work, how: Speculation) -> Drafters:
 
 
 def _all(how: Speculation, state: EngineState) -> Drafters:
-    """Who could have drafts of the device."""
+    """The running samples that could have drafts of a draft model."""
     run = state.running
     left = map(sub, map(sub, run.last, run.sched), ones(len(run)))
     most = tuple(map(min, left, repeat(how.drafts)))
     chosen = tuple(map(gt, most, repeat(0)))
-    if state.lockstep or state.filling:  # else all decode, and none is bound to the host
+    # else all are decode rows, and none is in lockstep
+    if state.lockstep or state.filling:
         may = (may_draft(seq.request, how.drafter) for seq in run.seqs)
         chosen = tuple([one and other for one, other in zip(chosen, may, strict=True)])
     return Drafters(range(len(run)), most).only(chosen)
 
 
 def _proposed_for(how: Speculation, state: EngineState) -> Drafters:
-    """Who would have drafts of the host, if nothing were in flight. What yields no token
-    has none: it has its last one.
+    """The samples that would have drafts of the host, if nothing were in flight. Samples
+    that yield no token have none: their last token is known.
     """
     run, paused = state.running, state.paused
     proposals = state.drafting.proposals
@@ -169,8 +170,8 @@ def _proposed_for(how: Speculation, state: EngineState) -> Drafters:
 def _bounded(
     config: EngineConfig, state: EngineState, how: Speculation, drafters: Drafters
 ) -> tuple[Drafters, EngineState]:
-    """Drafters, with as many drafts as the policy allows, which is asked if there are
-    any.
+    """The drafters with at most as many drafts as the policy allows; it is called if
+    there are any.
     """
     if not drafters:
         return drafters, state
@@ -182,7 +183,7 @@ def _bounded(
 
 
 def _to_be_filled(state: EngineState) -> int:
-    """Inputs of prompts that rows still have to take, besides one of each."""
+    """Prefill tokens that rows still have to take, besides one of each."""
     run = state.running
     if not state.filling:
         return 0
@@ -198,8 +199,8 @@ def _numbers(
     room: int,
     prompts: bool,
 ) -> tuple[int, ...]:
-    """How many drafts each has, at most `room` together, beside `others` inputs, some of
-    which may be of `prompts`.
+    """The number of drafts of each, at most `room` together, beside `others` inputs, some
+    of which may be prefill tokens (`prompts`).
     """
     if how.adaptive and how.costs is not None:
         names = map(state.running.ids.__getitem__, drafters.at)
@@ -220,21 +221,21 @@ def _as_they_come(wanted: Iterable[int], room: int) -> Iterator[int]:
 
 
 def _fitting(drafts: tuple[int, ...], room: int) -> tuple[int, ...]:
-    """Drafts, at most `room` together, cut to what there is room for if each row that has
-    some takes as much of it as the deepest.
+    """The numbers, cut so that they fit into `room` if each row with drafts takes as much
+    of it as the deepest.
     """
     each = max(0, room) // max(1, sum(map(bool, drafts)))
     return tuple(min(one, each) for one in drafts)
 
 
 def _all_used(state: EngineState) -> EngineState:
-    """Proposals are for one step: none is left."""
+    """The state without proposals: they are for one step."""
     drafting = state.drafting
     return evolve(state, drafting=evolve(drafting, proposals=Map()))
 
 
 def _give(work: Work, drafters: Drafters) -> None:
-    """Lay down who has how many drafts, as far as its table goes."""
+    """Add the drafts of each row to the step, as far as its table has room."""
     drafters = _in_tables(work, drafters)
     if not drafters:
         return
@@ -253,8 +254,8 @@ def _give(work: Work, drafters: Drafters) -> None:
 
 
 def _in_tables(work: Work, drafters: Drafters) -> Drafters:
-    """Drafters with as many drafts as their tables have room for. What ends before its
-    table should grow (`mark`) has room.
+    """Drafters with as many drafts as their tables have room for. There is room if the
+    drafts end before the position at which the table should grow (`mark`).
     """
     run, at = work.state.running, drafters.at
     sched = tuple(map(run.sched.__getitem__, at))

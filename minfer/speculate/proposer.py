@@ -1,16 +1,17 @@
-"""Who proposes drafts on the host: the protocol.
+"""The protocol of proposers, which make drafts on the host.
 
-A proposer is an object with five pure functions, and a state that it is handed and hands
-back, as a policy has (`minfer.policy`). It is told what the tokens of a sample are, as
-they become known, and asked what may follow. Whatever it says, outputs are as without.
+A proposer is an object with five pure functions, and a state that is passed in and
+returned, as a policy has (`minfer.policy`). It gets the tokens of each sample as they
+become known, and returns tokens that may follow. Whatever it returns, outputs are the
+same as without.
 
-A draft that is said by the host needs all tokens before it known: such a row runs ahead
-zero. A draft model proposes on the device, where it needs not be asked: of it, a plan
-says only how many drafts there are.
+A draft of the host needs all tokens before it to be known: such a row does not run ahead.
+A draft model proposes on the device and needs no call: for it, a plan has only the number
+of drafts.
 
-What others wrote is heeded only within a scope: the key from which the KV blocks of a
-request's prompt are named (`Request.root`). It differs wherever the cache salt does, so
-whoever may not share a cached prefix cannot tell by speed what others were told either.
+The outputs of other samples are used only within a scope: the root key of a request's KV
+blocks (`Request.root`). It differs with the cache salt, so clients that do not share
+cached prefixes cannot learn from timing what others got either.
 """
 
 from typing import Any, Protocol
@@ -26,13 +27,13 @@ class Proposal:
     """Tokens that may follow."""
 
     tokens: tuple[int, ...] = ()
-    matched: int = 0  # tokens before them that were the same where they were found
+    matched: int = 0  # how many tokens before them matched
 
 
 class Proposer(Protocol):
-    """What is told and asked. Every answer must be a function of the arguments alone.
+    """The calls of the engine. Every answer must be a function of the arguments alone.
 
-    The answers here are those of one that never proposes.
+    The answers here are those of a proposer that never proposes.
     """
 
     def start(self) -> Any:
@@ -40,20 +41,20 @@ class Proposer(Protocol):
         return None
 
     def began(self, state: Any, who: SampleId, scope: Key, prompt: int) -> Any:
-        """Learn of a sample, the first `prompt` of whose tokens others must not be shown.
+        """Add a sample, whose first `prompt` tokens must not be published to others.
 
-        A sample that is known already begins anew.
+        A sample that is known already starts anew.
         """
         return state
 
     def grew(self, state: Any, who: SampleId, tokens: tuple[int, ...]) -> Any:
-        """Learn of more tokens of a sample, in order, from its prompt's first on."""
+        """Add more tokens of a sample, in order, from its prompt's first on."""
         return state
 
     def ended(self, state: Any, who: SampleId) -> Any:
-        """Learn that a sample will not be asked about any more."""
+        """Remove a sample: no drafts of it will be requested any more."""
         return state
 
     def propose(self, state: Any, who: SampleId, most: int) -> Proposal:
-        """Say what may follow what is known of a sample: at most so many tokens."""
+        """Return at most `most` tokens that may follow the known ones of a sample."""
         return Proposal()

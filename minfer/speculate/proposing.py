@@ -1,11 +1,11 @@
-"""What the host proposes comes as events, and is kept until a step can use it.
+"""Proposals of the host arrive as events, and are kept until a step can use them.
 
-Theory. A draft behind tokens that are not known yet cannot be said, and a proposal is
-true to its sample only as long as no more is known of it. So it names how many tokens
-were known when it was made; the next step that is planned while nothing of the sample is
-in flight uses it, if that is still so, and whatever is then older is forgotten.
+Theory. A draft can only follow known tokens, and a proposal is valid only as long as its
+sample has no more known tokens. So it has the number of tokens known when it was made;
+the next step that is planned while the sample has nothing in flight uses it, if that
+number is unchanged; then all older proposals are dropped.
 
-What proposes is not the engine's business: what it said is in the journal.
+The engine does not know the proposer: its proposals are in the journal.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from minfer.state import EngineState, Transition
 def told_of_proposals(
     config: EngineConfig, state: EngineState, proposals: Sequence[Propose]
 ) -> Transition:
-    """Keep what may follow, of samples that may have drafts."""
+    """Keep the proposals of samples that may have drafts."""
     kept, reasons = state.drafting.proposals.mutate(), list[Reason]()
     running, drafting = frozenset(state.running.ids), state.drafting
     for one in proposals:
@@ -40,7 +40,7 @@ def told_of_proposals(
 def _useless(
     config: EngineConfig, running: frozenset[SampleId], proposal: Propose
 ) -> str:
-    """Why nothing can become of a proposal, or nothing."""
+    """Why a proposal cannot be used, or nothing."""
     if config.speculation is None or config.speculation.drafter != HOST:
         return "the host drafts nothing here"
     if (proposal.id, proposal.sample) not in running:

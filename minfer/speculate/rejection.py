@@ -1,24 +1,22 @@
-"""Which drafts stand under modified rejection sampling: the distribution is kept, the
-tokens are not.
+"""Acceptance by modified rejection sampling: the distribution is kept, the tokens are
+not.
 
 Theory (Leviathan et al. 2023, Chen et al. 2023). With p the target's distribution at a
-position and q the one that the draft was drawn from, a draft d is accepted with
-probability min(1, p(d) / q(d)); else a token is drawn from max(0, p - q), renormalised.
+position and q the one that the draft was sampled from, a draft d is accepted with
+probability min(1, p(d) / q(d)); else a token is sampled from max(0, p - q), renormalised.
 Either way the token has distribution p. The share 1 - TV(p, q) is accepted, which is the
-most that any rule can. A draft that was not drawn at all (found in a text, or greedy) is
-the same with all of q on it. Both are what they are after temperature, filters, penalties
-and masks.
+most that any rule can. For a draft that was not sampled (found in a text, or greedy), q
+is 1 at the draft. p and q are taken after temperature, filters, penalties and masks.
 
-The draft, the coin and what is drawn instead must be independent, so there are three
-streams of noise. The last is the target's own: with no draft, the token is the one it
-would be without speculation. (Drafts that are looked up in what the same seed has written
-for another request are not independent of its noise: whoever asks twice with one seed
-gets twice one piece of luck.)
+The draft, the coin and the replacement must be independent, so there are three streams of
+noise. The last is the target's own: with no draft, the token is the one it would be
+without speculation. (Drafts that are looked up in the output of another request with the
+same seed are not independent of its noise: two requests with one seed are correlated.)
 
-What this does not keep is the path. Which of its tokens are drafts depends on how many
-are proposed, so equal seeds give equal outputs only where that number is fixed. And it
-must not depend on the drafts themselves: who proposes only those drafts that look likely
-draws from another distribution than q. (The default rule, accept.py, does not mind.)
+The tokens themselves are not kept. Which of them are drafts depends on how many are
+proposed, so equal seeds give equal outputs only if that number is fixed. And it must not
+depend on the drafts themselves: to propose only drafts that look likely is to sample from
+another distribution than q. (The default rule, accept.py, has no such condition.)
 
 Arithmetic is in float32, as in `minfer.sample`. Sums over a vocabulary differ in their
 last bits between devices, which decides one coin in millions.
@@ -42,14 +40,14 @@ from minfer.sample import (
 from minfer.shape import f32, shaped
 from minfer.speculate.accept import Target, Verdict
 
-_DRAFT: Final = 1  # streams that are made from a sample's own, which is the third
+_DRAFT: Final = 1  # streams derived from a sample's own, which is the third
 _COIN: Final = 2
 
 Chances = Mapping[int, float]  # token ids, rising -> probabilities; others have none
 
 
 class Noise(Protocol):
-    """What a verdict depends on by chance."""
+    """The random numbers of a verdict."""
 
     def coin(self, position: int) -> float:
         """A number between 0 and 1, uniform."""
@@ -83,7 +81,7 @@ class Streams:
 
 @frozen
 class Drawn:
-    """A draft, and the distribution that it was drawn from."""
+    """A draft, and the distribution that it was sampled from."""
 
     token: int
     chances: Chances
@@ -111,23 +109,23 @@ def chances(scored: Mapping[int, float]) -> Chances:
 
 
 def accepts(coin: float, p: float, q: float) -> bool:
-    """Whether a draft stands that the target gives `p` and that had `q`: never one that
-    it gives nothing, always one that it gives as much.
+    """Whether a draft is accepted that has probability `p` for the target and had `q`:
+    never if `p` is 0, always if `p` is at least `q`.
     """
     return p > 0 and f32(coin * q) <= p
 
 
 def residual(p: Chances, q: Chances) -> dict[int, float]:
-    """Scores of the tokens that one takes the place of a rejected draft from."""
+    """Scores of the tokens that may replace a rejected draft."""
     left = {t: f32(share - q.get(t, 0.0)) for t, share in p.items()}
-    # Where nothing is left, the two are equal but for rounding, and the draft itself may
-    # be drawn.
+    # If nothing is left, the two are equal but for rounding, and the draft itself may be
+    # sampled.
     some = {t: share for t, share in left.items() if share > 0} or p
     return {t: f32(math.log(share)) for t, share in some.items() if share > 0}
 
 
 def taken(draft: int, p: Chances, q: Chances, noise: Noise, position: int) -> int:
-    """The token at a draft's place: the draft if its coin says so, or another."""
+    """The token at a draft's place: the draft if its coin accepts it, or another."""
     if accepts(noise.coin(position), p.get(draft, 0.0), q[draft]):
         return draft
     return noise.pick(residual(p, q), position)
@@ -139,8 +137,8 @@ def rejection(
     proposed: Sequence[Chances],
     noise: Noise | None = None,
 ) -> Verdict:
-    """Accept drafts by coins; `proposed` are the distributions they were drawn from, or
-    nothing, where they were not. Raises NotFiniteError.
+    """Accept drafts by coins; `proposed` are the distributions they were sampled from, or
+    empty if they were not sampled. Raises NotFiniteError.
     """
     how, tokens = target.how, list[int]()
     noise = Streams.of(how.seed, how.sample) if noise is None else noise
@@ -149,7 +147,7 @@ def rejection(
         position = len(target.known) + len(tokens)
         p = chances(scores(target.shaped(tokens), how))
         tokens.append(taken(draft, p, q, noise, position))
-        # Nothing tells a draft that was drawn after all from one that was accepted.
+        # A replacement that equals the draft counts as accepted.
         if tokens[-1] != draft:
             return Verdict(tuple(tokens), len(drafts))
     scored = scores(target.shaped(tokens), how)

@@ -1,4 +1,4 @@
-"""How a server speculates: what is set before it starts, and does not change."""
+"""The configuration of speculation, which does not change while a server runs."""
 
 from typing import Any, Final
 
@@ -7,11 +7,11 @@ from attrs import Attribute, field, frozen
 from minfer.checks import ConfigError, flag, number
 from minfer.speculate.length import Costs, Learning
 
-# Which drafts stand.
-SAME_NOISE: Final = "same noise"  # those that the target draws anyway (accept.py)
+# Rules of acceptance.
+SAME_NOISE: Final = "same noise"  # the tokens that the target samples anyway (accept.py)
 REJECTION: Final = "rejection"  # by a coin that keeps the distribution (rejection.py)
 RULES: Final = (SAME_NOISE, REJECTION)
-# Who says them.
+# Where drafts are made.
 HOST: Final = "host"  # a proposer, by the event `Propose`
 DEVICE: Final = "device"  # the executor, by a draft model
 DRAFTERS: Final = (HOST, DEVICE)
@@ -31,19 +31,19 @@ def _one_of(some: tuple[str, ...]) -> Any:
 
 @frozen(kw_only=True)
 class Speculation:
-    """Raises ConfigError for what is out of range."""
+    """The settings. Raises ConfigError for values out of range."""
 
     drafter: str = field(validator=_one_of(DRAFTERS))
     drafts: int = field(validator=number(1, of="speculation: "))  # of a row in a step
     rule: str = field(default=SAME_NOISE, validator=_one_of(RULES))
-    # In steps of more rows there are none; 0: there may be in steps of any number.
+    # Steps of more rows have no drafts; 0: no bound.
     rows: int = field(default=0, validator=number(0, of="speculation: "))
-    # As many drafts as pay, by `learning` and `costs`; else always as many as there may
-    # be.
+    # The most profitable number of drafts, by `learning` and `costs`; else always as many
+    # as possible.
     adaptive: bool = field(default=True, validator=flag)
     margin: float = field(default=0.03, validator=number(0, of="speculation: "))
     learning: Learning = Learning()
-    costs: Costs | None = None  # unknown, if not adaptive
+    costs: Costs | None = None  # None: unknown, if not adaptive
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.learning, Learning):

@@ -1,10 +1,10 @@
-"""How good drafts were: what metrics are made of.
+"""Counts of proposed and accepted drafts, for metrics.
 
-Theory. The rate of acceptance is accepted drafts over proposed drafts; the token after
-them is the target's own, and counts as neither. By place it is unconditional: of the
-drafts in the k-th place of a row, how many were accepted, which takes that all before
-them were. The mean length is what a row has of a step in which it had drafts: those that
-were accepted, and the token after them.
+Theory. The acceptance rate is accepted drafts over proposed drafts; the token after them
+is the target's own, and counts as neither. By place it is unconditional: of the drafts in
+the k-th place of a row, how many were accepted, which requires that all before them were.
+The mean length is the number of tokens that a row with drafts yields in a step: the
+accepted ones, and the token after them.
 """
 
 from itertools import zip_longest
@@ -17,12 +17,12 @@ from attrs import frozen
 class Tally:
     """Counts of drafts, over any number of steps."""
 
-    rows: int = 0  # that had drafts, once for each step
+    rows: int = 0  # rows with drafts, once for each step
     proposed: tuple[int, ...] = ()  # by place, from a row's first draft on
     accepted: tuple[int, ...] = ()  # likewise
 
     def plus(self, other: "Tally") -> "Tally":
-        """Both together."""
+        """The sum of both."""
         return Tally(
             self.rows + other.rows,
             _sum(self.proposed, other.proposed),
@@ -36,13 +36,13 @@ class Tally:
 
     @property
     def by_place(self) -> tuple[float, ...]:
-        """The same for each place."""
+        """The acceptance rate of each place."""
         each = zip(self.accepted, self.proposed, strict=True)
         return tuple(accepted / proposed for accepted, proposed in each)
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a row in a step in which it had drafts; 0 if none had."""
+        """Mean tokens of a row with drafts in a step; 0 if none had drafts."""
         return (self.rows + sum(self.accepted)) / self.rows if self.rows else 0.0
 
 

@@ -1,18 +1,18 @@
-"""Texts that are searched for what followed the same tokens before.
+"""Texts that are searched for a match of the last tokens of a sample.
 
 Theory. As in LZ77 with hash chains (Ziv and Lempel 1977; zlib): each run of `least`
-tokens, a gram, has a slot in a table, which holds the latest place behind such a gram;
-and each place knows the one that its slot held before. A search begins at the slot of the
+tokens, a gram, has a slot in a table, which holds the latest place after such a gram; and
+each place has the place that its slot held before. A search begins at the slot of the
 last tokens, follows a bounded chain of places back, and takes the longest match, the
-latest of equals (Saxena 2023 for the use; Oliaro et al. 2024 for that of others' texts).
-A new token costs one entry in the table and one link, however long the texts are.
+latest of equals (Saxena 2023 for the use; Oliaro et al. 2024 for texts of others). A new
+token costs one entry in the table and one link, however long the texts are.
 
-All is bounded. The oldest texts go when there are more than `capacity` tokens. The table
-has a fixed number of slots, so places of texts that are gone need not be looked for: they
-are overwritten in time, and until then lead nowhere. Grams that share a slot share a
-chain: as tokens are compared, that may hide a match, and never makes one up.
+All is bounded. The oldest texts are dropped when there are more than `capacity` tokens.
+The table has a fixed number of slots, so places of dropped texts need not be removed:
+they are overwritten in time, and until then are ignored. Grams that share a slot share a
+chain: as tokens are compared, that may hide a match, and never makes a false one.
 
-It is a value: an older version stays what it was.
+It is a value: an older version does not change.
 """
 
 from typing import Final
@@ -23,9 +23,9 @@ from minfer.log import Log
 from minfer.pmap import Map
 from minfer.record import evolve
 
-NOWHERE: Final = -1  # stands for an address
-_STRIDE: Final = 2**32  # an address is a text's number, times this, and a place in it
-_SPARE: Final = 2  # slots for each token that there is room for
+NOWHERE: Final = -1  # in place of an address
+_STRIDE: Final = 2**32  # an address is a text's number, times this, plus a place in it
+_SPARE: Final = 2  # slots for each token of the capacity
 _RECENT: Final = 256  # tokens of a text that are copied as it grows
 
 
@@ -41,33 +41,33 @@ class Text:
 
 @frozen
 class Match:
-    """A place in a text behind the same tokens as those that were looked for."""
+    """A place in a text after the same tokens as those searched for."""
 
     text: int  # its number
     place: int
-    length: int  # tokens that are the same, as far as was compared
+    length: int  # matching tokens, as far as compared
 
 
 @frozen
 class Texts:
-    """Numbered texts, the oldest of which go as others grow."""
+    """Numbered texts, the oldest of which are dropped as others grow."""
 
     least: int  # tokens of a gram
     capacity: int  # tokens of all texts
     texts: Map[int, Text] = Map()
     heads: Map[int, int] = Map()  # slot -> the latest address
     first: int = 0  # number of the oldest text
-    next: int = 0  # of the one to come
+    next: int = 0  # of the next text
     size: int = 0  # tokens
 
     def begun(self) -> "Texts":
-        """With one more text, empty, whose number was `next`."""
+        """The texts with one more, empty, whose number was `next`."""
         texts = self.texts.set(self.next, Text())
         return evolve(self, texts=texts, next=self.next + 1)
 
     def extended(self, text: int, tokens: tuple[int, ...]) -> "Texts":
-        """With more tokens at the end of a text; unchanged if it is gone, or if it would
-        need room for itself alone that there is not.
+        """The texts with more tokens at the end of one; unchanged if that is dropped, or
+        would need more than the capacity by itself.
         """
         old = self.texts.get(text)
         if old is None or len(old.tokens) + len(tokens) > self.capacity:
@@ -95,8 +95,8 @@ class Texts:
         )
 
     def found(self, last: tuple[int, ...], candidates: int) -> Match | None:
-        """The longest match of the end of `last` with something that goes on, of so many
-        candidates, the latest first.
+        """The longest match of the end of `last` that is followed by a token, of at most
+        so many candidates, the latest first.
         """
         if len(last) < self.least:
             return None
@@ -104,7 +104,7 @@ class Texts:
         address = self.heads.get(self._slot(last[-self.least :]), NOWHERE)
         for _ in range(candidates):
             number, place = divmod(address, _STRIDE)
-            text = self.texts.get(number)  # none if nowhere
+            text = self.texts.get(number)  # None for NOWHERE
             if text is None:
                 break
             length = _common(text.tokens, place, last, best.length if best else 0)
@@ -114,7 +114,7 @@ class Texts:
         return best
 
     def following(self, match: Match, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens behind a match."""
+        """Up to `most` tokens after a match."""
         return self.texts[match.text].tokens[match.place : match.place + most]
 
     def last(self, text: int, count: int) -> tuple[int, ...]:
@@ -123,11 +123,11 @@ class Texts:
         return tokens[max(0, len(tokens) - count) :]
 
     def _slot(self, gram: tuple[int, ...]) -> int:
-        # Hashes of tuples of whole numbers are the same in every process.
+        # Hashes of tuples of integers are the same in every process.
         return hash(gram) % (_SPARE * self.capacity)
 
     def _with_room(self, count: int) -> "Texts":
-        """Without the oldest texts, as far as there must be room for so many tokens."""
+        """The texts without the oldest ones, as far as `count` tokens need their room."""
         texts, first, size = self.texts, self.first, self.size
         while size + count > self.capacity:
             size -= len(texts[first].tokens)
@@ -138,7 +138,7 @@ class Texts:
 
 
 def _common(tokens: Log[int], place: int, last: tuple[int, ...], beaten: int) -> int:
-    """How many tokens before a place are those at the end of `last`; 0 if they are not
+    """How many tokens before a place equal those at the end of `last`; 0 if they are not
     more than `beaten`.
     """
     length, most = beaten + 1, min(place, len(last))
