@@ -1,10 +1,9 @@
 """The specification, and a kit that tests scheduling policies against it.
 
 `check_policy(MyPolicy())` in a test is all; `PolicyMachine`, `requests`, `traces`,
-`configs` and `states` are for tests of your own. They need hypothesis, which is imported
-when one of them is asked for; the specification does not:
-`minfer.testing.invariants.check` judges a state, `minfer.testing.ledger.check_turn` a
-turn. README.md says which law is where.
+`configs` and `states` are for custom tests. They need hypothesis, which is imported on
+first use; the specification does not need it: `minfer.testing.invariants.check` checks a
+state, `minfer.testing.ledger.check_turn` a turn. README.md lists the laws by file.
 """
 
 from importlib import import_module

@@ -1,7 +1,8 @@
-"""What the specification's ledger keeps: an account per sample, a seat per generation.
+"""The records of the specification's ledger: an account per sample, a seat per
+generation.
 
-Everything in here was learned from what the engine was told and what it said (events,
-commands, reasons), never from its state; so that the state can be compared with it.
+They are built from the engine's inputs and outputs only (events, commands, reasons),
+never from its state; so that the state can be compared with them.
 """
 
 from attrs import define, field, frozen
@@ -15,21 +16,21 @@ from minfer.speculate.drafting import Proposed
 from minfer.testing.lifetime import Stage
 from minfer.window import outside
 
-NOT_SEEN = -1  # the generation of a seat that was begun anew and is in no plan yet
+NOT_SEEN = -1  # the generation of a restarted seat that is in no plan yet
 
 
 @define(eq=False)
 class Seat:
-    """A generation of a running sample, as far as plans and results tell of it."""
+    """A generation of a running sample, as plans and results show it."""
 
     account: "Account"
     gen: int
     row: int  # device row
     base: int  # tokens known when it began
-    sched: int  # positions that are computed, or will be by plans in flight
+    sched: int  # positions whose KV is computed
     kv: int  # positions whose KV is there for certain
     table: tuple[int, ...]  # blocks, as the device knows them
-    opened: bool = False  # the device has been told of it
+    opened: bool = False  # an `Open` was sent to the device
 
 
 @define(eq=False)
@@ -42,9 +43,9 @@ class Account:
     last: int  # index of the last token it may have
     arrived: float  # seconds
     stage: Stage = Stage.NEW
-    cached: int = 0  # prompt tokens that the cache gave at its first admission
-    paused: bool = False  # the host has said that it is not ready for it
-    proposed: Proposed | None = None  # what may follow, since the last plan was made
+    cached: int = 0  # prompt tokens from the cache at its first admission
+    paused: bool = False  # by the last `Pause` of the host
+    proposed: Proposed | None = None  # the last proposal since the last plan was made
     faults: int = 0  # failed steps since its last good one
     seat: Seat | None = None  # while it runs
 
@@ -61,7 +62,7 @@ class Account:
 
 @frozen(eq=False)
 class Flight:
-    """A plan in flight: whose rows it has, and the blocks that each may touch."""
+    """A plan in flight: the seats of its rows, and the blocks that each may touch."""
 
     plan: Plan
     seats: tuple[Seat, ...]
@@ -70,21 +71,21 @@ class Flight:
 
 @define
 class Told:
-    """What the engine has to say about the events of one turn."""
+    """What the engine must report about the events of one turn."""
 
     tokens: dict[SampleId, tuple[int, ...]] = field(factory=dict)
-    # what is said of prompts: vectors, log-probabilities
+    # results of prompts: vectors, log-probabilities
     pooled: dict[SampleId, bytes] = field(factory=dict)
-    finished: list[Finished] = field(factory=list)  # but for errors
+    finished: list[Finished] = field(factory=list)  # without errors
     ignored: list[str] = field(factory=list)  # kinds of events
-    voided: list[Voided] = field(factory=list)  # but for errors
-    progress: bool = False  # somebody who runs has the results of a good step
+    voided: list[Voided] = field(factory=list)  # without errors
+    progress: bool = False  # a running sample has the results of a good step
 
 
 def account(config: EngineConfig, request: Request, sample: int, now: float) -> Account:
-    """A sample that was just submitted."""
+    """The account of a sample that was just submitted."""
     last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1
-    if request.ends_with_prompt:  # it never gets the token that follows its prompt
+    if request.ends_with_prompt:  # it never gets the token after its prompt
         last = len(request.prompt)
     return Account(request, sample, request.prompt + request.output, last, now)
 

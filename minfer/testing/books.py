@@ -1,10 +1,10 @@
-"""The books of the specification: all that was said of each sample, and how it moves.
+"""The books of the specification: the state of each sample, and its moves.
 
-Theory. What a turn must do with its events is a small function of what the engine was
-told before: which samples are open, the tokens each knows, which plans are in flight. The
-books keep that from turn to turn, beside the engine and far simpler than it: no columns,
-no blocks, one record at a time (`minfer.testing.accounts`). Whoever writes in them moves
-samples through the table of `minfer.testing.lifetime`, and no other way.
+Theory. What a turn must do with its events is a small function of the inputs before:
+which samples are open, the tokens each knows, which plans are in flight. The books keep
+that from turn to turn, apart from the engine and far simpler: no columns, no blocks, one
+record at a time (`minfer.testing.accounts`). All writes move samples through the table of
+`minfer.testing.lifetime`, and in no other way.
 """
 
 from collections import Counter, deque
@@ -30,13 +30,13 @@ from minfer.testing.accounts import (
 from minfer.testing.invariants import InvariantError
 from minfer.testing.lifetime import MOVES, Cause, Stage
 
-NEVER: Final = -1  # among the steps that may open a fence: perhaps there is none
+NEVER: Final = -1  # among the steps that may open a fence: there may be none
 _NOBODY: Final = Request(id="", prompt=(), max_tokens=1)
 
 
 @frozen(eq=False)
 class Leaving:
-    """Blocks behind a fence: whose they were, and the steps of which one opens it."""
+    """Blocks behind a fence: their sample, and the steps one of which opens the fence."""
 
     account: Account | None  # None: it was preempted, or is unknown
     steps: frozenset[int]
@@ -44,7 +44,7 @@ class Leaving:
 
 @define(eq=False)
 class Books:
-    """What is known of every sample that has not ended."""
+    """The records of every sample that has not ended."""
 
     config: EngineConfig
     time: float = 0.0  # seconds
@@ -61,7 +61,7 @@ class Books:
 
     @classmethod
     def at(cls, config: EngineConfig, state: EngineState) -> "Books":
-        """Books that are opened at `state`, which they believe."""
+        """Books opened at `state`, which they trust."""
         books, run = cls(config, state.time), state.running
         faults = dict(state.faults)
         for seq in (*state.waiting, *run.seqs):
@@ -98,11 +98,11 @@ class Books:
 
     @property
     def running(self) -> list[Account]:
-        """Who runs."""
+        """The accounts of running samples."""
         return [one for one in self.accounts.values() if one.stage is Stage.RUNNING]
 
     def move(self, one: Account, cause: Cause) -> None:
-        """Move a sample as the table of its lifetime says."""
+        """Move a sample by the table of its lifetime."""
         target = MOVES.get((one.stage, cause))
         if target is None:
             raise InvariantError("lifetime", f"{one.id} is {one.stage}; then {cause}?")
@@ -110,7 +110,7 @@ class Books:
         one.stage = target
 
     def close(self, one: Account, cause: Cause) -> None:
-        """A sample has ended."""
+        """Close the account of a sample that has ended."""
         self.move(one, cause)
         self.leave(one)
         del self.accounts[one.id]
@@ -119,7 +119,7 @@ class Books:
             del self.lives[one.request.id]
 
     def leave(self, one: Account, steps: Sequence[int] = ()) -> None:
-        """Give a seat back; `steps` are others, one of which may be the fence's."""
+        """Release a seat; `steps` are further ones, one of which may be the fence's."""
         if one.seat is None:
             return
         self.seats.pop(one.seat.gen, None)
@@ -132,7 +132,7 @@ class Books:
             self.move(one, Cause.RELEASED)
 
     def open_fences(self, step: int | None) -> None:
-        """The plans up to `step` are over, or all."""
+        """Open the fences of the plans up to `step`, or all."""
         kept = []
         for left in self.leaving:
             if step is not None and max(left.steps) > step:
@@ -142,13 +142,13 @@ class Books:
         self.leaving = kept
 
     def restart(self, one: Account) -> None:
-        """A running sample begins anew, in its row, from the KV that it has."""
+        """Restart a running sample in its row, from the KV that it has."""
         old = one.seat
         if old is None:
             raise InvariantError("lifetime", f"{one.id} runs without a seat")
         self.move(one, Cause.RESTARTED)
         self.seats.pop(old.gen, None)
-        kv = 0 if one.request.begins_anew else old.kv  # all of it is computed anew
+        kv = 0 if one.request.begins_anew else old.kv  # all of it is recomputed
         one.seat = Seat(
             account=one,
             gen=NOT_SEEN,
@@ -160,13 +160,13 @@ class Books:
         )
 
     def seen(self, seat: Seat, gen: int) -> None:
-        """A seat that was begun anew is seen under its generation."""
+        """Record the new generation of a restarted seat."""
         if seat.gen == NOT_SEEN:
             seat.gen = gen
             self.seats[gen] = seat
 
     def flight(self, plan: Plan) -> Flight:
-        """A plan that is on its way, with whose rows it has."""
+        """The record of a plan that was launched, with the seats of its rows."""
         nobody = Account(_NOBODY, sample=0, known=(), last=0, arrived=0.0)
         seats = list[Seat]()
         for gen in plan.gens:

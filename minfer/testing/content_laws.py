@@ -1,9 +1,9 @@
-"""The specification of shared content: what is findable under a key are the tokens that
-were computed into that block.
+"""The specification of shared content: a key leads to exactly the tokens that were
+computed into its block.
 
-Keys are digests, and whoever makes one from the wrong tokens finds the wrong KV. So the
-tokens themselves are kept of every published block, all up to its end, and compared with
-those of whoever reads it.
+Keys are digests, and a key made from the wrong tokens finds the wrong KV. So the tokens
+of every published block, all up to its end, are kept, and compared with those of every
+reader.
 """
 
 from attrs import define, field, frozen
@@ -18,22 +18,23 @@ from minfer.testing.invariants import InvariantError, require
 
 @frozen
 class Content:
-    """What a published block holds."""
+    """The content of a published block."""
 
     key: Key
     root: Key  # the key before the first block
-    tokens: tuple[int, ...]  # all up to the end of what is in it
+    tokens: tuple[int, ...]  # all up to the end of the block's content
 
 
 @define(eq=False)
 class Contents:
-    """What all published blocks hold."""
+    """The content of all published blocks."""
 
     whole: bool  # the run was followed from its beginning
     blocks: dict[int, Content] = field(factory=dict)
 
     def check(self, books: Books, after: EngineState) -> None:
-        """Learn the tokens of what was published; compare those of what is stood on.
+        """Learn the tokens of newly published blocks; compare those of blocks that are
+        held.
 
         Raises InvariantError.
         """
@@ -55,27 +56,25 @@ class Contents:
         self._compare(books, after)
 
     def _learn(self, books: Books, new: dict[int, Key]) -> None:
-        """Find out which tokens are in new blocks; takes those out of `new` of which it
-        is known.
-        """
+        """Find the tokens of new blocks; removes those it found from `new`."""
         running = [one.seat for one in books.accounts.values() if one.seat is not None]
         for seat in (*running, *books.left):
             self._written(books, seat, new)
 
     def _written(self, books: Books, seat: Seat, new: dict[int, Key]) -> None:
-        """What a sequence has computed into new blocks."""
+        """Learn what a sequence has computed into new blocks."""
         size, windowed = books.config.block_size, books.config.window
         root, known = seat.account.request.root, seat.account.known
         for k, block in enumerate(seat.table[: seat.kv // size]):
             if block in new:
                 tokens = known[: (k + 1) * size]
-                # Behind a window a table names blocks that may be others' by now.
+                # Outside a window the entries of a table may be blocks of others by now.
                 if not windowed or new[block] == block_keys(root, tokens, size)[-1]:
                     self.blocks[block] = Content(new.pop(block), root, tokens)
         self._tail(seat, new, size)
 
     def _tail(self, seat: Seat, new: dict[int, Key], size: int) -> None:
-        """What a sequence has computed of a block that its prompt does not fill."""
+        """Learn what a sequence has computed of the partial last block of its prompt."""
         request, full = seat.account.request, seat.kv // size
         if request.tails is None or seat.kv != len(request.prompt):
             return
@@ -87,7 +86,7 @@ class Contents:
             self.blocks[block] = found
 
     def _compare(self, books: Books, after: EngineState) -> None:
-        """Whoever reads a block reads what it has asked for."""
+        """Check that every reader of a block has the tokens of its content."""
         run, size = after.running, books.config.block_size
         for i, table in enumerate(run.tables):
             one, chain = books.accounts[run.ids[i]], run.chains[i]

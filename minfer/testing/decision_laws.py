@@ -1,9 +1,9 @@
-"""The specification of decisions: who was let in, who gave way, and what was launched.
+"""The specification of decisions: admissions, preemptions, and launched plans.
 
-Reasons and plans are said apart, as two lists. `read_decisions` puts them into the order
-in which they must have been made (who is let in is opened by the next plan; who gives way
-was in the plans before), writes them into the books, and has each plan judged
-(`minfer.testing.plan_laws`) where it stands.
+Reasons and plans are two separate lists. `read_decisions` puts them into the order in
+which they must have been made (an admitted sample is opened by the next plan; a preempted
+one was in the plans before), writes them into the books, and has each plan checked
+(`minfer.testing.plan_laws`) at its place.
 """
 
 from collections import deque
@@ -30,10 +30,10 @@ def read_decisions(
     budgets: Sequence[int] | None,
     held_back: Collection[str] | None = None,
 ) -> Planning:
-    """Read what was decided in a turn. Raises InvariantError.
+    """Read the decisions of a turn. Raises InvariantError.
 
-    `budgets`, if they were recorded, are what the policy answered for each plan, and
-    `held_back` the clients that it said others pass.
+    `budgets`, if they were recorded, are the policy's answers for each plan, and
+    `held_back` the clients that it deferred.
     """
     plans = deque(c.plan for c in turn.commands if isinstance(c, Execute))
     planning = Planning(None if budgets is None else list(budgets), held_back)
@@ -65,7 +65,7 @@ class _Reader:
         return one
 
     def admitted(self, got: Admitted) -> None:
-        """A sample is let in: the next plan opens its row."""
+        """Read an admission: the next plan opens the sample's row."""
         one = self._served(got)
         sits = one.paused or suspects(self.books.config, [one])
         if sits and not any(one.id in _opened(plan) for plan in self.plans):
@@ -94,8 +94,8 @@ class _Reader:
         self.planning.admitted.append(one.id)
 
     def _sits(self, one: Account, got: Admitted) -> None:
-        """A sample takes a seat of which nobody is told before it is planned: the state
-        is believed, until a plan opens it.
+        """Read an admission that no plan shows yet: the state is trusted, until a plan
+        opens the row.
         """
         require(not got.copied, "reason", f"{got}, but no plan copies it")
         self._check_admission(one, got)
@@ -116,7 +116,7 @@ class _Reader:
         self.planning.admitted.append(one.id)
 
     def _check_admission(self, one: Account, got: Admitted) -> None:
-        """What is said of an admission is true, as far as the books can tell."""
+        """Check that the figures of an admission are true, as far as the books show."""
         size = self.books.config.block_size
         waited = self.books.time - one.arrived
         require(got.waited == waited, "reason", f"{got}: not its wait")
@@ -137,8 +137,8 @@ class _Reader:
         require(missed == less, "reason", f"{missed}, not {less}")
 
     def preempted(self, why: Preempted, number: int) -> None:
-        """A sample gives way, by reason `number` of the turn; it was in the plans that
-        were made before.
+        """Read a preemption, by reason `number` of the turn; the sample was in the plans
+        that were made before.
         """
         one = self._served(why)
         later = self.turn.reasons[number:]
@@ -163,7 +163,7 @@ class _Reader:
         self.books.leave(one, [plan.step for plan in self.plans])
 
     def launch(self) -> None:
-        """One more plan goes to the device."""
+        """Read one more plan that goes to the device."""
         books, plan = self.books, self.plans.popleft()
         for name, at in _opened(plan).items():
             one = books.accounts.get(name)
@@ -180,7 +180,7 @@ class _Reader:
 
 
 def _opened(plan: Plan) -> dict[SampleId, int]:
-    """Whose rows a plan opens, and where in its columns."""
+    """The samples whose rows a plan opens, and their places in its columns."""
     return {one.name: one.index for one in plan.opens}
 
 

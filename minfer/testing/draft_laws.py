@@ -1,9 +1,10 @@
-"""The specification of drafts: who has some in a step, how many, and what waits for them.
+"""The specification of drafts: which rows have drafts in a step, how many, and which
+steps wait for them.
 
-Where as many drafts are wanted as there may be, each row's number follows: from what was
-proposed, the sample's last token, what is left of the budget (of which each row that has
-drafts takes as much as the deepest), and the end of its table.
-Where it depends on what pays, only its bounds are looked at here.
+If as many drafts as possible are wanted, each row's number follows from the proposals,
+the sample's last token, the budget left (of which each row with drafts takes as much as
+the deepest), and the end of its table. If the number is adaptive, only its bounds are
+checked here.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ def by_host(config: EngineConfig) -> bool:
 
 
 def drafts_in_flight(books: Books) -> bool:
-    """Whether the host drafts for a step in flight: none is planned behind it."""
+    """Whether the host drafts for a step in flight: no step is planned after it."""
     some = any(flight.plan.drafts for flight in books.flights)
     return by_host(books.config) and some
 
@@ -48,10 +49,10 @@ def check_drafts(
     *,
     preempted: bool,
 ) -> None:
-    """Raise InvariantError unless a plan's drafts are those that it may have.
+    """Raise InvariantError unless the drafts of a plan are allowed.
 
-    The host's are those that it proposed behind what is known, for a step that nothing is
-    in flight before or behind. `budget` is what the policy allows, if that is known.
+    The host's drafts must be those that it proposed after the known tokens, for a step
+    with no other in flight. `budget` is the policy's answer, if that is known.
     """
     how = books.config.speculation
     places = [draft.index for draft in plan.drafts]
@@ -75,11 +76,11 @@ def check_drafts(
         f"{lines} inputs, each row's drafts as many as the deepest's, of {allowed}",
     )
     policy = getattr(type(books.config.policy), "drafts", None)
-    # Of who gave way in this turn, a token may still be counted.
+    # A token of samples preempted in this turn may still be counted.
     usual = policy is Policy.drafts and not preempted
     if not how.adaptive and usual:
         _due(books, plan, here, after, budget)
-    if by_host(books.config):  # what was proposed is for one step
+    if by_host(books.config):  # proposals are for one step
         for one in books.accounts.values():
             one.proposed = None
 
@@ -87,7 +88,7 @@ def check_drafts(
 def _right(
     how: Speculation, plan: Plan, seat: Seat, at: int, tokens: tuple[int, ...]
 ) -> None:
-    """A row may have drafts, that many, and these."""
+    """Check that a row may have drafts, this many, and these."""
     one, count = seat.account, plan.counts[at] - 1
     may = _may(how, one) and seat.sched >= seat.base and not one.paused
     require(may, "drafts", f"{one.id} must not have any")
@@ -108,7 +109,9 @@ def _lines(plan: Plan) -> int:
 
 
 def _may(how: Speculation, one: Account) -> bool:
-    """A draft model has none for who is bound to the host."""
+    """Whether a sample may have drafts: a draft model makes none in lockstep with the
+    host.
+    """
     request = one.request
     bound = request.lockstep and how.drafter != HOST
     return not (bound or request.pooling) and request.max_tokens > 0
@@ -131,8 +134,8 @@ def _due(
     after: EngineState,
     budget: int | None,
 ) -> None:
-    """Everybody has all drafts that may be; and if the host says them, this step has not
-    been planned before it could use them.
+    """Check that every row has all possible drafts; and if the host drafts, that this
+    step was not planned before it could use them.
     """
     how, config = books.config.speculation, books.config
     if how is None or 0 < how.rows < len(plan.gens):
@@ -163,8 +166,8 @@ def _due(
 def _shared(
     config: EngineConfig, how: Speculation, seats: Mapping[int, Seat], room: int
 ) -> dict[int, int]:
-    """How many drafts each of these has, in their order, as long as there is room; each
-    of them takes as much as the deepest.
+    """The number of drafts of each of these, in their order, while there is room; each of
+    them takes as much as the deepest.
     """
     found, left = dict[int, int](), room
     for at, seat in seats.items():
@@ -177,7 +180,7 @@ def _shared(
 
 
 def _only_decodes(config: EngineConfig, books: Books) -> bool:
-    """Whether nobody is being filled, and there are tokens for drafts."""
+    """Whether no row is in prefill, and there are tokens for drafts."""
     running, how = books.running, config.speculation
     seats = [one.seat for one in running if one.seat is not None]
     decode = all(seat.sched >= seat.base for seat in seats) and len(seats) == len(running)

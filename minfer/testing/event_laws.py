@@ -1,8 +1,8 @@
-"""The specification of events: what has to come out of those that went in.
+"""The specification of events: the outputs that follow from the inputs.
 
-`fold` writes an event into the books and notes what is to be said about it (tokens by
-sample, ends with their reason and length, what is ignored, what a failed step costs);
-`check_told` compares that with what was said.
+`fold` writes an event into the books and notes what must be reported (tokens by sample,
+ends with their reason and length, ignored events, the cost of a failed step);
+`check_told` compares that with the engine's outputs.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ from minfer.testing.result_laws import good
 
 
 def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
-    """Whether a request may be let in line, behind `waiting` samples."""
+    """Whether a request may enter the waiting queue, behind `waiting` samples."""
     prompt, size = len(request.prompt), config.block_size
     most = min(prompt + request.max_tokens, config.max_model_len)
     whole = 1 <= prompt < config.max_model_len and request.max_tokens >= 1
@@ -59,7 +59,7 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
 
 
 def fold(books: Books, event: Event, told: Told) -> None:
-    """Write an event into the books, and into `told` what has to be said about it."""
+    """Write an event into the books, and what must be reported about it into `told`."""
     match event:
         case Tick(time):
             books.time = max(books.time, time)
@@ -119,7 +119,7 @@ def _finish(books: Books, event: Finish, told: Told) -> None:
 def _pause(books: Books, event: Pause, told: Told) -> None:
     one = books.accounts.get((event.id, event.sample))
     if one is None or not one.request.lockstep:
-        told.ignored.append("pause")  # it waits for no mask
+        told.ignored.append("pause")  # its sampling needs no mask
         return
     one.paused = event.paused
 
@@ -135,7 +135,7 @@ def _propose(books: Books, event: Propose, told: Told) -> None:
 
 
 def _ended(one: Account, reason: str, length: int) -> Finished:
-    """What is said of a sample's end, but for the error."""
+    """The expected end of a sample, without the error."""
     return Finished(*one.id, reason, length, cached=one.cached)
 
 
@@ -143,7 +143,7 @@ def _ended(one: Account, reason: str, length: int) -> Finished:
 
 
 def _step(books: Books, event: Executed | Failed, told: Told) -> None:
-    """A step has ended; with results that cannot be, it counts as failed."""
+    """End a step; with invalid results it counts as failed."""
     steps = [flight.plan.step for flight in books.flights]
     if type(event.step) is not int or event.step not in steps:
         told.ignored.append(type(event).__name__.lower())
@@ -154,7 +154,7 @@ def _step(books: Books, event: Executed | Failed, told: Told) -> None:
 
 
 def _commit(books: Books, event: Executed, told: Told) -> None:
-    """The first plan in flight went well."""
+    """Commit the first plan in flight."""
     flight = books.flights.popleft()
     plan = flight.plan
     ends = list[tuple[Account, str]]()
@@ -188,7 +188,7 @@ def _commit(books: Books, event: Executed, told: Told) -> None:
 
 
 def _cut(one: Account, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
-    """What counts of new tokens, and the reason if they end the sample."""
+    """The new tokens that count, and the reason if they end the sample."""
     room = one.last + 1 - len(one.known)
     for at, token in enumerate(tokens[:room], 1):
         if token in one.request.stop_ids:
@@ -197,7 +197,7 @@ def _cut(one: Account, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
 
 
 def _void(books: Books, step: int, told: Told) -> None:
-    """A step failed: all in flight never happened, and its own rows are to blame."""
+    """Discard a failed step and all in flight, and count a failure of its own rows."""
     hurt: dict[SampleId, Account] = {}
     for flight in books.flights:
         for seat in flight.seats:
@@ -215,12 +215,12 @@ def _void(books: Books, step: int, told: Told) -> None:
         books.close(one, Cause.BLAMED)
 
 
-# --- what was said ----------------------------------------------------------------------
+# --- outputs ----------------------------------------------------------------------------
 
 
 def check_told(told: Told, turn: Transition) -> None:
-    """Raise InvariantError unless what was said about the events is what was to be said,
-    in any order of samples.
+    """Raise InvariantError unless the outputs are those expected, in any order of
+    samples.
     """
     finished = _emitted(told, turn)
     ends = [evolve(one, error="") for one in finished]
@@ -233,7 +233,7 @@ def check_told(told: Told, turn: Transition) -> None:
 
 
 def _emitted(told: Told, turn: Transition) -> list[Finished]:
-    """Check the tokens that came out; returns the ends that did."""
+    """Check the emitted tokens; returns the emitted ends."""
     tokens: dict[SampleId, tuple[int, ...]] = {}
     pooled: dict[SampleId, bytes] = {}
     finished: list[Finished] = []
@@ -254,7 +254,7 @@ def _emitted(told: Told, turn: Transition) -> list[Finished]:
 
 
 def _of_prompts(emit: Emit) -> dict[SampleId, bytes]:
-    """What was said of prompts, by sample."""
+    """The emitted results of prompts, by sample."""
     if not emit.pooled:
         return {}
     same = len(emit.ids) == len(emit.pooled)
@@ -264,7 +264,7 @@ def _of_prompts(emit: Emit) -> dict[SampleId, bytes]:
 
 
 def _reasons(told: Told, turn: Transition, finished: list[Finished]) -> None:
-    """Ends, failed steps and what is ignored are said as reasons, too."""
+    """Check that ends, failed steps and ignored events are also reported as reasons."""
     ended = [r for r in turn.reasons if isinstance(r, Ended)]
     right = [Ended(one.id, one.sample, one.reason, one.error) for one in finished]
     require(Counter(ended) == Counter(right), "reason", f"{ended}, not {right}")

@@ -1,4 +1,4 @@
-"""The specification, executable: what must hold of every state of the engine.
+"""The executable specification: what must hold of every state of the engine.
 
 What must hold of turns and of whole runs is in `minfer.testing.ledger`, which calls
 `check` after each.
@@ -20,7 +20,7 @@ from minfer.window import outside
 
 
 class InvariantError(AssertionError):
-    """A law of the engine does not hold: `law` names it."""
+    """A law of the engine is broken: `law` is its name."""
 
     def __init__(self, law: str, detail: object) -> None:
         super().__init__(f"{law}: {detail}")
@@ -34,7 +34,7 @@ def require(holds: object, law: str, detail: object) -> None:
 
 
 def holds(config: EngineConfig) -> bool:
-    """Whether the policy may hold clients back at all."""
+    """Whether the policy may defer clients at all."""
     asked = getattr(type(config.policy), "holds_back", None)
     return asked is not Policy.holds_back
 
@@ -63,22 +63,24 @@ def free_blocks(state: EngineState) -> list[int]:
 
 
 def private_blocks(run: Running, i: int) -> tuple[int, ...]:
-    """Blocks that only the sequence at `i` knows."""
+    """Blocks that only the sequence at `i` uses."""
     return run.tables[i][run.chains[i].sealed :]
 
 
 def _quiescence(state: EngineState) -> None:
-    """When all requests have ended, nothing of them is left.
+    """Check that nothing is left of requests when all have ended.
 
-    This follows from the others (conservation, fence, faults, refcount), which find
-    sooner what is wrong; it says in one place what they amount to.
+    This follows from the other laws (conservation, fence, faults, refcount), which find
+    errors sooner; it states their sum in one place.
     """
     idle = not (len(state.running) or state.waiting or state.fences or state.faults)
     require(idle and not state.blocks.live, "quiescence", "something is left over")
 
 
 def _partition(state: EngineState) -> None:
-    """Every block is free, private to one owner, or published; and in one place only."""
+    """Check that every block is free, private to one owner, or published; and in one
+    place only.
+    """
     pool = state.blocks.pool
     run = state.running
     free = free_blocks(state)
@@ -97,7 +99,7 @@ def _partition(state: EngineState) -> None:
 
 
 def _forest(state: EngineState, window: int) -> None:
-    """Published blocks form a forest, counted truly, of which idle leaves can
+    """Check that published blocks form a forest with true counts, whose idle leaves can
     be evicted.
     """
     prefix = state.blocks.prefix
@@ -159,7 +161,7 @@ def _columns(config: EngineConfig, state: EngineState) -> None:
 
 
 def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
-    """What must hold of the sequence at `i`, column by column."""
+    """Check the sequence at `i`, column by column."""
     run, size = state.running, config.block_size
     tokens, done = run.tokens(i, size), committed(config, state, i)
     require(run.ids[i] == run.seqs[i].id, "columns", "ids and records disagree")
@@ -176,7 +178,7 @@ def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
 
 
 def _known(run: Running, i: int, tokens: tuple[int, ...]) -> None:
-    """Its tokens are as many as are counted, and begin with those it came with."""
+    """Check that its tokens are as many as counted, and begin with its history."""
     past = run.seqs[i].history
     counted = len(tokens) == run.known[i] >= run.base[i]
     require(counted, "coverage", "known tokens are miscounted")
@@ -188,8 +190,8 @@ def _known(run: Running, i: int, tokens: tuple[int, ...]) -> None:
 def _published(
     config: EngineConfig, state: EngineState, i: int, tokens: tuple[int, ...], done: int
 ) -> None:
-    """What it has published has been computed, and is findable under the keys of its
-    `tokens`, of which `done` have KV.
+    """Check that its published blocks are computed, and can be found under the keys of
+    its `tokens`, of which `done` have KV.
     """
     run, size, prefix = state.running, config.block_size, state.blocks.prefix
     own, table, past = run.chains[i], run.tables[i], len(run.seqs[i].history)
@@ -214,8 +216,8 @@ def _published(
 
 
 def _marks(run: Running, i: int, size: int) -> None:
-    """Something to do is found by one comparison: it must never come later than it is
-    due.
+    """Check the marks that find due work by one comparison: they must never be too
+    late.
     """
     grows = min(run.last[i], len(run.tables[i]) * size)
     require(run.mark[i] <= grows, "mark", f"{run.mark[i]} is past {grows}")
@@ -225,11 +227,14 @@ def _marks(run: Running, i: int, size: int) -> None:
 
 
 def _ahead(state: EngineState, i: int) -> None:
-    """It is scheduled as far ahead of what it knows as plans in flight take it."""
+    """Check that it is scheduled as far ahead of its known tokens as plans in flight take
+    it.
+    """
     run, gen = state.running, state.running.gens[i]
     its = [plan for plan in state.inflight if gen in plan.gens]
     ahead = sum(plan.most[plan.gens.index(gen)] for plan in its)
-    silent = not run.seqs[i].request.max_tokens  # it is never ahead: its prompt is all
+    # it is never ahead: it only has its prompt
+    silent = not run.seqs[i].request.max_tokens
     if run.sched[i] >= run.base[i]:
         right = run.sched[i] == run.known[i] - 1 + ahead + silent
         require(right, "coverage", "tokens ahead miscounted")
@@ -259,7 +264,7 @@ def _plans(config: EngineConfig, state: EngineState) -> None:
 
 
 def _requests(state: EngineState) -> None:
-    """Every sample waits, runs or has ended: exactly one of these."""
+    """Check that every sample waits, runs or has ended: exactly one of these."""
     here = [seq.id for seq in state.waiting] + list(state.running.ids)
     require(len(set(here)) == len(here), "conservation", "a sample is in two places")
     require(

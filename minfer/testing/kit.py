@@ -1,8 +1,8 @@
-"""The policy kit: any scheduling policy against all that the engine promises, with
+"""The policy kit: tests any scheduling policy against all guarantees of the engine, with
 hypothesis.
 
-All is small and tight: preemption is common, stories are short. In half of them somebody
-drafts, as many as there may be or as pay; most drafts are right.
+All sizes are small: preemption is common, stories are short. Half of the engines use
+drafts, as many as possible or as are profitable; most drafts are right.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from minfer.testing.trial import VOCAB, PolicyError, Trial
 Trace = tuple[tuple[float, Submit | Cancel], ...]
 _gaps = st.sampled_from((0.0, 0.0, 0.001, 0.03, 0.4, 3.0, 20.0))
 _paces = st.sampled_from((1.0, 0.1, 10.0))
-# A few, so that a story's choices stay few: as many drafts as there may be, or as pay.
+# A few, so that a story has few choices: as many drafts as possible, or as profitable.
 _FIXED: Final = Speculation(drafter=DEVICE, drafts=2, adaptive=False)
 _PAYING: Final = Speculation(drafter=HOST, drafts=4, costs=Costs(((5, 1.0), (80, 1.5))))
 _speculations = st.sampled_from(
@@ -48,7 +48,7 @@ _speculations = st.sampled_from(
 
 
 def requests(name: str = "r0") -> st.SearchStrategy[Request]:
-    """Requests with the id `name`, of all kinds that the interfaces let through.
+    """Requests with the id `name`, of all kinds that the interfaces allow.
 
     Their prompts share a prefix; some stop early, are resumed with output, or will be
     rejected.
@@ -68,7 +68,7 @@ def requests(name: str = "r0") -> st.SearchStrategy[Request]:
 
 
 def _events(number: int) -> st.SearchStrategy[Submit | Cancel]:
-    """The arrival of request `number`, or that one of the last before it is cancelled."""
+    """The arrival of request `number`, or the cancelling of one of the last before it."""
     cancel = st.integers(max(0, number - 4), number).map(lambda one: Cancel(f"r{one}"))
     return st.one_of(*[requests(f"r{number}").map(Submit)] * 3, cancel)
 
@@ -85,7 +85,7 @@ def traces(draw: st.DrawFn, most: int = 20) -> Trace:
 
 @st.composite
 def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
-    """Engines under `policy` with few rows, few blocks and little budget; some of them
+    """Engines under `policy` with few rows, few blocks and a small budget; some of them
     speculate.
     """
     return EngineConfig(
@@ -126,19 +126,19 @@ def check_policy(
     """Raise PolicyError unless `policy`, any object with the methods of Policy, keeps
     every law.
 
-    As many stories as Hypothesis tries by default, random or from `seed`; a failure is
-    shrunk, told in the message and, if `save` is a path, written there as a journal. The
-    laws:
+    It runs as many stories as Hypothesis tries by default, random or from `seed`; a
+    failing story is shrunk, is in the message and, if `save` is a path, is written there
+    as a journal. The laws:
 
-    - Promises: each answer is as `minfer.policy.Policy` says and the same for equal
+    - Promises: each answer is as `minfer.policy.Policy` requires and the same for equal
       arguments, and changes none of them; nothing raises. The engine decides each turn
-      alike a second time.
+      the same way a second time.
     - Invariants: those of `minfer.testing.invariants`, after every turn.
-    - No deadlock: all that came ends and is freed, within 50 turns and 4 for each token;
-      and while nothing runs, nobody waits for more than `hold` seconds (a window needs
-      its own length).
+    - No deadlock: all requests end and are freed, within 50 turns and 4 for each token;
+      and while nothing runs, no request waits for more than `hold` seconds (a window
+      needs its own length).
     - Bounded starvation: while a request waits and its equals (all but the id) keep
-      coming, at most `overtakes` of them are let in, see `Trial.compete`; and of the
+      coming, at most `overtakes` of them are admitted, see `Trial.compete`; and of the
       shortest that keep coming, at most as many that came `patience` seconds later
       (shortest first needs what 21 tokens weigh).
     """
@@ -151,7 +151,7 @@ def check_policy(
     try:
         (tried if seed is None else hypothesis.seed(seed)(tried))()
     except (PolicyError, FlakyFailure) as found:
-        # Flaky is a policy that answers by more than it is asked.
+        # "Flaky" means that a policy's answers depend on more than its arguments.
         error: Any = found if isinstance(found, PolicyError) else found.exceptions[0]
         if save is not None:
             _save(error, save)
@@ -161,7 +161,7 @@ def check_policy(
 def _stories(
     policy: Any, max_examples: int, overtakes: int, patience: float, hold: float
 ) -> Callable[[], None]:
-    """What tries a policy with stories that hypothesis draws."""
+    """The function that tests a policy with stories drawn by hypothesis."""
 
     @settings(
         max_examples=max_examples,
@@ -189,7 +189,7 @@ def _stories(
 
 
 def _save(error: PolicyError, path: str) -> None:
-    """Write the story of a failure as a journal; if that cannot be, it says why."""
+    """Write the story of a failure as a journal; if that fails, the error says why."""
     try:
         journal = encode_journal(error.config, error.turns)
     except CodecError as why:
@@ -200,7 +200,7 @@ def _save(error: PolicyError, path: str) -> None:
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """The laws under rules: say `policy` in a subclass, add rules on `trial`, run its
+    """The laws under rules: set `policy` in a subclass, add rules on `trial`, run its
     TestCase.
     """
 
@@ -208,16 +208,16 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @initialize(config=configs(FirstCome()), pace=_paces)
     def begin(self, config: EngineConfig, pace: float) -> None:
-        """An engine starts."""
+        """Start an engine."""
         self.trial = Trial(evolve(config, policy=self.policy), pace)
         self.numbers = count()
 
     @rule(gap=_gaps, data=st.data())
     def tell(self, gap: float, data: st.DataObject) -> None:
-        """Something comes from outside, after a while."""
+        """Send an event, after a while."""
         self.trial.tell(data.draw(_events(next(self.numbers))), gap)
 
     def teardown(self) -> None:
-        """Everything must end."""
+        """Check that everything ends."""
         if hasattr(self, "trial") and not self.trial._flaws:
             self.trial.finish()

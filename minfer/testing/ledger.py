@@ -1,18 +1,18 @@
-"""The specification of whole runs: a ledger that reads along, turn by turn.
+"""The specification of whole runs: a ledger that checks turn after turn.
 
-It keeps books beside the engine (`minfer.testing.books`) and says of every turn
+It keeps books beside the engine (`minfer.testing.books`) and checks of every turn
 
-- what comes out: tokens by sample, ends with their reason and length, what is ignored,
-  what a failed step costs, in the order of the events (`minfer.testing.event_laws`);
-- who was let in and who gave way (`minfer.testing.decision_laws`), that each plan is one
-  that may be made of what runs (`minfer.testing.plan_laws`), and that each sample moves
-  as the table of `minfer.testing.lifetime` says;
-- that the state it ends in is the one that follows (`minfer.testing.state_laws`);
-- that the line moved up as far as it could (`minfer.testing.line_laws`), and that after a
-  good step less is left (`minfer.testing.progress`);
-- that what is findable under a key are the tokens that were computed into that block
-  (`minfer.testing.content_laws`), and that no collection of the state is larger than what
-  is there can make it (`minfer.testing.size_laws`).
+- the outputs: tokens by sample, ends with their reason and length, ignored events, the
+  cost of a failed step, in the order of the events (`minfer.testing.event_laws`);
+- admissions and preemptions (`minfer.testing.decision_laws`), that each plan may be made
+  of the running sequences (`minfer.testing.plan_laws`), and that each sample moves by the
+  table of `minfer.testing.lifetime`;
+- that the state after it is the one that follows (`minfer.testing.state_laws`);
+- that as many sequences as possible were admitted (`minfer.testing.line_laws`), and that
+  a good step makes progress (`minfer.testing.progress`);
+- that a key leads to exactly the tokens that were computed into its block
+  (`minfer.testing.content_laws`), and that no collection of the state is larger than the
+  present requests can make it (`minfer.testing.size_laws`).
 
 `Ledger.take` checks a turn, state and all; `check_turn` is a ledger opened for one turn.
 """
@@ -40,13 +40,13 @@ from minfer.testing.progress import Measure, check_progress, measure
 from minfer.testing.size_laws import check_sizes
 from minfer.testing.state_laws import check_publication, check_state
 
-# what changes from outside how much is left
+# events that change from outside how much work is left
 _OUTSIDE: Final = (Submit, Cancel, Finish, Pause, Failed)
 
 
 class Watched:
-    """A policy that remembers what it answered when it was asked for a step's budget, and
-    of whom it said that others pass them.
+    """A policy that records its answers: the budget of each step, and the clients that it
+    deferred.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -84,7 +84,7 @@ def check_turn(
 
 @define(eq=False)
 class Ledger:
-    """All that the specification knows of a run, from turn to turn."""
+    """All records of the specification about a run, from turn to turn."""
 
     config: EngineConfig
     state: EngineState  # after the last turn
@@ -92,8 +92,9 @@ class Ledger:
         lambda self: Books(self.config, self.state.time), takes_self=True
     )
     contents: Contents = field(init=False)
-    measure: Measure = field(factory=dict)  # what is left of all
-    _overruled: bool = field(init=False, default=False)  # the policy was, at some time
+    measure: Measure = field(factory=dict)  # work left of all samples
+    # the policy was overruled at some time
+    _overruled: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         begun = self.state.next_step or self.state.requests
@@ -101,7 +102,7 @@ class Ledger:
 
     @classmethod
     def at(cls, config: EngineConfig, state: EngineState) -> "Ledger":
-        """A ledger that is opened at `state`, which it believes."""
+        """A ledger opened at `state`, which it trusts."""
         books = Books.at(config, state)
         left = measure(books.accounts, state, passed=holds(config))
         return cls(config, state, books, left)
@@ -113,16 +114,16 @@ class Ledger:
         budgets: Sequence[int] | None = None,
         held_back: Collection[str] | None = None,
     ) -> None:
-        """Read one turn. Raises InvariantError, which names the law that broke.
+        """Check one turn. Raises InvariantError with the name of the broken law.
 
-        `budgets`, if they were recorded, are what the policy answered for each plan, and
-        `held_back` the clients that it said others pass.
+        `budgets`, if they were recorded, are the policy's answers for each plan, and
+        `held_back` the clients that it deferred.
         """
         check(self.config, turn.state)
         before, told = self.state, Told()
         check_sizes(self.config, before, turn.state)
         self._overruled |= any(isinstance(one, Overruled) for one in turn.reasons)
-        if not self._overruled:  # it was told of all that happened
+        if not self._overruled:  # all its answers were used
             check_policy_state(self.config, turn.state)
         self.books.left.clear()
         self.books.filled.clear()
@@ -133,7 +134,7 @@ class Ledger:
         check_state(self.books, turn.state)
         check_publication(self.books, before, turn.state)
         check_line(self.books, before, turn, planning)
-        if not planning.preempted:  # else blocks may be handed out and come back
+        if not planning.preempted:  # else blocks may be taken and released again
             check_free_order(before.blocks.pool, turn.state.blocks.pool)
         outside = any(isinstance(event, _OUTSIDE) for event in events)
         self._progress(turn.state, planning, due=told.progress and not outside)
@@ -143,7 +144,9 @@ class Ledger:
         self.state = turn.state
 
     def _progress(self, after: EngineState, planning: Planning, *, due: bool) -> None:
-        """Less must be left after a good step, if all who gave way were the last."""
+        """Check that less is left after a good step, if all victims were the last in
+        rank.
+        """
         passed = holds(self.config)
         left = measure(self.books.accounts, after, passed=passed)
         usual = all(one in planning.gave_way for one, _ in planning.preempted)

@@ -1,25 +1,23 @@
-"""The life of a sample, as a table: where it can be, what moves it, and where to.
+"""The life of a sample, as a table: its stages, and what moves it between them.
 
-Theory. A sample is in one stage at a time, and only what is listed in `MOVES` moves it:
-an event that came in, or a decision that the engine says as a reason. There is no phase
-for a prompt and none for decoding: while a sample runs, every good step leaves it where
-it is, knowing more.
+Theory. A sample is in one stage at a time, and only the causes in `MOVES` move it: an
+event, or a decision that the engine reports as a reason. There are no phases for prefill
+and decode: while a sample runs, every good step leaves it in its stage, with more tokens.
 
-    new        nobody has heard of it; an id whose samples have all ended is new again
-    waiting    in line for the first time: it has no row, and no block is its own
-    running    it has a device row and blocks for all it knows
-    preempted  it gave row and blocks back, and is in line again with all the tokens it
-               knows
+    new        not submitted; an id whose samples have all ended is new again
+    waiting    in the queue for the first time: it has no row and no block of its own
+    running    it has a device row and blocks for all its known tokens
+    preempted  it released its row and blocks, and is in the queue again with all its
+               known tokens
     fenced     it has ended while plans in flight could still write to its blocks
-    ended      its blocks are free or idle; nothing is ever said about it again
+    ended      its blocks are free or idle; nothing is reported about it any more
 
-Whoever stops running while nothing is in flight passes through `fenced` at once. The
-blocks of a preempted sample may be behind a fence too: that does not keep it from being
-let in again.
+A sample that stops running while nothing is in flight passes through `fenced` at once.
+The blocks of a preempted sample may be behind a fence too: that does not prevent its
+admission.
 
-The specification walks every sample of every run through this table
-(`minfer.testing.ledger`), and
-`diagram` draws the picture in the documentation from it.
+The specification checks every sample of every run against this table
+(`minfer.testing.ledger`), and `diagram` makes the picture in the documentation from it.
 """
 
 from enum import StrEnum
@@ -27,7 +25,7 @@ from typing import Final
 
 
 class Stage(StrEnum):
-    """Where a sample is."""
+    """The stage of a sample."""
 
     NEW = "new"
     WAITING = "waiting"
@@ -74,7 +72,7 @@ MOVES: Final[dict[tuple[Stage, Cause], Stage]] = {
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram: what the documentation shows."""
+    """The table as a Mermaid state diagram, for the documentation."""
     lines = ["stateDiagram-v2"]
     arrows: dict[tuple[Stage, Stage], list[str]] = {}
     for (source, cause), target in MOVES.items():

@@ -1,10 +1,10 @@
-"""The specification of the line: who is let in, who gives way, and who must not be left
-waiting.
+"""The specification of the waiting queue: which samples are admitted or preempted, and
+which must not be left waiting.
 
-After the last plan of a turn who is next in line is looked at once more: what it needs
-and what there is are computed here in the plainest way (block by block, from the index),
-and if nothing stands in its way it should not be in line. Of clients that are held back,
-the policy is asked again.
+After the last plan of a turn the head of the queue is looked at once more: the blocks it
+needs and those available are computed here in the plainest way (block by block, from the
+index), and if it could be admitted it must not be in the queue. For deferred clients the
+policy is called again.
 """
 
 from collections.abc import Collection
@@ -34,13 +34,15 @@ _CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
 def check_line(
     books: Books, before: EngineState, turn: Transition, planning: Planning
 ) -> None:
-    """Raise InvariantError unless the line moved as it must, as far as it could."""
+    """Raise InvariantError unless as many sequences as possible were admitted, in
+    order.
+    """
     config, after = books.config, turn.state
     _ranks(before, after)
     _shortage(before, after, planning)
     _order(config, before, after, planning)
     _waits(config, turn)
-    # Whether there is for one more step, and nothing speaks against it.
+    # Whether one more step could be planned.
     room = len(after.inflight) < config.depth and not may_wait_to_draft(books)
     alone = bool(suspects(config, books.running))
     if room and not alone:
@@ -52,8 +54,8 @@ def check_line(
 
 
 def _waits(config: EngineConfig, turn: Transition) -> None:
-    """While there are requests something is in flight, or the engine waits for a time to
-    come, or for the host. The time is the policy's answer, which is asked again.
+    """Check that while there are requests something is in flight, or the engine waits for
+    a time or for the host. The time is the policy's answer: the policy is called again.
     """
     after = turn.state
     waits = [command for command in turn.commands if isinstance(command, WakeAt)]
@@ -61,17 +63,17 @@ def _waits(config: EngineConfig, turn: Transition) -> None:
         require(wake.time > after.time, "wake", "a wait that is over")
     planned = any(isinstance(command, Execute) for command in turn.commands)
     overruled = any(isinstance(reason, Overruled) for reason in turn.reasons)
-    if waits and not (planned or overruled):  # it was asked in this state
+    if waits and not (planned or overruled):  # it was called in this state
         due = config.policy.admit_from(after.policy, load(config, after))
         right = waits[-1].time == due
         require(right, "wake", f"at {waits[-1].time}; the policy said {due}")
-    # Who is paused keeps its blocks and its row, which others may have to wait for.
+    # Paused samples keep their blocks and rows, for which others may have to wait.
     busy = waits or after.inflight or not after.requests or after.paused
     require(busy, "work conservation", "requests, but nothing in flight")
 
 
 def _left_out(books: Books, after: EngineState, planning: Planning) -> None:
-    """Nobody who runs could be in one more step."""
+    """Check that no running sample could be in one more step."""
     for one in books.running:
         why = left_out(books.config, one, after)
         could = f"{one.id} could run, and one more step can be planned"
@@ -81,7 +83,7 @@ def _left_out(books: Books, after: EngineState, planning: Planning) -> None:
 
 
 def _ranks(before: EngineState, after: EngineState) -> None:
-    """A place in line is for life, whoever is preempted or restarted; it may only get
+    """Check that no sample lost its place by preemption or restart; it may only get
     better.
     """
     places = {seq.place[1:]: seq.place for seq in (*before.waiting, *before.running.seqs)}
@@ -91,8 +93,8 @@ def _ranks(before: EngineState, after: EngineState) -> None:
 
 
 def _shortage(before: EngineState, after: EngineState, planning: Planning) -> None:
-    """One shortage, one victim: while blocks behind a fence are coming, nobody is
-    preempted.
+    """Check that no sample is preempted while blocks behind a fence are about to be
+    freed.
     """
     coming = any(fence in before.fences for fence in after.fences)
     right = not (planning.preempted and coming)
@@ -102,11 +104,11 @@ def _shortage(before: EngineState, after: EngineState, planning: Planning) -> No
 def _order(
     config: EngineConfig, before: EngineState, after: EngineState, planning: Planning
 ) -> None:
-    """Whoever was let in ranks before all who still wait, save those that had
-    to go back, and those of other clients who had to let others pass.
+    """Check that admitted samples rank before all that still wait, except preempted ones,
+    and those of deferred clients.
 
-    The first in rank does not go back. But who went back may rank better for what it had
-    done (`Policy.again`), be let in again at once, and be the first from then on.
+    The first in rank is never preempted. But a preempted sample may get a better rank for
+    its work (`Policy.again`), be admitted again at once, and be the first from then on.
     """
     back = {victim for victim, _ in planning.preempted}
     admitted = set(planning.admitted) - back
@@ -118,7 +120,7 @@ def _order(
         require(not wrong, "order", f"somebody was overtaken: {wrong[:3]}")
     if before.running.seqs and back:
         here = (*after.running.seqs, *after.waiting)
-        # of who ended, the id may be somebody else's now
+        # the id of an ended sample may be in use again
         left = {seq.place[1:] for seq in here}
         were = [seq for seq in before.running.seqs if seq.place[1:] in left]
         stayed = [seq for seq in here if seq.id not in back]
@@ -135,10 +137,10 @@ def _order(
 def _may_pass(
     config: EngineConfig, planning: Planning, one: Sequence, by: Sequence
 ) -> bool:
-    """Whether `one` had to let `by` pass: its client was held back, and that of `by` not,
-    or `by` had been in before.
+    """Whether `by` may pass `one`: its client was deferred, and that of `by` not, or `by`
+    had run before.
     """
-    if planning.held_back is None:  # it may have been, if that happens at all
+    if planning.held_back is None:  # it may have been, if the policy ever defers
         held = holds(config)
     else:
         held = one.request.client in planning.held_back
@@ -147,7 +149,9 @@ def _may_pass(
 
 
 def _next(after: EngineState) -> Sequence | None:
-    """Who is next in line: the first whose client is not held back; None: all are."""
+    """The head of the queue: the first sample whose client is not deferred; None: all
+    are.
+    """
     for seq in after.waiting:
         if seq.ran_before or seq.request.client not in after.shut:
             return seq
@@ -155,8 +159,8 @@ def _next(after: EngineState) -> Sequence | None:
 
 
 def _shares(books: Books, turn: Transition, planning: Planning) -> None:
-    """Others run, or join, and the policy, asked once more, still says of each client
-    that is held back that others pass it.
+    """Check that others run, or were just admitted, and that the policy, called once
+    more, still defers each deferred client.
     """
     config, after = books.config, turn.state
     require(after.running.seqs, "held", "clients are held back, and nobody runs")
@@ -183,28 +187,30 @@ def _shares(books: Books, turn: Transition, planning: Planning) -> None:
 
 
 def _all_rest(books: Books) -> bool:
-    """Whether nothing of those who run may be planned, as all are paused."""
+    """Whether all running samples are paused and skip the step."""
     every = ((one, one.seat) for one in books.running if one.seat is not None)
     return all(one.paused and rests(books.config, one, seat) for one, seat in every)
 
 
 def _starved(after: EngineState, planning: Planning) -> None:
-    """A row waits for a block only while there is none, and only until one comes."""
+    """Check that a row waits for a block only while none is available, and one is
+    coming.
+    """
     starved = planning.starved
     if starved and not planning.preempted:
         none = not after.blocks.available
         require(none, "left out", f"{starved} could have a block")
         alone = len(after.running) == 1
-        # Beside who is paused, results may have to come before somebody gives way.
+        # Beside paused samples, a preemption may have to wait for results.
         results = after.paused and after.inflight
         coming = bool(after.fences or alone or results)
         require(coming, "left out", f"{starved} wait, and no block is coming")
 
 
 def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -> None:
-    """Who is next in line could not be let in, and nobody had to make room for it."""
+    """Check that the head of the queue could not be admitted, even by a preemption."""
     config, after = books.config, turn.state
-    if tried:  # once more, which made no plan
+    if tried:  # one more try, which made no plan
         planning.launched(None)
     found, said = _next(after), after.held
     seq = found or next(iter(after.waiting))
@@ -212,7 +218,7 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
         raise InvariantError("held", f"{seq.id} is next in line, and nothing holds it")
     claim = said.cause
     if claim == "policy":
-        return  # that is the policy's own affair: see its promises
+        return  # that is up to the policy: see its promises
     if after.shut:
         _shares(books, turn, planning)
     require((claim == "share") == (found is None), "held", f"{seq.id} for {claim}")
@@ -240,8 +246,8 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
 
 
 def _held_for_copies(after: EngineState, planning: Planning) -> int:
-    """How many blocks were not to be had while the last plan was made, as it copies what
-    is published there.
+    """How many blocks were not available while the last plan was made, as it copies from
+    them.
     """
     plan = planning.plans[-1] if planning.plans else None
     if plan is None or not plan.copies:
@@ -259,7 +265,7 @@ def _cause(
     *,
     short: bool,
 ) -> str:
-    """What who is next in line has to wait for, if for anything; `lately` were let in by
+    """What the head of the queue has to wait for, if anything; `lately` were admitted by
     the last plan, and blocks are `short` or not.
     """
     if not after.free_rows:
@@ -270,7 +276,9 @@ def _cause(
 
 
 def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
-    """Who is next in line waits for budget: the last plan took all there was."""
+    """Check that the last plan used up the budget for which the head of the queue
+    waits.
+    """
     budget = planning.budget(config, len(planning.plans) - 1)
     plan = planning.plans[-1]
     used = sum(plan.counts) if plan is not None else 0
@@ -279,7 +287,7 @@ def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
 
 
 def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str) -> None:
-    """Nobody runs who would have to give way to who is next in line."""
+    """Check that the head of the queue may not preempt the last running sample."""
     after = turn.state
     if after.fences or not after.running.seqs:
         return
@@ -293,7 +301,7 @@ def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str
 
 
 def _figures(turn: Transition, seq: Sequence, wants: int, there: int) -> None:
-    """The last word about who is held has the right figures."""
+    """Check the figures of the last `Held`."""
     for one in [r for r in turn.reasons if isinstance(r, Held)][-1:]:
         if (one.id, one.sample) == seq.id and one.cause == "blocks":
             right = (one.needs, one.available) == (wants, there)
@@ -315,8 +323,8 @@ def _sibling(
 
 
 def check_free_order(before: Pool, after: Pool) -> None:
-    """Raise InvariantError unless free blocks are handed out in their order: in a turn in
-    which none comes back, and those at hand suffice, the first of them are.
+    """Raise InvariantError unless free blocks are allocated in their order: in a turn
+    that releases none, and if `spare` has enough, the first of them are.
     """
     had, has = _free_order(before), _free_order(after)
     taken = len(had) - len(has)
@@ -326,17 +334,18 @@ def check_free_order(before: Pool, after: Pool) -> None:
 
 
 def _free_order(pool: Pool) -> list[int]:
-    """The free blocks, in the order in which they are handed out."""
+    """The free blocks, in the order of allocation."""
     runs = [pool.freed[depth] for depth in sorted(pool.freed, reverse=True)]
     return [*pool.spare, *chain(*runs), *range(pool.fresh, pool.total)]
 
 
 def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
-    """Raise InvariantError unless what was evicted in a turn was unused for longest.
+    """Raise InvariantError unless the blocks evicted in a turn were the least recently
+    used.
 
-    Of blocks that were idle before it: nobody can have stood on those that keep their
-    ticket, so none of them was used earlier than one that is gone. A parent was last used
-    when it or one of its cached descendants was.
+    Only blocks that were idle before the turn are compared: those that keep their ticket
+    were not held in it, so none of them may be older than an evicted one. A parent was
+    last used when it or one of its cached descendants was.
     """
     gone, kept = -1, after.next_use
     were, nodes = every_node(before), every_node(after)
@@ -358,7 +367,7 @@ def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
 
 
 def _last_uses(prefix: PrefixIndex, nodes: dict[Key, Node]) -> dict[Key, int]:
-    """When each idle block, or one of its cached descendants, was last used."""
+    """The last use of each idle block or of its cached descendants."""
     found = dict[Key, int]()
     for last_use, leaf in prefix.idle.items():
         latest, key = last_use, leaf
@@ -370,13 +379,13 @@ def _last_uses(prefix: PrefixIndex, nodes: dict[Key, Node]) -> dict[Key, int]:
 
 
 def _same_block(were: dict[Key, Node], nodes: dict[Key, Node], key: Key) -> bool:
-    """Whether what has this content is what had it before."""
+    """Whether the same block has this content as before."""
     same = key in were and key in nodes
     return same and were[key].block == nodes[key].block
 
 
 def _news(before: EngineState, turn: Transition) -> None:
-    """That somebody is held is said when it is news, and then truly."""
+    """Check that `Held` is reported when it changed, and truly."""
     after, told = turn.state, [r for r in turn.reasons if isinstance(r, Held)]
     for one in told:
         require(one.cause in _CAUSES, "reason", f"{one}: what cause is that?")

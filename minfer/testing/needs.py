@@ -1,5 +1,5 @@
-"""The specification of what it takes to let a sample in: computed block by block, in the
-plainest way.
+"""The specification of the blocks that an admission takes: computed block by block, in
+the plainest way.
 """
 
 from minfer.config import EngineConfig
@@ -10,7 +10,7 @@ from minfer.window import outside
 
 
 def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
-    """Blocks that letting `seq` in takes, of those that are available."""
+    """Blocks that the admission of `seq` takes, of those that are available."""
     size, known = config.block_size, len(seq.history)
     full = (known - 1) // size if _may_read(seq) else 0
     cached = [node_of(after.blocks.prefix, key) for key in seq.keys[:full]]
@@ -24,8 +24,8 @@ def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
 
 
 def _may_read(seq: Sequence) -> bool:
-    """Whether what is cached of it need not be computed: of the first sample of a request
-    that wants otherwise, not before it has output.
+    """Whether its cached blocks may be read: not by the first sample of a request with
+    `reads_cache` false, before it has output.
     """
     request = seq.request
     wanted = request.reads_cache or seq.sample > 0
@@ -33,8 +33,8 @@ def _may_read(seq: Sequence) -> bool:
 
 
 def _hit(config: EngineConfig, cached: list[Node | None], full: int) -> int:
-    """Leading blocks, of `full` ones, that need not be computed: all are cached or,
-    behind a window, those that what comes next attends to.
+    """Leading blocks, of `full` ones, that need not be computed: all are cached or, with
+    a window, those that the next tokens attend to.
     """
     if not config.window:
         return cached.index(None) if None in cached else full

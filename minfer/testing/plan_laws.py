@@ -1,8 +1,8 @@
-"""The specification of plans: which plan may be made of the sequences that run.
+"""The specification of plans: which plan may be made of the running sequences.
 
-A plan takes every row that can run, and no other; each exactly where it stands, with the
-inputs that only the host knows; within the budget; and what it tells a device of tables
-and copies is all that the device needs to know.
+A plan takes every row that can run, and no other; each exactly at its position, with the
+inputs that only the host knows; within the budget; and its tables and copies are all that
+a device needs to know.
 """
 
 from collections import Counter
@@ -27,33 +27,36 @@ from minfer.testing.sitting_out import left_out, most_ahead, rests, suspects
 
 @define
 class Planning:
-    """What was decided in the planning half of one turn."""
+    """The decisions in the planning half of one turn."""
 
     # the policy's answers, one for each plan, if they are known
     budgets: list[int] | None
-    held_back: Collection[str] | None = None  # clients, as it said in this turn
-    newcomers: dict[SampleId, Admitted] = field(factory=dict)  # let in, by the next plan
-    lately: set[SampleId] = field(factory=set)  # let in by the last plan
+    held_back: Collection[str] | None = None  # clients deferred in this turn
+    # admitted, by the next plan
+    newcomers: dict[SampleId, Admitted] = field(factory=dict)
+    lately: set[SampleId] = field(factory=set)  # admitted by the last plan
     admitted: list[SampleId] = field(factory=list)  # in this turn
-    # of them those whom no plan opens: nobody can tell by which plan they were let in
+    # of them those that no plan opens: the plan that admitted them is unknown
     sitting: set[SampleId] = field(factory=set)
-    preempted: list[tuple[SampleId, SampleId]] = field(factory=list)  # who, for whom
-    gave_way: set[SampleId] = field(factory=set)  # of them, who was the last that ran
-    fresh: bool = False  # whether somebody was let in, or had others give way, at first
+    # (victim, for which sample)
+    preempted: list[tuple[SampleId, SampleId]] = field(factory=list)
+    gave_way: set[SampleId] = field(factory=set)  # victims that were the last running
+    # whether a first admission happened, or a new sample caused a preemption
+    fresh: bool = False
     plans: list[Plan | None] = field(factory=list)  # None: the last try made none
-    # who was left out of a plan for want of a block
+    # samples left out of a plan for want of a block
     starved: list[SampleId] = field(factory=list)
 
     def budget(self, config: EngineConfig, number: int) -> int | None:
-        """The tokens that plan `number` of this turn may take; None: it is not known."""
+        """The tokens that plan `number` of this turn may take; None: unknown."""
         if self.budgets is None or number >= len(self.budgets):
             return None
         answer: object = self.budgets[number]
         return min(answer, config.max_num_batched_tokens) if type(answer) is int else None
 
     def launched(self, plan: Plan | None) -> None:
-        """A plan has been read, or none was made; the next one has newcomers
-        of its own.
+        """Record a plan that has been read, or that none was made; the next one has
+        newcomers of its own.
         """
         self.plans.append(plan)
         self.lately = set(self.newcomers)
@@ -79,8 +82,8 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
 
 
 def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
-    """The seats of a plan's rows by place, each once and where it is; and its number is
-    that of a plan of this turn.
+    """The seats of a plan's rows by place, each once and at its position; checks that the
+    plan's number is that of a plan of this turn.
     """
     columns = (plan.gens, plan.rows, plan.starts, plan.counts, plan.most)
     right = {len(column) for column in columns} == {len(plan.gens)}
@@ -98,8 +101,8 @@ def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
 
 
 def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
-    """A generation is opened by its first plan, and only there, with all that the device
-    keeps.
+    """Check that a generation is opened by its first plan, and only there, with all that
+    the device keeps.
     """
     opens = {one.index: one for one in plan.opens}
     require(len(opens) == len(plan.opens), "open", "a row is opened twice")
@@ -126,7 +129,7 @@ def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
 
 
 def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
-    """Tables grow at their ends; a row that is opened gets its table whole."""
+    """Check that tables grow at their ends; an opened row gets its whole table."""
     opened = {plan.rows[one.index] for one in plan.opens}
     by_row = {seat.row: seat for seat in seats.values()}
     for grow in plan.grows:
@@ -140,7 +143,9 @@ def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
 
 
 def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
-    """Each row goes on where it stands, and the host gives what only the host knows."""
+    """Check that each row continues at its position, with the inputs that only the host
+    knows.
+    """
     fills = {fill.index: fill.tokens for fill in plan.fills}
     drafting = {draft.index for draft in plan.drafts}
     require(len(fills) == len(plan.fills), "feed", "a row is filled twice")
@@ -167,15 +172,15 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
 
 
 def _filled(seat: Seat, filled: tuple[int, ...], start: int, count: int) -> None:
-    """What the host gives are the inputs that its sample's history has there."""
+    """Check that prefill tokens are those of the sample's history."""
     end = start + count
     right = filled == seat.account.known[start:end] and count > 0 and end <= seat.base
     require(right, "feed", "not the history's inputs")
 
 
 def _apart(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
-    """Who is bound to the host is planned as far ahead of its known tokens as it may be,
-    and sampled apart.
+    """Check that rows in lockstep with the host run ahead of their known tokens at most
+    as far as allowed, and that their sampling is deferred.
     """
     bound = {at: seat for at, seat in here.items() if seat.account.request.lockstep}
     for at, seat in bound.items():
@@ -188,7 +193,7 @@ def _apart(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
 
 
 def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
-    """Who is paused is filled at most, and yields nothing."""
+    """Check that a paused sample is only prefilled, and yields nothing."""
     for at, seat in here.items():
         one = seat.account
         right = not one.paused or not (plan.most[at] or rests(config, one, seat))
@@ -196,7 +201,7 @@ def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
 
 
 def _decodes(plan: Plan, here: Mapping[int, Seat]) -> None:
-    """A row that decodes without drafts yields one token."""
+    """Check that a decode row without drafts yields one token."""
     drafting = {draft.index for draft in plan.drafts}
     for at, seat in here.items():
         if plan.starts[at] >= seat.base and at not in drafting:
@@ -211,8 +216,8 @@ def _copies(
     planning: Planning,
     after: EngineState,
 ) -> None:
-    """A newcomer's copy is of a sibling's computed tail of the prompt, or of one that is
-    published, into a block of its own; and there are no other copies.
+    """Check that a newcomer's copy is of a sibling's computed partial block, or of a
+    published one, into a block of its own; and that there are no other copies.
     """
     left = list(plan.copies)
     for at, seat in here.items():
@@ -234,11 +239,11 @@ def _copy(
     start: int,
     after: EngineState,
 ) -> Copy:
-    """That of `copies` which is of a newcomer that starts at `start`."""
+    """The one of `copies` that is for a newcomer that starts at `start`."""
     one, size = seat.account, books.config.block_size
     ends = start == got.hit + got.copied == len(one.request.prompt) - 1
     require(ends and got.copied < size, "copy", f"{got}: it starts at {start}")
-    at = start // size  # the block in which it starts, of which the copy is the beginning
+    at = start // size  # the block in which it starts, whose first positions are copied
     mine = next((c for c in copies if c.target == seat.table[at]), None)
     if mine is None:
         raise InvariantError("copy", f"{one.id} has KV up to {start}, but from where?")
@@ -274,10 +279,10 @@ def _members(
     after: EngineState,
     planning: Planning,
 ) -> None:
-    """Everybody who can run is in the plan."""
+    """Check that every sample that can run is in the plan."""
     running = books.running
     members = {seat.account.id for seat in here.values()}
-    # Who sits since this plan runs alone from the next one on.
+    # A suspect admitted by this plan runs alone from the next one on.
     accused = {one.id for one in suspects(books.config, running)} - planning.sitting
     if accused:
         right = len(members) == 1 and members <= accused and not books.flights
@@ -295,8 +300,8 @@ def _members(
 def _budget(
     config: EngineConfig, plan: Plan, here: Mapping[int, Seat], planning: Planning
 ) -> None:
-    """A forward takes no more tokens than the policy allows, save one for each row that
-    runs.
+    """Check that a forward takes no more tokens than the policy allows, except one for
+    each running row.
     """
     total = sum(plan.counts)
     require(len(plan.gens) <= config.max_num_seqs, "budget", f"{len(plan.gens)} rows")
@@ -307,7 +312,7 @@ def _budget(
     few = 1 if planning.newcomers else len(plan.gens)
     allowed = total <= max(budget, few)
     require(allowed, "budget", f"{total} tokens; the policy allows {budget}")
-    # A prompt goes on in the next step.
+    # A prefill continues in the next step.
     short = any(
         plan.starts[at] + plan.counts[at] < one.base - one.account.paused
         for at, one in here.items()

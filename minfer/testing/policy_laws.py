@@ -1,8 +1,8 @@
-"""The specification of a policy's own state, for policies that minfer brings: it follows
-from who waits and who runs.
+"""The specification of a policy's own state, for the policies of minfer: it follows from
+the waiting and running samples.
 
-A policy that keeps nothing has the state it started with. Fair shares count the samples
-of each client and class: those that are here, and those that have been let in.
+A policy without state keeps its first one. Fair shares count the samples of each client
+and class: those waiting or running, and those admitted.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ _WITHOUT_STATE = (FirstCome, Priority, Ageing, Deadline, Shortest)
 
 
 def check_policy_state(config: EngineConfig, state: EngineState) -> None:
-    """Raise InvariantError unless the policy's state fits who is here."""
+    """Raise InvariantError unless the policy's state fits the present samples."""
     kind, own = type(config.policy), state.policy
     if kind in _WITHOUT_STATE:
         require(own is None, "policy", f"{kind.__name__} keeps {own!r:.80}")
@@ -34,14 +34,16 @@ def check_policy_state(config: EngineConfig, state: EngineState) -> None:
 
 
 def _accounts(own: Accounts, state: EngineState) -> None:
-    """Each account knows how many samples of its client and class are here."""
+    """Check that each account has the number of present samples of its client and
+    class.
+    """
     live = {owner: one.live for owner, one in own.by_owner.items() if one.live}
     here = Counter(_owner(seq) for seq in (*state.waiting, *state.running.seqs))
     require(live == here, "policy", f"accounts of {live}; there are {dict(here)}")
 
 
 def _seats(own: Seats, state: EngineState) -> None:
-    """Who was let in, and has not ended, holds a seat."""
+    """Check that samples that were admitted and have not ended hold a seat."""
     back = [seq for seq in state.waiting if seq.preempted]
     inside = Counter(_owner(seq) for seq in (*back, *state.running.seqs))
     held = {

@@ -1,27 +1,26 @@
 """The specification of progress: a measure that falls with every good step, until all has
 ended.
 
-Theory. Order the samples that are open by rank. What is left of each is a triple: tokens
-that it may still have; positions of which it has no KV; and how far it is from a plan (0
-in flight, 1 running, from 2 on in line: how many run that rank behind it). The sequence
+Theory. Order the open samples by rank. The work left of each is a triple: tokens that it
+may still get; positions without KV; and its distance from a plan (0 in flight, 1 running,
+from 2 on in the queue: the number of running samples that rank behind it). The sequence
 of these triples, compared from the first in rank on, is a measure in a well-founded
-order: it cannot fall for ever. A good step lowers it, whatever else happens in that turn
-inside the engine: its rows know more or have more computed; and whoever is sent back for
-want of a block or a row (its second number rises) ranks behind somebody whose triple
-fell: a row that had results, or the one for whom it gave way, which is in a plan now or
-nearer to one. So preemption cannot go in circles: between two arrivals only so many steps
-can pass. One step may leave more than before: if the last in rank alone has results and
-gives way, while others before it are in flight. Their steps are good ones, or fail from
-outside, and of such turns there are at most as many as steps in flight.
+order: it cannot fall forever. A good step lowers it, whatever else the engine does in
+that turn: its rows know more or have more computed; and a sample that is preempted for a
+block or a row (its second number rises) ranks behind a sample whose triple fell: a row
+with results, or the sample that preempted it, which is now in a plan or closer to one. So
+preemptions cannot repeat in a cycle: between two arrivals the number of steps is bounded.
+One step may leave more than before: if only the last in rank has results and is
+preempted, while others before it are in flight. Their steps are good ones, or fail from
+outside, and there are at most as many such turns as steps in flight.
 
-That holds if those who give way are the last in rank, as under all policies that come
-with minfer; what another choice of victims promises is that policy's own affair, except
-that the first in rank never gives way (`minfer.testing.line_laws`). Under a policy that
-holds clients back, who has not been in yet is passed by others: then only those who have
-are counted, and a turn in which somebody new is let in, which happens once to each, or
-has another give way, is where the measure starts anew. Arrivals, failures of steps,
-cancels, stop strings and pauses come from outside: a turn that has them is where the
-measure starts anew.
+That holds if the victims are the last in rank, as under all policies of minfer; under
+another choice of victims progress is up to that policy, except that the first in rank is
+never preempted (`minfer.testing.line_laws`). Under a policy that defers clients, samples
+that have not run yet are passed by others: then only samples that have run are counted,
+and the measure starts anew in a turn in which a new sample is admitted, which happens
+once to each, or preempts another. Arrivals, failures of steps, cancels, stop strings and
+pauses come from outside: the measure starts anew in turns that have them.
 """
 
 from collections.abc import Container, Mapping
@@ -32,7 +31,8 @@ from minfer.testing.accounts import Account
 from minfer.testing.invariants import InvariantError
 from minfer.testing.lifetime import Stage
 
-Left = tuple[int, int, int]  # tokens to come, positions not computed, how far from a plan
+# tokens to come, positions not computed, distance from a plan
+Left = tuple[int, int, int]
 Measure = dict[SampleId, Left]  # in order of rank
 DONE: Left = (0, 0, 0)
 
@@ -40,8 +40,8 @@ DONE: Left = (0, 0, 0)
 def measure(
     accounts: Mapping[SampleId, Account], state: EngineState, *, passed: bool = False
 ) -> Measure:
-    """What is left of all that are open; if newcomers may be `passed`, of all that have
-    been in.
+    """The work left of all open samples; if newcomers may be `passed`, of all that have
+    run.
     """
     found, behind = list[tuple[SampleId, Left]](), 0
     seqs = sorted((*state.waiting, *state.running.seqs), key=lambda seq: seq.place)
@@ -64,9 +64,9 @@ def check_progress(
 ) -> None:
     """Raise InvariantError unless less is left than before a good step.
 
-    `gave_way` are those who were sent back in line in this turn.
+    `gave_way` are the samples that were preempted in this turn.
     """
-    flying = False  # somebody before in rank, for the turns to come
+    flying = False  # a sample before in rank is in flight, for the turns to come
     for name, was in before.items():
         now = after.get(name, DONE)
         if now == was:

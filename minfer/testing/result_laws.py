@@ -12,9 +12,7 @@ from minfer.plan import Plan
 
 
 def good(config: EngineConfig, plan: Plan, done: Executed) -> bool:
-    """Whether results are what a step of this plan can yield; else it counts
-    as failed.
-    """
+    """Whether a step of this plan can yield these results; else it counts as failed."""
     if done.step != plan.step or type(done.yields) is not tuple:
         return False
     if len(done.yields) != len(plan.gens):
@@ -22,21 +20,21 @@ def good(config: EngineConfig, plan: Plan, done: Executed) -> bool:
     for tokens, most in zip(done.yields, plan.most, strict=True):
         if type(tokens) is not tuple or not min(1, most) <= len(tokens) <= most:
             return False
-        for token in tokens:  # true and false are no token ids, whatever they equal
+        for token in tokens:  # booleans are not token ids, though they equal some
             if type(token) is not int or not 0 <= token < config.vocab_size:
                 return False
     return _beside(done)
 
 
 def _beside(done: Executed) -> bool:
-    """Whether what comes beside the tokens of each row is nothing, or fits them."""
+    """Whether the columns beside the tokens are empty, or fit each row."""
     sizes = [len(tokens) for tokens in done.yields]
     columns: list[Any] = [done.scores, done.logprobs, done.pooled]
     if any(type(column) is not tuple for column in columns):
         return False
     if any(column and len(column) != len(sizes) for column in columns):
         return False
-    for column in columns[:2]:  # of each token, if of any of its row
+    for column in columns[:2]:  # for each token, or for none of a row
         for some, size in zip(column, sizes, strict=False):
             if type(some) is not tuple or len(some) not in (0, size):
                 return False

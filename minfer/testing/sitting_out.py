@@ -1,5 +1,5 @@
-"""The specification of who sits a step out, whatever else there is to do: what a running
-sample waits for.
+"""The specification of skipped rows: what a running sample waits for when it is not in a
+step.
 """
 
 from collections.abc import Collection
@@ -10,35 +10,36 @@ from minfer.testing.accounts import Account, Seat
 
 
 def suspects(config: EngineConfig, running: Collection[Account]) -> list[Account]:
-    """Who may run alone only: one more failure could end it, or the second has not told
-    enough. Who is paused does not run at all then, so nobody waits for it.
+    """The samples that may only run alone: one more failure could end them, or the second
+    one did not show the cause. Paused ones are left out: they do not run, so none waits
+    for them.
     """
     few = few_failures(config)
     return [one for one in running if one.faults >= few and not one.paused]
 
 
 def few_failures(config: EngineConfig) -> int:
-    """Failed steps after which one runs alone."""
+    """Failed steps after which a sample runs alone."""
     return max(1, min(2, config.max_failures - 1))
 
 
 def most_ahead(config: EngineConfig) -> int:
-    """How many tokens that are not known a sample which is bound to the host may be
-    ahead of.
+    """How many tokens a sample in lockstep with the host may be ahead of its known
+    ones.
     """
     return int(config.late_masks)
 
 
 def rests(config: EngineConfig, one: Account, seat: Seat) -> bool:
-    """Whether nothing of a paused sample may be planned: it has only what yields left, or
-    would have to run alone.
+    """Whether nothing of a paused sample may be planned: only its yielding inputs are
+    left, or it would have to run alone.
     """
     return seat.sched >= seat.base - 1 or one.faults >= few_failures(config)
 
 
 def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
-    """Why a running sample has no input due: "end", "blocks", "host" (it awaits a token
-    in flight, or its mask); nothing if it could run.
+    """Why a running sample has no input due: "end", "blocks", "host" (it waits for a
+    token in flight, or for its mask); nothing if it could run.
     """
     seat = one.seat
     if seat is None or seat.sched >= one.last:
@@ -49,6 +50,6 @@ def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
         return "host"
     run = after.running
     table = len(seat.table)
-    if not seat.opened and one.id in run.ids:  # nobody was told how it grew since
+    if not seat.opened and one.id in run.ids:  # its growth since is in no plan
         table = len(run.tables[run.ids.index(one.id)])
     return "blocks" if seat.sched >= table * config.block_size else ""

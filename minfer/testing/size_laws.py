@@ -1,8 +1,9 @@
-"""The specification of sizes: no collection of a state grows with what has been.
+"""The specification of sizes: no collection of a state grows with the engine's past.
 
-Each has a bound by what there is now: blocks, rows, samples that have not ended, or the
-size it had before the turn. So a state is as large as what is being served, however long
-the engine has run. A policy that minfer brings has a bound for each map of its own.
+Each has a bound by what is present: blocks, rows, samples that have not ended, or the
+size it had before the turn. So the size of a state depends on what is being served,
+however long the engine has run. The policies of minfer have a bound for each map of their
+own.
 """
 
 from operator import attrgetter
@@ -51,7 +52,7 @@ def bounds(
 
 
 def _stop_ids(before: EngineState, after: EngineState) -> int:
-    """A fixed number; beyond it, those of sequences that left are sorted out."""
+    """A fixed number; beyond it, those of sequences that left are removed."""
     usual = max(thresholds.STOP_IDS, len(before.stops))
     if len(after.stops) <= usual:
         return usual
@@ -60,7 +61,7 @@ def _stop_ids(before: EngineState, after: EngineState) -> int:
 
 
 def of_policy(state: EngineState, samples: int) -> dict[str, int]:
-    """Likewise of the policy's own state, if minfer brings the policy."""
+    """The bounds of the policy's own state, if it is a policy of minfer."""
     own: Any = state.policy
     found = dict[str, int]()
     if isinstance(own, Shares):
@@ -84,7 +85,7 @@ def check_sizes(config: EngineConfig, before: EngineState, after: EngineState) -
 
 
 def _tables(config: EngineConfig, after: EngineState) -> None:
-    """A sequence has no more blocks and keys than its last token needs."""
+    """Check that a sequence has no more blocks and keys than its last token needs."""
     run, size = after.running, config.block_size
     for last, table, chain in zip(run.last, run.tables, run.chains, strict=True):
         most = -(-(last + 1) // size)

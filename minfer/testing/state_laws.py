@@ -1,4 +1,4 @@
-"""The specification of what follows: the state after a turn is the one that was said."""
+"""The specification of the state after a turn: it follows from the events and reasons."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from minfer.testing.lifetime import Stage
 
 
 def check_state(books: Books, after: EngineState) -> None:
-    """Raise InvariantError unless `after` is what follows from what was said."""
+    """Raise InvariantError unless `after` follows from the books."""
     require(after.time == books.time, "time", f"{after.time}, not {books.time}")
     steps = [flight.plan for flight in books.flights]
     same = list(after.inflight) == steps
@@ -39,7 +39,9 @@ def check_state(books: Books, after: EngineState) -> None:
 
 
 def _line(books: Books, after: EngineState) -> None:
-    """Everybody who does not run is in line, as it came or as it gave way."""
+    """Check that every sample that does not run is in the queue, as it arrived or was
+    preempted.
+    """
     waiting = {seq.id: seq for seq in after.waiting}
     for name, one in books.accounts.items():
         if one.stage is Stage.RUNNING:
@@ -55,7 +57,9 @@ def _line(books: Books, after: EngineState) -> None:
 
 
 def _running(books: Books, after: EngineState, i: int) -> None:
-    """The sequence at `i` knows, has and stands where the books say."""
+    """Check that the sequence at `i` has the tokens, blocks and positions of the
+    books.
+    """
     run, config = after.running, books.config
     one = books.accounts.get(run.ids[i])
     if one is None or one.stage is not Stage.RUNNING or one.seat is None:
@@ -81,7 +85,7 @@ def _running(books: Books, after: EngineState, i: int) -> None:
 
 
 def _tokens(one: Account, after: EngineState, i: int, block_size: int) -> None:
-    """The sequence at `i` knows what its sample was told, and may have as much."""
+    """Check that the sequence at `i` has its sample's tokens, and may have as many."""
     tokens, last = after.running.tokens(i, block_size), after.running.last[i]
     require(tokens == one.known, "known", f"{one.id} knows {tokens}, not {one.known}")
     require(last == one.last, "known", f"{one.id} may have {last} + 1 tokens")
@@ -89,8 +93,8 @@ def _tokens(one: Account, after: EngineState, i: int, block_size: int) -> None:
 
 def check_publication(books: Books, before: EngineState, after: EngineState) -> None:
     """Raise InvariantError unless full blocks of prompts can be found as soon as the step
-    is over that computed them; or what they hold can be found in others, or could be
-    until one left in this turn. Behind a window others let go of it at any time.
+    that computed them is over; or their content can be found in other blocks, or could be
+    until a sequence left in this turn. With a window they may be released at any time.
     """
     if books.config.window or books.left:
         return
@@ -107,7 +111,9 @@ def check_publication(books: Books, before: EngineState, after: EngineState) -> 
 
 
 def _fenced(leaving: list[Leaving], untils: list[int]) -> list[Leaving]:
-    """There is a fence for each that left while plans were in flight, and no other."""
+    """Check that there is a fence for each sample that left with plans in flight, and no
+    other.
+    """
     rest, kept = Counter(untils), []
     for left in sorted(leaving, key=lambda each: len(each.steps)):
         found = next((step for step in sorted(left.steps) if rest[step]), None)
@@ -122,11 +128,11 @@ def _fenced(leaving: list[Leaving], untils: list[int]) -> list[Leaving]:
 
 
 def check_flights(flights: Iterable[Flight], after: EngineState, size: int) -> None:
-    """Raise InvariantError if blocks of a plan in flight are somebody else's, or what it
-    is to write can be found already.
+    """Raise InvariantError if blocks of a plan in flight belong to another sample, or
+    those to be written can be found already.
     """
     run, free = after.running, set(free_blocks(after))
-    owner: dict[int, int] = {}  # block -> the generation whose own it is
+    owner: dict[int, int] = {}  # block -> the generation that has it as its own
     for i, gen in enumerate(run.gens):
         owner.update(dict.fromkeys(run.tables[i][run.chains[i].sealed :], gen))
     for flight in flights:

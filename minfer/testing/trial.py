@@ -1,5 +1,5 @@
-"""A policy on trial: an engine under it, with the oracle for an executor, and all of it
-watched.
+"""A policy on trial: an engine under it, with the oracle as its executor, and with all
+laws checked.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ VOCAB: Final = 40
 
 
 class PolicyError(AssertionError):
-    """A policy broke a law: `law` names it; `turns` under `config` led to it."""
+    """A policy broke a law: `law` is its name; `turns` under `config` led to it."""
 
     def __init__(
         self, law: str, detail: str, config: EngineConfig, turns: list[Turn]
@@ -61,7 +61,7 @@ def _ordered(got: Any) -> bool:
 
 
 _QUESTIONS: Final = [name for name in vars(Policy) if not name.startswith("_")]
-# what the protocol wants of an answer
+# what the protocol requires of an answer
 _RIGHT: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "rank": lambda _, got: isinstance(got, tuple) and len(got) == 2 and _ordered(got[0]),
     "again": lambda args, got: _ordered(got) and got <= args[1],
@@ -78,30 +78,30 @@ _RIGHT: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 @define
 class Trial:
-    """An engine under `config.policy`, run turn by turn. PolicyError when a law is
+    """An engine under `config.policy`, run turn by turn. Raises PolicyError when a law is
     broken.
     """
 
     config: EngineConfig
     pace: float = 1.0  # seconds that a step takes
-    overtakes: int = 8  # newcomers that may be let in first, see `compete`
+    overtakes: int = 8  # newcomers that may be admitted first, see `compete`
     patience: float = 10.0  # seconds after which shorter newcomers count
     hold: float = 1.0  # seconds that the policy may keep an idle engine waiting
     now: float = field(init=False, default=0.0)  # seconds
     state: EngineState = field(init=False)
     turns: list[Turn] = field(init=False, factory=list)
-    _inbox: list[Event] = field(init=False, factory=list)  # what the next turn takes
+    _inbox: list[Event] = field(init=False, factory=list)  # events of the next turn
     _watched: EngineConfig = field(init=False)  # `config`, with `_ask` for a policy
     # laws broken, and how
     _flaws: list[tuple[str, str]] = field(init=False, factory=list)
     _raised: Exception | None = field(init=False, default=None)  # the policy's first
     _oracle: Oracle = field(init=False)
     _ledger: Ledger = field(init=False)
-    _budgets: list[int] = field(init=False, factory=list)  # what it answered in this turn
-    _held_back: set[str] = field(init=False, factory=set)  # clients, in this turn
-    _claims: int = field(init=False, default=0)  # tokens that were asked for
+    _budgets: list[int] = field(init=False, factory=list)  # its answers in this turn
+    _held_back: set[str] = field(init=False, factory=set)  # clients deferred in this turn
+    _claims: int = field(init=False, default=0)  # requested tokens
     _busy: int = field(init=False, default=0)  # turns with work
-    # since when the policy keeps all waiting
+    # since when the policy makes all wait
     _idle: float = field(init=False, default=inf)
 
     def __attrs_post_init__(self) -> None:
@@ -112,10 +112,11 @@ class Trial:
         self._oracle = Oracle(self.config.block_size, VOCAB, self.config.window)
         self.state = initial(self._watched)
         self._ledger = Ledger(self.config, self.state)
-        self.turn(0.0)  # of nothing: so there is a turn to show, whatever happens next
+        # without events: so there is a turn to show, whatever happens next
+        self.turn(0.0)
 
     def _ask(self, name: str, *args: Any) -> Any:
-        """Ask the policy twice, the second time with a deep copy of the arguments."""
+        """Call the policy twice, the second time with a deep copy of the arguments."""
         try:
             twin, ask = deepcopy(args), getattr(self.config.policy, name)
             answer = ask(*args)
@@ -123,7 +124,7 @@ class Trial:
         except Exception as error:
             self._flaws.append(("never raises", f"{name}{args} raised {error!r}"))
             self._raised = self._raised or error
-            raise  # the engine goes on without an answer: `_must` tells
+            raise  # the engine goes on without an answer: `_must` raises later
         if name == "budget":
             self._budgets.append(answer)
         if name == "holds_back" and _RIGHT[name](args, answer) and answer[0]:
@@ -145,7 +146,7 @@ class Trial:
             raise PolicyError(*flaw, self.config, self.turns) from self._raised
 
     def tell(self, event: Submit | Cancel, gap: float = 0.0) -> None:
-        """After `gap` seconds something comes from outside; the next turn takes it."""
+        """Send an event after `gap` seconds; the next turn takes it."""
         until = self.now + gap
         while self.now < until:
             self.turn(until)
@@ -153,14 +154,14 @@ class Trial:
         self._claims += _claim(event.request) if isinstance(event, Submit) else 0
 
     def turn(self, until: float = inf) -> None:
-        """Take a turn; the clock goes on by `pace`, or if nothing runs to `until` at
+        """Take a turn; the clock advances by `pace`, or if nothing runs to `until` at
         most.
         """
         moved = self._step()
         self._must(True, "", "")
         wakes = [each.time for each in moved.commands if isinstance(each, WakeAt)]
         self._stuck(idle=bool(wakes) and not self._oracle.plans)
-        # Not all the way to what the policy waits for: something else may come before.
+        # Not all the way to the policy's wake-up time: another event may come before.
         short = self.hold / 100
         soon = [self.now + max((wake - self.now) / 2, short) for wake in wakes]
         if self._oracle.plans:
@@ -169,7 +170,7 @@ class Trial:
             self.now = min(until, *(soon or [until]))
 
     def _step(self) -> Transition:
-        """Let the engine decide a turn, and the ledger judge it."""
+        """Let the engine decide a turn, and the ledger check it."""
         before = self.state
         events = (Tick(self.now), *self._done(), *self._inbox)
         self._inbox = []
@@ -189,7 +190,7 @@ class Trial:
         return moved
 
     def _done(self) -> Iterator[Event]:
-        """What comes of the first step in flight, and what the host drafts behind it."""
+        """The results of the first step in flight, and the host's drafts after it."""
         if self._oracle.plans:
             done = self._oracle.collect()
             yield done
@@ -197,7 +198,9 @@ class Trial:
                 yield from proposed(self._watched, self.state, done, self._oracle)
 
     def _stuck(self, *, idle: bool) -> None:
-        """All that came must end: in so many turns, and without too long a pause."""
+        """Check that all requests end: within a number of turns, and without too long a
+        pause.
+        """
         self._idle = min(self._idle, self.now) if idle else inf
         self._busy += not idle
         late = self.now - self._idle > self.hold or self._busy > 50 + 4 * self._claims
@@ -208,24 +211,24 @@ class Trial:
         self._must(not late, "no deadlock", told)
 
     def compete(self, mine: Request, every: int = 1, *, short: bool = False) -> None:
-        """`mine` finds all rows taken, and its equals, or short ones, come every so many
-        turns.
+        """Submit `mine` when all rows are taken, and its equals, or short ones, every so
+        many turns.
 
-        While it waits, at first or preempted, `overtakes` of them may be let in (of those
-        that come `patience` seconds later, if short), and one for each claim like theirs
-        that was there.
+        While it waits, at first or preempted, `overtakes` of them may be admitted (of
+        those that come `patience` seconds later, if short), and one for each earlier
+        claim like theirs.
         """
         less = evolve(mine, prompt=mine.prompt[:1], n=1, max_tokens=1) if short else mine
         here = {one.request for one in (*self.state.waiting, *self.state.running.seqs)}
         here |= {event.request for event in self._inbox if isinstance(event, Submit)}
-        # What was claimed and is not used may be handed on to who comes later: fair
+        # Claimed but unused tokens may go to later requests: fair shares do that.
         # shares do that.
         allowed = self.overtakes + sum(map(_claim, here)) // _claim(less)
         for number in range(self.config.max_num_seqs):
             self.tell(Submit(evolve(mine, id=f"early{number}")))
         self.turn(self.now + self.pace)
         self.tell(Submit(mine))
-        # Short ones must come faster than they go.
+        # Short ones must come faster than they end.
         rows = self.config.max_num_seqs if short else 1
         after = self.now + (self.patience if short else 0)
         passed = set[str]()
@@ -251,8 +254,8 @@ class Trial:
             self.tell(Cancel(name))
 
     def finish(self) -> None:
-        """Nothing more comes: everything must end and be free, and be decided alike
-        again.
+        """Check that without more events everything ends and is freed, and that the
+        decisions are the same a second time.
         """
         while self.state.requests or self._oracle.plans or self._inbox:
             self.turn()
