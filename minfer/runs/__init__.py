@@ -1,3 +1,3 @@
-"""What follows from the engine being a value: journals, replay, forks, explanations, the
-oracle.
+"""Uses of the engine's states as values: journals, replay, forks, explanations,
+simulation, the oracle.
 """

@@ -1,9 +1,8 @@
-"""Values as JSON and back: what journals and snapshots are made of.
+"""Values as JSON and back: the encoding of journals and snapshots.
 
-JSON knows no tuples, sets, bytes or records, so those that are not what they look like
-carry a tag:
+JSON has no tuples, sets, bytes or records, so these have a tag:
 
-    tuple       [1, 2.5, "x"]; of 16 whole numbers and more {"ints": "base64", "wide":
+    tuple       [1, 2.5, "x"]; of 16 integers and more {"ints": "base64", "wide":
                 bytes each}
     bytes       {"hex": "00ff"}
     frozenset   {"set": [..]}, sorted
@@ -13,9 +12,9 @@ carry a tag:
                 out
 
 Classes and fields have the names of `minfer.runs.wire_names`. A record is built by its
-class's name from a fixed table: a file can make values, never run code. Fields that a
-class does not have are refused, those that it had once as that module says; fields that
-are new take their default.
+class's name from a fixed table: a file can make values, never run code. Unknown fields
+are refused; former fields are treated as that module defines; new fields that are missing
+take their default.
 """
 
 import binascii
@@ -50,7 +49,7 @@ from minfer.pmap import Map
 from minfer.runs.wire_names import fields_of, name_of, python_names, without_removed
 from minfer.speculate import drafting, length, settings
 
-_MANY: Final = 16  # whole numbers in a row that are worth packing
+_MANY: Final = 16  # consecutive integers that are worth packing
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "q"}
 _MODULES: Final = (
     beam,
@@ -77,7 +76,7 @@ _MODULES: Final = (
 
 
 class CodecError(ValueError):
-    """A value cannot be written, or what was written cannot be read."""
+    """A value cannot be encoded or decoded."""
 
 
 def _records() -> dict[str, type]:
@@ -86,14 +85,14 @@ def _records() -> dict[str, type]:
     return {name_of(c): c for c in classes if attrs.has(c)}
 
 
-RECORDS: Final = _records()  # to which a program adds its own policies
+RECORDS: Final = _records()  # programs add their own policies
 
 
 def dump(value: Any, without: Container[str] = ()) -> Any:
-    """`value` as JSON's own types; of a record, all fields but `without`, which are
-    names in journals.
+    """`value` as JSON types; of a record, all fields but `without`, which are names in
+    journals.
 
-    Raises CodecError for what has no place in a record.
+    Raises CodecError for values that records cannot have.
     """
     match value:
         case None | bool() | int() | str():
@@ -124,9 +123,10 @@ def dump(value: Any, without: Container[str] = ()) -> Any:
 
 
 def load(value: Any, classes: Mapping[str, type] = RECORDS) -> Any:
-    """What was dumped as `value`; `classes` are the records that may be built.
+    """The value that `dump` encoded; `classes` are the records that may be built.
 
-    Raises CodecError for anything else, RemovedError for what minfer has no more.
+    Raises CodecError for anything else, RemovedError for features that minfer no longer
+    has.
     """
     match value:
         case None | bool() | int() | str() | float():
@@ -155,7 +155,7 @@ def _same(part: Any, default: Any) -> bool:
 
 
 def _packed(value: tuple[Any, ...]) -> Any:
-    """A long tuple: as packed numbers, if it is of whole numbers."""
+    """A long tuple of integers as packed numbers; any other as a list."""
     if set(map(type, value)) != {int}:
         return [dump(one) for one in value]
     low, high = min(value), max(value)

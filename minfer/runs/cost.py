@@ -1,12 +1,12 @@
-"""What steps cost: a model that is linear in what they do.
+"""The cost of steps: a linear model.
 
-A step's cost is that of its forwards and of what they read and write: inputs from
-history, rows that feed themselves, the positions that they attend to (`Work`). Where no
-graph has been captured for it, launching it costs the host, too.
+A step's cost is that of its forwards and of what they read and write: prefill tokens,
+decode rows, the positions that they attend to (`Work`). If no graph was captured for it,
+launching it costs host time, too.
 
-A draft is an input like a row's own token: to verify five costs what five more rows
-would, but that their context is read once. A draft model runs once for each place that
-any row has a draft in.
+A draft is an input like a row's own token: verifying five costs as much as five more
+rows, but their context is read once. A draft model runs once for each place in which any
+row has a draft.
 """
 
 from itertools import accumulate
@@ -23,18 +23,18 @@ _LEAST: Final = 1e-9  # seconds
 
 @frozen
 class Work:
-    """What a plan's cost is linear in."""
+    """The amounts of a plan in which its cost is linear."""
 
-    inputs: int  # from history
-    alone: int  # rows that feed themselves, and drafts
-    chunks: int  # of history
+    inputs: int  # prefill tokens
+    alone: int  # decode rows, and drafts
+    chunks: int  # prefill chunks
     read: int  # positions that rows read
-    pairs: int  # positions that inputs from history attend to
+    pairs: int  # positions that prefill tokens attend to
     depth: int = 0  # forwards of a draft model
 
 
 def work(plan: Plan) -> Work:
-    """What a plan does."""
+    """The amounts of work of a plan."""
     rows, chunks = len(plan.rows), len(plan.fills)
     inputs, verified = sum(plan.counts), drafts_of(plan)
     attended = 0
@@ -57,7 +57,7 @@ def drafts_of(plan: Plan) -> int:
 
 
 def _depth(plan: Plan) -> int:
-    """The most drafts of a row that are a draft model's to say."""
+    """The most drafts of a row that a draft model makes."""
     mine = (plan.counts[d.index] - 1 for d in plan.drafts if not d.tokens)
     return max(mine, default=0)
 
@@ -68,28 +68,29 @@ def _cost(**how: Any) -> Any:
 
 @frozen(kw_only=True)
 class CostModel:
-    """What steps cost, in seconds, linear in `Work`. Raises ConfigError for what is below
-    0.
+    """The cost of steps, in seconds, linear in `Work`. Raises ConfigError for values
+    below 0.
     """
 
     name: str
-    # a forward without history: rows, and drafts, up to; seconds
+    # a forward without prefill: rows, and drafts, up to; seconds
     decode: tuple[tuple[int, float], ...]
-    mixed: float = _cost()  # a forward with inputs from history
-    token: float = _cost()  # an input from history
-    sequence: float = _cost(default=0.0)  # a row that feeds itself
-    chunk: float = _cost(default=0.0)  # of a row's history
+    mixed: float = _cost()  # a forward with prefill tokens
+    token: float = _cost()  # a prefill token
+    sequence: float = _cost(default=0.0)  # a decode row
+    chunk: float = _cost(default=0.0)  # a prefill chunk
     context: float = _cost(default=0.0)  # a position that a row reads
-    # a position that an input from history attends to
+    # a position that a prefill token attends to
     attention: float = _cost(default=0.0)
     host: float = _cost(default=0.0)  # a turn of the host
     draft: float = _cost(default=0.0)  # a forward of the draft model
-    # Of a step with more inputs from history than `captured`, if launching it, operation
-    # by operation, takes the host `launch`, which so long learns of no other step's end:
+    # Of a step with more prefill tokens than `captured`: launching it, operation by
+    # operation, takes the host `launch`, during which it does not see the end of other
+    # steps:
     launch: float = _cost(default=0.0)
     captured: int = 0
     eager: float = _cost(default=0.0)  # its forward
-    eager_token: float = _cost(default=0.0)  # an input from history
+    eager_token: float = _cost(default=0.0)  # a prefill token
     overlaps: bool = True  # the device works while the host takes a turn
 
     def __attrs_post_init__(self) -> None:
@@ -97,8 +98,8 @@ class CostModel:
             raise ConfigError("cost model: decode must be pairs of rows and seconds")
 
     def seconds(self, plan: Plan) -> float:
-        """What the device takes for a plan; more rows than any bucket has cost as its
-        last.
+        """The device's time for a plan; more rows than the last bucket cost as much as
+        that.
         """
         done = work(plan)
         forward, token = self.mixed, self.token
@@ -111,8 +112,8 @@ class CostModel:
         return forward + rows + token * done.inputs + self.attention * done.pairs
 
     def costs(self, most: int) -> Costs:
-        """What drafts are decided by: forwards with up to `most` inputs, whatever they
-        read.
+        """The costs by which the number of drafts is decided: forwards with up to `most`
+        inputs, whatever they read.
         """
         sizes = {1, most, *(top for top, _ in self.decode)}
         sizes |= {1 << k for k in range(most.bit_length())}
@@ -123,13 +124,13 @@ class CostModel:
         return Costs(verify=pairs, draft=self.draft, fixed=self.host)
 
     def _decode(self, rows: int) -> float:
-        """A forward without history."""
+        """The time of a forward without prefill."""
         for top, seconds in self.decode:
             if rows <= top:
                 return seconds
         return self.decode[-1][1]
 
     def launching(self, plan: Plan) -> float:
-        """What launching a plan takes the host."""
+        """The host's time to launch a plan."""
         eager = self.launch and plan.fills and work(plan).inputs > self.captured
         return self.launch if eager else 0.0

@@ -1,8 +1,10 @@
-"""What a turn decided, as data: facts to name a difference by, and a digest to find it.
+"""The decisions of a turn as data: facts to name a difference by, and a digest to find
+it.
 
-Facts say how a turn's plans differ from the plan before them, who ended, and the reasons;
-a steady decode has none. Facts and the columns of plans go into a digest that is chained
-from turn to turn. Token ids are no decisions: neither facts nor digests hold any.
+Facts are how a turn's plans differ from the plan before them, the samples that ended, and
+the reasons; a steady decode has none. Facts and the columns of plans go into a digest
+that is chained from turn to turn. Token ids are not decisions: neither facts nor digests
+have any.
 """
 
 import json
@@ -33,13 +35,12 @@ _encode: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
 
 def compact(value: Any) -> bytes:
-    """JSON without spaces, keys sorted; nothing for what is empty."""
+    """JSON without spaces, keys sorted; nothing for an empty value."""
     return _encode(value).encode() if value else b""
 
 
 def facts(before: EngineState, transition: Transition) -> Facts:
-    """What a turn decided, as far as it is not what a steady decode does: JSON's own
-    types.
+    """The decisions of a turn that differ from a steady decode, as JSON types.
 
     `plans` has one entry for each plan, relative to the one before it: sequences that
     `left` and `joined` [place, generation, row], `counts` and `most` that are not 1,
@@ -118,8 +119,8 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
 
 
 def _membership(was: tuple[int, ...], plan: Plan) -> Facts:
-    """Which generations left and joined; all of them, if the others are not in their old
-    order.
+    """The generations that left and joined; all of them, if the others are not in their
+    old order.
     """
     old = set(was)
     odd = old.symmetric_difference(plan.gens)
@@ -136,7 +137,7 @@ def _not_one(column: tuple[int, ...]) -> Iterator[int]:
 
 
 def _runs(numbers: tuple[int, ...]) -> list[list[int]]:
-    """Numbers as [first, how many] of consecutive ones: tables are mostly that."""
+    """Numbers as [first, count] of consecutive ones: tables are mostly that."""
     if len(numbers) == 1:
         return [[numbers[0], 1]]
     runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
@@ -148,7 +149,7 @@ def chained(digest: bytes, transition: Transition, told: bytes) -> bytes:
     """The running digest after one more turn, 8 bytes: over the plans' columns and the
     facts.
 
-    `told` are the facts as JSON, nothing if there are none.
+    `told` are the facts as JSON, empty if there are none.
     """
     hashed = blake2b(digest, digest_size=8)
     for command in transition.commands:

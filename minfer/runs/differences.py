@@ -1,4 +1,4 @@
-"""Reasons, ends and wakes that a replay finds otherwise, in words."""
+"""Reasons, ends and wake-ups that differ in a replay, in words."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, get_args
@@ -17,9 +17,7 @@ _Told = dict[str, Any]  # a reason's fields by their names in journals
 
 @frozen
 class Difference:
-    """One decision that was another: what it is about, then, now, and all that as a
-    sentence.
-    """
+    """One decision that differs: its subject, then, now, and a sentence about it."""
 
     what: str
     then: Any  # JSON's own types; samples as [request, sample]
@@ -28,20 +26,20 @@ class Difference:
 
 
 def named(sample: SampleId | list[Any]) -> str:
-    """A sample for people; its number if it is not the first."""
+    """The name of a sample for people; with its number if it is not the first."""
     number = f" sample {sample[1]}" if sample[1] else ""
     return repr(sample[0]) + number
 
 
 def listed(parts: Iterable[str], nobody: str = "nobody") -> str:
-    """Many for people: the first of them, and how many more."""
+    """A list for people: the first entries, and how many more."""
     every = list(parts)
     text = ", ".join(every[:_MOST_NAMED]) or nobody
     more = len(every) - _MOST_NAMED
     return f"{text} and {more} more" if more > 0 else text
 
 
-# --- who and what, for each kind of reason ----------------------------------------------
+# --- subjects of each kind of reason ----------------------------------------------------
 
 
 def _held(one: _Told) -> str:
@@ -70,7 +68,7 @@ def _fields(one: _Told) -> str:
 
 @frozen
 class _Words:
-    """How a kind of reason is told: what was done, and to whom."""
+    """The words for a kind of reason: what was done, to which sample."""
 
     verb: str
     whom: Callable[[_Told], str]
@@ -88,9 +86,11 @@ _WORDS: Final = {
 
 
 def reasons(then: Facts, now: Facts) -> Iterator[Difference]:
-    """Reasons kind by kind: for whom, and if that is the same, with what figures."""
+    """Differences of reasons, kind by kind: of the samples, and if those agree, of the
+    figures.
+    """
     was, is_ = _by_kind(then), _by_kind(now)
-    if was.get("Admitted") != is_.get("Admitted"):  # from which what they missed follows
+    if was.get("Admitted") != is_.get("Admitted"):  # "Missed" follows from it
         was.pop("Missed", None)
         is_.pop("Missed", None)
     for kind in dict.fromkeys((*_WORDS, *was, *is_)):
@@ -107,7 +107,7 @@ def reasons(then: Facts, now: Facts) -> Iterator[Difference]:
 
 
 def _figures(words: _Words, old: list[_Told], new: list[_Told]) -> Iterator[Difference]:
-    """The same was done to the same, with other figures."""
+    """Differences of figures for the same sample."""
     for one, other in zip(old, new, strict=True):
         odd = [name for name in one if one[name] != other[name]]
         if odd:
@@ -126,11 +126,11 @@ def _by_kind(told: Facts) -> dict[str, list[_Told]]:
     return found
 
 
-# --- ends and wakes ---------------------------------------------------------------------
+# --- ends and wake-ups ------------------------------------------------------------------
 
 
 def ends(then: Facts, now: Facts) -> Iterator[Difference]:
-    """Who ended on one side only."""
+    """Ends that are on one side only."""
     old, new = then.get("finished", []), now.get("finished", [])
     if old != new:
         words = f"then ended {_ended(old, new)}, now {_ended(new, old)}"
@@ -138,13 +138,13 @@ def ends(then: Facts, now: Facts) -> Iterator[Difference]:
 
 
 def _ended(some: list[Any], others: list[Any]) -> str:
-    """Those of `some` that are not among the others."""
+    """Those of `some` that are not among `others`."""
     odd = (end for end in some if end not in others)
     return listed(f"{named(end)} ({end[2]}, {end[3]} tokens)" for end in odd)
 
 
 def wakes(then: Facts, now: Facts) -> Iterator[Difference]:
-    """When the engine asked to be woken."""
+    """Differences of the times at which the engine requested a wake-up."""
     old, new = then.get("wake"), now.get("wake")
     if old != new:
         words = f"then asked to be woken {_when(old)}, now {_when(new)}"

@@ -1,11 +1,12 @@
-"""What a replay decided otherwise: in which turn, and there who, what then, what now.
+"""The first difference of a replay: its turn, the samples, the recorded and the new
+decision.
 
-Theory. Facts (`minfer.runs.decisions`) speak in places, generations and device rows, and
-a plan's only say how it differs from the plan before. Both sides of a divergence took the
-same turn in the same state, so the state tells which generation is whose sequence, and
-from the plan before them both can be put together again, row by row, under request ids.
-What differs then is told in the order in which it was decided: who was let in, held,
-preempted; who ended (`minfer.runs.differences`); and of the plans the first that differs
+Theory. Facts (`minfer.runs.decisions`) have places, generations and device rows, and
+those of a plan are relative to the plan before. Both sides of a divergence took the same
+turn in the same state, so the state maps generations to sequences, and with the plan
+before them both sides can be rebuilt, row by row, under request ids. Differences are
+reported in the order of decisions: admitted, deferred, preempted; ended
+(`minfer.runs.differences`); and of the plans the first that differs
 (`minfer.runs.plan_differences`), since later ones follow from it.
 """
 
@@ -50,7 +51,7 @@ class Divergence:
     step: int  # the first step planned in that turn, or that would have been
     time: float  # seconds
     field: str  # the first fact that differs, and its innermost part
-    expected: Any  # what was recorded; None if only its digest was
+    expected: Any  # the recorded value; None if only its digest was
     found: Any
     differences: tuple[Difference, ...] = ()
     legend: str = ""  # what the columns of `expected` and `found` are
@@ -67,8 +68,8 @@ class Divergence:
 def diverged(
     number: int, before: EngineState, time: float, expected: Facts, found: Facts
 ) -> Divergence:
-    """How turn `number`, taken in `before`, differs: by its recorded facts and those
-    found now.
+    """The divergence of turn `number`, taken in `before`: between its recorded facts and
+    those found now.
     """
     found = json.loads(json.dumps(found))
     step = before.next_step
@@ -90,7 +91,7 @@ def diverged(
 
 
 def _differences(before: EngineState, then: Facts, now: Facts) -> tuple[Difference, ...]:
-    """What differs, in words; nothing for facts that no engine has written."""
+    """The differences in words; none for facts that no engine has written."""
     try:
         return (
             *reasons(then, now),
@@ -103,9 +104,9 @@ def _differences(before: EngineState, then: Facts, now: Facts) -> tuple[Differen
 
 
 def _innermost(path: str, was: Any, now: Any) -> tuple[str, Any, Any]:
-    """The innermost place in which two JSON values differ first, and both there.
+    """The innermost place in which two JSON values differ first, and both values there.
 
-    Lists are told whole, unless they are of plans.
+    Lists are taken whole, unless they are of plans.
     """
     if isinstance(was, dict) and isinstance(now, dict):
         for key in sorted(was.keys() | now.keys()):
@@ -119,7 +120,7 @@ def _innermost(path: str, was: Any, now: Any) -> tuple[str, Any, Any]:
 
 
 def _legend(path: str, was: Any, now: Any) -> str:
-    """What the columns of a fact are."""
+    """The names of the columns of a fact."""
     if path == "reasons":
         told = json.dumps([was, now])
         kinds = [kind for kind in REASONS if f'["{kind}"' in told]

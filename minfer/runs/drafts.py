@@ -1,14 +1,14 @@
-"""What became of drafts: a fold over turns.
+"""Proposed and accepted drafts: a fold over turns.
 
-Theory. A step's plan says which rows had drafts and how many; its results say how many
-tokens each row has. Of these the last is the target's own, those before it are drafts
-that stood. Nothing else has to be written down: what became of every draft is in any
+Theory. A step's plan has the rows with drafts and their numbers; its results have the
+number of tokens of each row. The last of these is the target's own, those before it are
+accepted drafts. No other record is needed: the acceptance of every draft is in any
 journal, also in one without token ids.
 
 A row whose sample had left before the turn in which its step ended (it ended with the
-step before, gave way, or was cancelled) yields tokens for nobody: its drafts are in no
-count. Nor are those of steps that failed. Of a sample that ends within its drafts, those
-that stood behind its end are counted: the model agreed with them.
+step before, was preempted, or was cancelled) yields tokens that are dropped: its drafts
+are not counted. Nor are those of failed steps. If a sample ends within its drafts, the
+drafts accepted after its end are counted: the model agreed with them.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ class Drafted:
 
 @frozen
 class Good:
-    """A step that ended well."""
+    """A step with valid results."""
 
     plan: Plan
     yields: Yields
@@ -55,7 +55,7 @@ class Good:
 def good_steps(
     before: EngineState, events: Iterable[Event], transition: Transition
 ) -> Iterator[Good]:
-    """The steps that ended well in a turn, in their order."""
+    """The steps of a turn with valid results, in their order."""
     flying = list(before.inflight)
     void = {one.step for one in transition.reasons if isinstance(one, Voided)}
     for event in events:
@@ -70,7 +70,7 @@ def good_steps(
 def drafted(
     before: EngineState, events: Iterable[Event], transition: Transition
 ) -> tuple[Drafted, ...]:
-    """What a turn says of drafts, step by step: what a live engine has time for."""
+    """The drafts of a turn, step by step: cheap enough for a live engine."""
     if not any(plan.drafts for plan in before.inflight):
         return ()  # the usual case first: it costs nothing
     found, come = list[Drafted](), Counter[int]()
@@ -85,8 +85,8 @@ def drafted(
 def _columns(
     run: Running, plan: Plan, sizes: tuple[int, ...], come: Mapping[int, int]
 ) -> Drafted:
-    """The drafts of a step, whose rows yielded so many tokens; `come` have come in this
-    turn before, by generation.
+    """The drafts of a step, whose rows yielded these numbers of tokens; `come` are the
+    tokens of the turn before them, by generation.
     """
     rows: Sequence[int] = [draft.index for draft in plan.drafts]
     seats = rows
@@ -117,7 +117,7 @@ def judged(
 
 
 def tally_of(some: Iterable[Judged]) -> Tally:
-    """Their counts, together."""
+    """The sum of their counts."""
     tally = Tally()
     for one in some:
         tally = tally.plus(of_row(one.proposed, one.accepted))

@@ -1,8 +1,8 @@
-"""Why a request took as long as it did: a fold over turns.
+"""Why a request took so long: a fold over turns.
 
-It follows the samples of one request (`minfer.runs.lives`: where their time went) and
-what others leave in the cache (`minfer.runs.prefixes`: what the request could have found
-there), and reads no further than the request's end.
+It follows the samples of one request (`minfer.runs.lives`: where their time went) and the
+prefixes that others leave in the cache (`minfer.runs.prefixes`: what the request could
+have hit), and reads no further than the request's end.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ from minfer.runs.prefixes import Prefix, Prefixes
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Turn
 
-_LATEST: Final = 10_000  # request ids among which near ones are looked for
+_LATEST: Final = 10_000  # request ids among which similar ones are searched
 
 
 class UnknownRequestError(ValueError):
-    """A run has no request of that id; the message names near ones."""
+    """A run has no request of that id; the message names similar ones."""
 
 
 @frozen
@@ -32,12 +32,12 @@ class Explanation:
 
     request: Request
     lives: tuple[Life, ...]
-    prefix: Prefix | None  # None: sample 0 was not let in, or before the run
+    prefix: Prefix | None  # None: sample 0 was not admitted, or before the run
 
 
 def explain(config: EngineConfig, turns: Iterable[Turn], name: str) -> Explanation:
     """Explain the first request `name` that was served, or else its last rejection; reads
-    as far as its end. Raises UnknownRequestError.
+    no further than its end. Raises UnknownRequestError.
     """
     (found,) = explain_each(config, turns, [name])
     return found
@@ -46,7 +46,7 @@ def explain(config: EngineConfig, turns: Iterable[Turn], name: str) -> Explanati
 def explain_each(
     config: EngineConfig, turns: Iterable[Turn], names: Sequence[str]
 ) -> tuple[Explanation, ...]:
-    """As `explain`, several requests at once."""
+    """Explain several requests at once, as `explain`."""
     folds = [_Fold(config, name) for name in names]
     for turn in turns:
         for fold in folds:
@@ -70,7 +70,7 @@ def _explanation(fold: "_Fold") -> Explanation:
 
 @define(eq=False)
 class _Fold:
-    """What is known after some turns."""
+    """The state of the fold after some turns."""
 
     config: EngineConfig
     name: str
@@ -90,7 +90,7 @@ class _Fold:
     def turn(self, turn: Turn) -> None:
         """Fold a turn."""
         before, seen = turn.before, Seen.of(turn)
-        if before.requests and not self.names:  # the run begins in the midst of things
+        if before.requests and not self.names:  # the run begins with requests in progress
             self.names = dict.fromkeys(before.requests)
             self._follow(before, turn.number - 1, {})
         for event in turn.events:
@@ -102,7 +102,7 @@ class _Fold:
         self.prefixes.turn(seen)
 
     def _arrives(self, request: Request, seen: Seen) -> None:
-        """A request comes: it is followed unless one of its id is being followed."""
+        """Follow a request that arrives, unless one of its id is being followed."""
         self.names[request.id] = None
         over = all(one.life.end for one in self.samples.values())
         if request.id == self.name and over:
@@ -116,7 +116,7 @@ class _Fold:
         """
         served = {s: end for s, end in ends.items() if end.reason != "rejected"}
         if self.name in state.requests or served:
-            ends = served  # another one of its id was refused in the same turn
+            ends = served  # another one of its id was rejected in the same turn
         self.samples = {}
         for sample, end in ends.items():
             name = self.name, sample

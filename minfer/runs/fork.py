@@ -1,24 +1,23 @@
 """Forks: a recorded run up to a turn, one fact changed, and how it would have gone on.
 
-What is exact: every turn before the fork, the turn of the fork itself (its recorded
-events, less an arrival that is taken away), all arrivals and cancels with their times,
-and how many tokens each sample has (but for stop strings, which are no tokens, of those
-that run at the fork). Drafts that were recorded stand or fall as they did, and so do
-others for the same positions; what the host proposed it proposes again behind as many
-tokens. What is modelled: how long steps take, the values of tokens, hence
-which later prompts share a prefix with an output, and the length of samples that were
-cancelled (as long as allowed); and, behind tokens where nobody drafted, how many drafts
-there would have been and which of them would have stood: by what was true of the sample
-otherwise, or of all (`minfer.runs.guesses_recorded`). So with the drafts as they were, a
-fork is the run; with others it is the likelier the more of them were recorded. What it
-cannot know is how good another drafter would have been. Masks take no time: who is
-paused at the fork goes on in the turn after it.
+Exact are: every turn before the fork, the turn of the fork itself (its recorded events,
+less a removed arrival), all arrivals and cancels with their times, and the number of
+tokens of each sample (except for stop strings, which are not tokens, of samples that run
+at the fork). Recorded drafts are accepted or rejected as they were, and so are others for
+the same positions; the host proposes again as many drafts after as many known tokens.
+Modelled are: how long steps take; the values of tokens, hence which later prompts share a
+prefix with an output; the length of samples that were cancelled (the allowed one); and,
+after tokens without recorded drafts, how many drafts there would have been and which
+would have been accepted: by the rates of the sample, or of all
+(`minfer.runs.guesses_recorded`). So with unchanged drafts a fork is the run; with others
+it is more accurate the more of them were recorded. It cannot know how good another
+drafter would have been. Masks take no time: samples paused at the fork continue in the
+turn after it.
 
-A change of what the state depends on (block size, pool, policy) cannot keep the state:
-there the engine is a new one, to which all that was being served is handed over as
-resumed requests, with an empty cache, in the order in which they arrived. At turn 0 there
-is nothing to hand over. Speculation is no such thing: how many drafts there are may
-change while an engine runs.
+A change on which the state depends (block size, pool, policy) cannot keep the state:
+there the engine is a new one, with an empty cache, which gets all requests being served
+as resumed requests, in the order of their arrival. At turn 0 there are none. Speculation
+is not such a change: the number of drafts may change while an engine runs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -57,10 +56,9 @@ from minfer.state import EngineState, Transition, Turn
 
 @define
 class _Spare:
-    """A policy under which the sequence at position `at` gives way last; for one turn.
+    """A policy under which the sequence at position `at` is preempted last; for one turn.
 
-    Positions are those among who still runs: when somebody before it has given way, it
-    moves up.
+    Positions are those among the running: a preemption before it shifts it.
     """
 
     policy: Any
@@ -70,8 +68,9 @@ class _Spare:
         return getattr(self.policy, name)
 
     def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
-        """The policy's choice; where that is who is spared, its neighbour: before it if
-        that is not the first, who never gives way, else behind it.
+        """The policy's choice; if that is the spared sequence, its neighbour: the one
+        before it unless that is the first, which is never preempted, else the one after
+        it.
         """
         last = len(ranks) - 1
         choice: int = self.policy.victim(state, ranks)
@@ -84,50 +83,49 @@ class _Spare:
         return choice
 
     def displaces(self, *_: Any) -> bool:
-        """Nobody gives way to who waits."""
+        """False: no sample is preempted for a waiting one."""
         return False
 
 
 @frozen(kw_only=True)
 class Change:
-    """What a fork changes; nothing by default."""
+    """The changes of a fork; none by default."""
 
     settings: Mapping[str, Any] = field(factory=dict)  # of EngineConfig, the policy too
     without: Collection[str] = ()  # requests that do not arrive
     spare: str = ""  # a request that is not preempted in the turn of the fork
-    acceptance: float | None = None  # of drafts, instead of what was recorded
+    acceptance: float | None = None  # of drafts, instead of the recorded one
 
 
 @frozen
 class Fork:
-    """How a run goes on from a turn: its configuration, its turns, and what was handed
-    over.
+    """The continuation of a run from a turn: its configuration, its turns, and the
+    resumed requests.
     """
 
     config: EngineConfig
-    # The first is turn `at`, with its recorded events, if nothing is handed over.
+    # The first is turn `at`, with its recorded events, if no request is resumed.
     turns: Iterator[Turn]
-    # what a new engine was given to go on with, each with when it arrived, in seconds
+    # the requests that a new engine resumes, each with its arrival in seconds
     handed: tuple[tuple[float, Request], ...] = ()
-    guesses: Guesses = field(factory=Guesses)  # how its drafts fall
+    guesses: Guesses = field(factory=Guesses)  # acceptance of its drafts
 
 
 @define
 class _Past:
-    """What a fork needs of the run as it was."""
+    """The facts of the recorded run that a fork needs."""
 
     turn: Turn  # of the fork
-    coming: list[Arrival]  # what came after it
+    coming: list[Arrival]  # arrivals after it
     lengths: dict[SampleId, int]  # output tokens of samples that ended by themselves
     guesses: Guesses  # of drafts
 
 
 def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
-    """The run of `journal` from turn `at` on, with one fact changed; steps take what
-    `cost` says.
+    """The run of `journal` from turn `at` on, with one fact changed; `cost` models the
+    time of steps.
 
-    Raises JournalError if there is no such turn, or what is to change has happened before
-    it.
+    Raises JournalError if there is no such turn, or if the change would be of the past.
     """
     gone = frozenset(change.without)
     past = _past(journal, at, gone, change.acceptance)
@@ -146,7 +144,7 @@ def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
 def _past(
     journal: Journal, at: int, gone: frozenset[str], acceptance: float | None
 ) -> _Past:
-    """Read a run, of which the requests `gone` are to stay away from turn `at` on."""
+    """Read a run, of which the requests `gone` do not arrive from turn `at` on."""
     turn = None
     met = set[str]()
     coming = list[Arrival]()
@@ -182,14 +180,14 @@ def _past(
 def _continued(
     config: EngineConfig, past: _Past, gone: Collection[str], spare: str, cost: CostModel
 ) -> Fork:
-    """The same engine goes on, in the state in which it was."""
+    """The continuation in the same engine, from the state in which it was."""
     kept = tuple(
         event
         for event in past.turn.events
         if not (isinstance(event, Submit) and event.request.id in gone)
     )
     how, turn = config.speculation, past.turn
-    if how is None or how.drafter != HOST:  # nobody proposes any more
+    if how is None or how.drafter != HOST:  # the host does not propose any more
         kept = tuple(event for event in kept if not isinstance(event, Propose))
         drafting = evolve(turn.before.drafting, proposals=Map())
         turn = evolve(turn, before=evolve(turn.before, drafting=drafting))
@@ -211,7 +209,7 @@ def _continued(
 
 
 def _unpaused(config: EngineConfig, last: Turn, paused: Iterable[SampleId]) -> Turn:
-    """A turn in which all who are paused go on: nobody else would say so."""
+    """The turn with all paused samples continued: no later event would do that."""
     before = last.transition.state
     events = tuple(Pause(*name, paused=False) for name in sorted(paused))
     with blamed(last.number + 1, before):
@@ -233,9 +231,7 @@ def _ends(transition: Transition) -> Iterator[Finished]:
 
 
 def _planned(what: Request | Cancel, lengths: Mapping[SampleId, int]) -> Request | Cancel:
-    """A request that ended for another cause than a token of its own ends at
-    that length.
-    """
+    """A request that did not end with a token of its own, cut to its recorded length."""
     if isinstance(what, Cancel) or what.stop_ids:
         return what
     longest = max(
@@ -259,7 +255,7 @@ def _first(
             "minfer explain says in which it is"
         )
     ended = {(end.id, end.sample) for end in _ends(turn.transition)}
-    # who is there when somebody has to give way
+    # those that may be chosen as victims
     left = [name for name in run.ids if name not in ended]
     at = min((i for i, name in enumerate(left) if name in lost), default=0)
     engine = evolve(config, policy=_Spare(config.policy, at)) if spare else config
@@ -282,8 +278,8 @@ def _handed_over(
     gone: Collection[str],
     cost: CostModel,
 ) -> Fork:
-    """The run on a new engine: who was being served is resumed, several samples begin
-    anew.
+    """The run on a new engine: requests being served are resumed; those with several
+    samples start anew.
     """
     turn = past.turn
     time = turn.transition.state.time
@@ -301,7 +297,7 @@ def _handed_over(
 
 
 def _bare(what: Request | Cancel) -> Request | Cancel:
-    """Without keys: those are of another block size."""
+    """The request without keys: those are of another block size."""
     return evolve(what, keys=()) if isinstance(what, Request) else what
 
 
@@ -311,11 +307,11 @@ class _Served:
 
     arrival: int  # its number
     since: float  # seconds: when it arrived
-    request: Request  # with what it has produced
+    request: Request  # with its output
 
 
 def _served(state: EngineState, block_size: int) -> Iterator[_Served]:
-    """Requests that have not ended, in no order; of several samples nothing is kept."""
+    """Requests that have not ended, in no order; output of several samples is dropped."""
     run, seen = state.running, set[str]()
     known = {seq.id: seq.history for seq in state.waiting}
     for i, seq in enumerate(run.seqs):

@@ -1,14 +1,15 @@
-"""What drafts are worth where nothing computes: how many the host has, and which stand.
+"""Guesses of drafts in runs that compute no tokens: how many the host proposes, and which
+are accepted.
 
-Theory. Whether a draft stands, if those before it do, is a fact about a sample and a
-position, as its tokens are: it must not depend on who else runs, on how many drafts there
-are, or on when they are judged, or two simulations could not be compared. So it is a coin
-of its own for each position of each sample, which falls by a rate. Nothing is drawn from
-a stream that others draw from.
+Theory. Whether a draft is accepted, if those before it are, is a fact about a sample and
+a position, as its tokens are: it must not depend on other samples, on the number of
+drafts, or on the time of verification, or two simulations could not be compared. So each
+position of each sample has its own coin, with a given rate. No coin is taken from a
+stream that others share.
 
-Where a run was recorded, its facts come first (`minfer.runs.guesses_recorded`): what
-became of a draft for a position, and what the host proposed behind one. Coins fall for
-the rest, by what was true of the sample.
+In a recorded run the recorded facts come first (`minfer.runs.guesses_recorded`): whether
+a draft for a position was accepted, and what the host proposed after one. Coins decide
+the rest, by the rates of the sample.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,37 +26,40 @@ from minfer.speculate.plan_drafts import may_draft
 from minfer.speculate.settings import HOST
 from minfer.state import EngineState
 
-ASSUMED: Final = 0.6  # acceptance, where nobody says
+ASSUMED: Final = 0.6  # acceptance by default
 _COIN: Final = 2**64
-_STANDS: Final = "stands"  # what coins are about
+_STANDS: Final = "stands"  # subjects of coins
 _PROPOSED: Final = "proposed"
 
 
 @frozen
 class Said:
-    """What a recorded run says of the drafts of one sample."""
+    """The recorded facts about the drafts of one sample."""
 
-    rate: float  # of drafts that stood, of those all before which did
-    share: float = 1.0  # of the times that the host could propose, how often it did
-    right: Mapping[int, bool] = field(factory=dict)  # by position: whether a draft stood
-    # By how many tokens were known: how many the host proposed; none: it had nothing.
+    rate: float  # accepted drafts over drafts whose predecessors were all accepted
+    share: float = 1.0  # share of the possible times at which the host proposed
+    # by position: whether a draft was accepted
+    right: Mapping[int, bool] = field(factory=dict)
+    # By number of known tokens: how many drafts the host proposed; 0: none.
     proposed: Mapping[int, int] = field(factory=dict)
 
 
 @frozen
 class Guesses:
-    """Coins, and what is known better. Raises ConfigError for a rate that is none."""
+    """Coins, and recorded facts. Raises ConfigError for an invalid rate."""
 
     rate: float = field(default=ASSUMED, validator=number(0, of="acceptance "))
     said: Mapping[SampleId, Said] = field(factory=dict)
-    asked: int = 0  # drafts that the host had at most, when that was recorded
+    asked: int = 0  # the limit of the host's drafts when they were recorded
 
     def __attrs_post_init__(self) -> None:
         if self.rate > 1:
             raise ConfigError(f"acceptance rate must be at most 1, not {self.rate}")
 
     def accepted(self, name: SampleId, position: int, count: int) -> int:
-        """How many of so many drafts stand, of which the first is for `position`."""
+        """How many of `count` drafts are accepted, of which the first is for
+        `position`.
+        """
         said = self.said.get(name)
         right: Mapping[int, bool] = {} if said is None else said.right
         rate = self.rate if said is None else said.rate
@@ -68,23 +72,23 @@ class Guesses:
         return count
 
     def proposed(self, name: SampleId, known: int, most: int) -> int:
-        """How many tokens the host proposes behind so many that are known."""
+        """How many tokens the host proposes after `known` ones."""
         said = self.said.get(name)
         if said is None:
             return most
         found = said.proposed.get(known)
         if found is None:
             found = most * _falls(_PROPOSED, name, known, said.share)
-        # As many as there might be then are as many as there may be now.
+        # A number at the limit of then becomes the limit of now.
         return most if found and found >= self.asked else min(found, most)
 
 
 def proposals(
     config: EngineConfig, state: EngineState, done: Iterable[Event], guesses: Guesses
 ) -> Iterator[Propose]:
-    """What the host proposes behind the results of a step, if it is the one who drafts.
+    """The host's proposals after the results of a step, if the host drafts.
 
-    Tokens mean nothing here: how many there are is all that is decided by.
+    The tokens have no meaning: only their number matters for decisions.
     """
     how = config.speculation
     if how is None or how.drafter != HOST or not state.inflight:
@@ -108,7 +112,7 @@ def proposals(
 
 
 def _falls(what: str, name: SampleId, position: int, rate: float) -> bool:
-    """A coin: the same for the same question, whatever else is asked."""
+    """A coin: the same for the same arguments, whatever else is computed."""
     question = f"{what} {position} {name[1]} {name[0]}".encode("utf-8", "surrogatepass")
     bits = int.from_bytes(blake2b(question, digest_size=8).digest(), "little")
     return bits < rate * _COIN

@@ -1,14 +1,15 @@
-"""What a recorded run says of drafts: a fold over turns, for runs that go on otherwise.
+"""Recorded facts about drafts: a fold over turns, for forks of a run.
 
-Theory. Three things are facts. What became of a draft in a step: those that stood, and
-the first that did not, say so for their positions. What the host proposed, and behind how
-many tokens, or that it proposed nothing there. And whether what it proposed was right,
-also where no step judged it: tokens that came later are compared with it, if the journal
-has tokens.
+Theory. There are three kinds of facts. The acceptance of a step's drafts: accepted ones,
+and the first rejected one, are facts of their positions. The host's proposals: how many,
+and after how many known tokens, or that it made none there. And whether its proposals
+were right, even if no step verified them: later tokens are compared with them, if the
+journal has tokens.
 
-A run with another number of drafts has its steps end elsewhere, where nobody was asked.
-Then a draft for a position stands if one did that was recorded for it, whatever it was
-made behind; for the rest there is the rate of the sample, which begins with that of all.
+In a run with another number of drafts, steps end at other positions, without recorded
+proposals. Then a draft for a position is accepted if one recorded for it was, after
+whatever tokens; for the rest there is the rate of the sample, with the rate of all as its
+prior.
 """
 
 from collections import Counter
@@ -27,22 +28,22 @@ from minfer.speculate.length import judged as judging
 from minfer.speculate.settings import HOST
 from minfer.state import Turn
 
-_WEIGHT: Final = 2.0  # drafts: of what is true of all, in the rate of a sample
+_WEIGHT: Final = 2.0  # drafts: weight of the rate of all in the rate of a sample
 
 
 @define
 class _Sample:
-    """What is known of the drafts of a sample."""
+    """The facts about the drafts of a sample."""
 
     right: dict[int, bool] = field(factory=dict)  # by position
-    proposed: dict[int, int] = field(factory=dict)  # behind so many tokens
+    proposed: dict[int, int] = field(factory=dict)  # after so many tokens
     last: Propose | None = None  # its tokens have been right so far
-    tried: int = 0  # drafts all before which stood
-    stood: int = 0  # of these
+    tried: int = 0  # drafts whose predecessors were all accepted
+    stood: int = 0  # accepted ones of these
 
 
 class Recorded:
-    """The fold: `see` all turns of a run, then ask for its `guesses`."""
+    """The fold: `see` all turns of a run, then get its `guesses`."""
 
     def __init__(self, config: EngineConfig) -> None:
         how = config.speculation
@@ -64,8 +65,8 @@ class Recorded:
             self._hosts(turn)
 
     def guesses(self, rate: float | None = None) -> Guesses:
-        """What is recorded, and coins for the rest, by a `rate` for all, if one is given:
-        then what is recorded of drafts that stood does not count.
+        """The recorded facts, and coins for the rest, by a `rate` for all, if one is
+        given: then recorded acceptance does not count.
         """
         total = Counter[str]()
         for one in self.samples.values():
@@ -87,14 +88,14 @@ class Recorded:
 
     @property
     def judged(self) -> int:
-        """How many drafts the rates are of."""
+        """How many drafts the rates are based on."""
         return sum(one.tried for one in self.samples.values())
 
     def _of(self, name: SampleId) -> _Sample:
         return self.samples.setdefault(name, _Sample())
 
     def _hosts(self, turn: Turn) -> None:
-        """What the host proposed, and whether that was right."""
+        """Record the host's proposals, and whether they were right."""
         run = turn.before.running
         names = dict(zip(run.gens, run.ids, strict=True))
         known = dict(zip(run.gens, run.known, strict=True))
@@ -114,7 +115,7 @@ class Recorded:
 
 
 def _compare(sample: _Sample, position: int, tokens: Iterable[int]) -> None:
-    """See whether what the host proposed last was right, by tokens from a position on."""
+    """Compare the host's last proposal with tokens from a position on."""
     for at, token in enumerate(tokens, position):
         last = sample.last
         if last is None:
@@ -130,8 +131,6 @@ def _compare(sample: _Sample, position: int, tokens: Iterable[int]) -> None:
 
 
 def _share(samples: Iterable[_Sample], usual: float = 1.0) -> float:
-    """How often the host proposed something, of the times that it might; as usual, if it
-    never might.
-    """
+    """How often the host proposed, of the possible times; `usual` if there were none."""
     every = [count > 0 for one in samples for count in one.proposed.values()]
     return sum(every) / len(every) if every else usual

@@ -1,15 +1,15 @@
 """A journal: every input of the engine and a digest of every decision, as bytes.
 
 Theory. The engine is a function, so its inputs replay it: the configuration, and per turn
-the events, of which time, results and arrivals are all that is nondeterministic. What can
-be told from the state is not written: a result names no step and no row, since the plan
-first in flight does; content keys come from tokens. So a turn over 256 decoding rows is
+the events, of which only time, results and arrivals are nondeterministic. What follows
+from the state is not written: a result has no step and no row, since those are in the
+first plan in flight; content keys follow from tokens. So a turn over 256 decode rows is
 256 tokens and 22 bytes.
 
-Decisions are written as *facts*: how a turn's plans differ from the plan before them, who
-ended, and the reasons. A steady decode has none. Facts and the columns of plans go into a
-digest that is chained from turn to turn, so a replay that decides otherwise is told so in
-that turn, with the field, what was decided then and what is decided now.
+Decisions are written as *facts*: how a turn's plans differ from the plan before them, the
+samples that ended, and the reasons. A steady decode has none. Facts and the columns of
+plans go into a digest that is chained from turn to turn, so a replay that decides
+differently is detected in that turn, with the field, the recorded and the new decision.
 
 A file is one segment:
 
@@ -30,22 +30,21 @@ A file is one segment:
          logprobs  of rows that are beams of a search: [place in the plan,
                  log-probability, rank, likeliest token ids, theirs]
          facts   see `minfer.runs.decisions`
-    S  digest of the state after so many turns, a multiple of 16,384 or all so far: u64,
-       16 bytes
+    S  digest of the state after a number of turns, a multiple of 16,384 or all so far:
+       u64, 16 bytes
     E  the engine was closed; u64 number of turns
 
-A file may end anywhere: what follows the last whole record was never acknowledged. A
-record that is not whole and that whole ones follow is damage: a reader finds them again
-by their first bytes, lengths and checksums, and says how many turns they are.
+A file may end anywhere: bytes after the last complete record were never acknowledged. An
+incomplete record before complete ones is damage: a reader finds the next records by their
+first bytes, lengths and checksums, and reports how many turns they are.
 Digests of states are those of `minfer.runs.projection`, which leaves out token ids and
 keys, so that a journal without token ids has the same. Format 2 had others, over the
-records as they were then: its journals are replayed by their decisions alone. Formats 3
-and 4 kept more of drafts whose number is fixed: states in which samples run are not
-compared there. Classes and
-fields of records have the names of `minfer.runs.wire_names`, which says as well what
-formats 2 and 3 may have in them that is not supported any more.
+records of that time: its journals are replayed by their decisions alone. Formats 3 and 4
+kept more about drafts whose number is fixed: states with running samples are not compared
+there. Classes and fields of records have the names of `minfer.runs.wire_names`, which
+also lists what formats 2 and 3 may have that is not supported any more.
 
-Here is the format; `minfer.runs.journal_writing` makes records of turns, and
+This module has the format; `minfer.runs.journal_writing` makes records of turns, and
 `minfer.runs.journal_reading` turns of records.
 """
 
@@ -61,11 +60,11 @@ from minfer.config import EngineConfig
 from minfer.state import EngineState, initial
 
 MAGIC: Final = b"minfer journal 1\n"
-# Of heads, facts and digests; what MAGIC counts is how records are framed.
+# Of heads, facts and digests; the number in MAGIC is that of the framing of records.
 FORMAT: Final = 5
 OLDEST: Final = 2  # format that can be replayed
 STATES: Final = 3  # format from which on digests of states are comparable
-# Format from which on what became of each sample's drafts is kept only where their number
+# Format from which on the acceptance of each sample's drafts is kept only if their number
 # depends on it.
 LEARNING: Final = 5
 EVERY: Final = 1 << 14  # turns from one digest of the state to the next
@@ -80,18 +79,18 @@ RESULT: Final = 2
 
 
 class JournalError(ValueError):
-    """A journal cannot be read; the message says which, where, and why."""
+    """A journal cannot be read; the message has the reason and the place."""
 
 
 @frozen(kw_only=True)
 class Head:
-    """What a segment begins with."""
+    """The first record of a segment."""
 
     config: EngineConfig
     turn: int = 0  # the number of its first turn
     digest: bytes = START
     state: EngineState | None = None  # None: the engine's first, or it was not read
-    # of `state`, where that is not the engine's first; format 3 and on
+    # of `state`, unless that is the engine's first; format 3 and later
     state_digest: bytes = b""
     format: int = FORMAT
     about: Mapping[str, Any] = field(factory=dict)

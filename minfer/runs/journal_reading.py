@@ -1,4 +1,4 @@
-"""Reading a journal: records as turns (`minfer.runs.journal` says what is in them)."""
+"""Reading a journal: records as turns (`minfer.runs.journal` defines the format)."""
 
 import json
 import re
@@ -32,7 +32,7 @@ from minfer.runs.wire_names import RemovedError
 from minfer.state import EngineState
 
 _WIDEST: Final = 4  # bytes of a token id
-# What payloads behind the head begin with: a turn with its flags, a digest of a state
+# The first bytes of payloads after the head: a turn with its flags, a digest of a state
 # and the end with their lengths before them.
 _BEGINS: Final = re.compile(
     rb"T[\x00-\x03]|(?<=\x19\0\0\0....)S|(?<=\x09\0\0\0....)E", re.DOTALL
@@ -41,7 +41,7 @@ _BEGINS: Final = re.compile(
 
 @frozen
 class Written:
-    """A turn as a journal has it: what came in, and what was decided then."""
+    """A turn of a journal: its events and its recorded decisions."""
 
     events: tuple[Event, ...]
     facts: Facts
@@ -53,9 +53,9 @@ def payloads(
 ) -> Iterator[bytes]:
     """The payloads of a segment, in order.
 
-    A last record that is not whole was cut off with the file: it is left out, and `torn`
-    says so. Raises JournalError for any other record that is not whole, with the number
-    of turns behind it.
+    An incomplete last record was cut off with the file: it is left out, and passed to
+    `torn`. Raises JournalError for any other incomplete record, with the number of turns
+    after it.
     """
     _check_magic(data, where)
     at, number = len(MAGIC), 0
@@ -76,7 +76,7 @@ def payloads(
 
 
 def _record_at(data: bytes, at: int) -> bytes | None:
-    """The payload of the record that begins there, if it is whole."""
+    """The payload of the record that begins there, if it is complete."""
     body = at + FRAME.size
     if body > len(data):
         return None
@@ -88,8 +88,8 @@ def _record_at(data: bytes, at: int) -> bytes | None:
 
 
 def _found_behind(data: bytes, at: int) -> Iterator[int]:
-    """Where whole records begin behind one that is not: found by what they begin with,
-    and by their checksums.
+    """The starts of complete records after an incomplete one, found by their first bytes
+    and checksums.
     """
     end = at + 1
     for match in _BEGINS.finditer(data, at):
@@ -103,7 +103,7 @@ def _found_behind(data: bytes, at: int) -> Iterator[int]:
 
 
 def _may_begin(data: bytes, begin: int) -> bool:
-    """Whether the lengths of a turn agree, if it is one: its checksum takes longer."""
+    """Whether the lengths of a turn agree, if it is one: cheaper than its checksum."""
     body = begin + FRAME.size
     if data[body : body + 1] != b"T":
         return True
@@ -116,7 +116,7 @@ def _may_begin(data: bytes, begin: int) -> bool:
 
 
 def _damage(data: bytes, at: int, following: int | None) -> str:
-    """What is wrong with a record that is not whole, and what is whole behind it."""
+    """What is wrong with an incomplete record, and what is complete after it."""
     body, end = at + FRAME.size, len(data) if following is None else following
     _, crc = FRAME.unpack_from(data, at)
     whole = zlib.crc32(data[body:end]) == crc
@@ -129,7 +129,7 @@ def _damage(data: bytes, at: int, following: int | None) -> str:
 
 
 def submitted(data: bytes, where: str) -> Iterator[str]:
-    """The ids of the requests that came in a segment, without a replay. Raises
+    """The ids of the requests that arrived in a segment, without a replay. Raises
     JournalError.
     """
     for payload in payloads(data, where):
@@ -156,21 +156,21 @@ def _check_magic(data: bytes, where: str) -> None:
 
 
 def _may_be_torn(data: bytes, at: int) -> bool:
-    """Whether a record that is not whole, and that no whole one follows, may be what was
-    being written when the process or the power failed.
+    """Whether an incomplete record, without a complete one after it, may have been in
+    writing when the process or the power failed.
     """
     body = at + FRAME.size
     if body > len(data):
         return True
     size, crc = FRAME.unpack_from(data, at)
     if body + size < len(data):
-        # Where power fails, a file system may leave zeros.
+        # After a power failure, a file system may leave zeros.
         return size == 0 and not bytes(data[at:]).strip(b"\0")
     return body == len(data) or zlib.crc32(data[body:]) != crc
 
 
 def headless(data: bytes, where: str) -> bool:
-    """Whether a segment is cut off before its head was whole. Raises JournalError."""
+    """Whether a segment is cut off within its head. Raises JournalError."""
     begin = bytes(data[: len(MAGIC)])
     return MAGIC.startswith(begin) and (begin != MAGIC or not any(payloads(data, where)))
 
@@ -220,8 +220,8 @@ def read_head(
 def _read_snapshot(
     told: Any, head: Head, where: str, classes: Mapping[str, type]
 ) -> EngineState:
-    """The state that a head holds. Raises JournalError if it was written of records as
-    they were then, from which no state of today can be made.
+    """The state in a head. Raises JournalError if it has records of an older version,
+    from which no present state can be made.
     """
     try:
         state: EngineState = load(told, classes)
@@ -238,7 +238,7 @@ def _read_snapshot(
 
 
 def _old_snapshot(head: Head, why: str) -> str:
-    """What is said of a snapshot that does not fit today's records."""
+    """The error for a snapshot that does not fit the present records."""
     return (
         f"it begins with a snapshot of the state before turn {head.turn} (format "
         f"{head.format}), of records that are not those of this minfer: {why}; if the "
@@ -248,7 +248,9 @@ def _old_snapshot(head: Head, why: str) -> str:
 
 
 def _other_format(told: Mapping[str, Any]) -> str:
-    """What a head of another format is told; `told` is all that can be relied on."""
+    """The error for a head of another format; `told` are its fields, which may be
+    anything.
+    """
     older = told["format"] < OLDEST
     what = "it records decisions otherwise" if older else "it is newer"
     return (
@@ -258,20 +260,20 @@ def _other_format(told: Mapping[str, Any]) -> str:
 
 
 def _removed(form: int, error: RemovedError) -> str:
-    """What is said of a journal with something that is not supported any more."""
+    """The error for a journal with a feature that is not supported any more."""
     return f"journal of format {form} with {error}"
 
 
 def _writer(about: Mapping[str, Any]) -> str:
-    """Which minfer wrote a journal."""
+    """The version of minfer that wrote a journal."""
     return (
         f"minfer {about['minfer']}" if "minfer" in about else "the minfer that wrote it"
     )
 
 
 def read_turn(payload: bytes, state: EngineState, head: Head) -> Written:
-    """The turn that a payload holds, taken in `state`; `head` is that of its segment.
-    Raises JournalError, without a place.
+    """The turn in a payload, taken in `state`; `head` is that of its segment. Raises
+    JournalError, without a place.
     """
     block_size = head.config.block_size
     try:
@@ -316,7 +318,7 @@ def _logprobs(told: Any, rows: int) -> Logprobs:
 
 
 def _unpacked(payload: bytes, width: int, count: int) -> tuple[int, ...]:
-    if count > 1 << 28:  # which zeros could pretend without a byte
+    if count > 1 << 28:  # zeros could claim any count without a byte
         raise ValueError(f"{count} token ids")
     raw = bytearray(4 * count)
     for at in range(width):
@@ -334,7 +336,7 @@ def _split(ids: tuple[int, ...], sizes: tuple[int, ...]) -> Yields:
 
 def _read_event(told: Any, ids: tuple[int, ...], at: int, size: int) -> tuple[Event, int]:
     if told is None or told["is"] != "Submit":
-        event: Event = load(told)  # None was no event when it came, and is none now
+        event: Event = load(told)  # None was not an event when it arrived, and is not now
         return event, at
     fields = dict(told["request"])
     end, keys = at + fields.pop("prompt"), fields.pop("keys")

@@ -1,4 +1,4 @@
-"""Writing a journal: turns as records (`minfer.runs.journal` says what is in them)."""
+"""Writing a journal: turns as records (`minfer.runs.journal` defines the format)."""
 
 import zlib
 from array import array
@@ -30,8 +30,8 @@ from minfer.state import EngineState, Turn
 
 
 def head_record(head: Head) -> bytes:
-    """The record that begins a segment. Raises CodecError for a policy that cannot be
-    written.
+    """The first record of a segment. Raises CodecError for a policy that cannot be
+    encoded.
     """
     told = {
         "format": FORMAT,
@@ -85,7 +85,7 @@ def _planes(ids: "array[int]") -> list[bytes]:
 
 
 def _packed_ids(yields: Any) -> "array[int] | None":
-    """The token ids of results as packed numbers, if they are any."""
+    """The token ids of results as packed numbers, if possible."""
     tokens = tokens_of(yields)
     try:
         return None if tokens is None else array("I", tokens)
@@ -96,8 +96,8 @@ def _packed_ids(yields: Any) -> "array[int] | None":
 def _yielded(
     state: EngineState, plan: Plan, event: Executed, rest: dict[str, Any]
 ) -> "array[int] | None":
-    """The token ids of the result of `plan`, if it is that and can be packed; adds their
-    sizes to `rest` if need be, and what a search is to choose from.
+    """The token ids of the result of `plan`, if it is one and can be packed; adds their
+    sizes to `rest` if needed, and the log-probabilities that a search needs.
     """
     if type(event.step) is not int or event.step != plan.step:
         return None
@@ -140,10 +140,10 @@ def _event(event: Event, ids: "array[int]") -> Any:
 
 
 def as_written(event: Any) -> Event | None:
-    """An event as it can be written: of what is none, nothing, and of results that cannot
-    be, none.
+    """An event as it can be written: None for a value that is not an event, and no
+    results for invalid ones.
 
-    What cannot be written is refused or ignored, and so is what is written in its place.
+    Events that cannot be written are rejected or ignored, and so are their replacements.
     """
     if not isinstance(event, Executed | Failed) or type(event) not in EVENTS:
         return event if type(event) in EVENTS else None
@@ -160,7 +160,7 @@ def as_written(event: Any) -> Event | None:
 
 
 def _flaw(event: Executed, sizes: tuple[int, ...]) -> str:
-    """What is wrong with what comes beside tokens, or nothing."""
+    """What is wrong with scores or log-probabilities, or nothing."""
     return flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
 
 
@@ -181,9 +181,9 @@ def encode_journal(
     *,
     states: bool = True,
 ) -> bytes:
-    """A whole journal of one segment: what simulations and tests keep.
+    """A whole journal of one segment, for simulations and tests.
 
-    `states`: with a digest of the last state, which must be what `turns` lead to.
+    `states`: with a digest of the last state, to which `turns` must lead.
     """
     head = Head(config=config, about=about or {})
     parts = [MAGIC]

@@ -1,21 +1,21 @@
 """Where the time of one sample goes, from turn to turn.
 
-Theory. Between two turns a sample is in one place, which the state before the second one
-says, so all its time is of some kind, and the kinds add up to its latency:
+Theory. Between two turns a sample is in one place, by the state before the second one, so
+all its time has a kind, and the kinds add up to its latency:
 
-    line       waits to be let in, for the cause of who is next: itself, or one before
-               it; or its client is held back, and others pass
+    line       waits for admission, for the cause of the head of the queue: itself, or one
+               before it; or its client is deferred
     queued     planned, while a step before that executes
-    prefill    in a step, without a token of its own; `recompute`: with, but their KV was
-               given up
+    prefill    in a step, without a token of its own; `recompute`: with tokens, whose KV
+               was released
     decode     in a step, for its next token
     stalled    runs, but is in no step in flight: it needs blocks, the host is not ready
-               for it, or another one runs alone
+               for it, or a suspect runs alone
     failed     in a step that failed, or queued behind it; `before`: until the run's first
                turn
 
-That a step failed is known when it should have ended. So a life is kept twice: as it
-looks, and as it was when the last step had ended, to which a failure takes it back.
+That a step failed is known only when it should have ended. So a life is kept twice: with
+the latest turn, and as it was when the last step had ended, to which a failure resets it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,27 +36,27 @@ from minfer.state import EngineState, Turn, next_in_line
 
 @frozen
 class Where:
-    """What a sample's time is told apart by."""
+    """The kinds of a sample's time."""
 
     kind: str
-    cause: str = ""  # in line: what who is next in line waits for
-    behind: bool = False  # in line: behind others
-    preempted: int = 0  # how often it had been by then
+    cause: str = ""  # in the queue: what its head waits for
+    behind: bool = False  # in the queue: not its head
+    preempted: int = 0  # its preemptions so far
 
 
 @frozen
 class Spent:
-    """How much of a sample's life is of one kind."""
+    """The time and work of one kind in a sample's life."""
 
     turns: int = 0
     seconds: float = 0.0
-    steps: int = 0  # that ended well
-    # that it put into those steps, drafts too, or got from them if that is more
+    steps: int = 0  # with valid results
+    # its tokens in those steps, with drafts, or its yields if that is more
     tokens: int = 0
-    others: int = 0  # that others put into them
+    others: int = 0  # tokens of others in them
 
     def plus(self, more: "Spent") -> "Spent":
-        """Both together."""
+        """The sum of both."""
         return Spent(
             turns=self.turns + more.turns,
             seconds=self.seconds + more.seconds,
@@ -85,28 +85,28 @@ class Gap:
 
 @frozen
 class Life:
-    """What became of one sample. Times are in seconds on the engine's clock."""
+    """The life of one sample. Times are in seconds on the engine's clock."""
 
     id: SampleId
     arrived: float
     turn: int  # its end, or the run's; and the time of that
     upto: float
-    ahead: int = 0  # samples in line before it when it arrived
+    ahead: int = 0  # samples before it in the queue at its arrival
     preempted: int = 0  # times
-    early: bool = False  # had tokens before the run: when its first came is not known
+    early: bool = False  # had tokens before the run: the time of its first is unknown
     parts: Map[Where, Spent] = Map()  # all of its time from `arrived` to `upto`
-    # by turn; also those of others who gave way for it
+    # by turn; with those of others that were preempted for it
     reasons: tuple[tuple[int, Reason], ...] = ()
     first: float | None = None  # when its first tokens came
     last: Moment | None = None  # when its last ones did
     gap: Gap | None = field(default=None, repr=False)  # its longest
-    drafts: Tally = NO_DRAFTS  # of steps that ended well
-    end: Finished | None = None  # None: it goes on
+    drafts: Tally = NO_DRAFTS  # of steps with valid results
+    end: Finished | None = None  # None: it has not ended
 
     @classmethod
     def found(cls, seq: Sequence, known: int, state: EngineState, number: int) -> "Life":
-        """That of a sample which is served in `state`, after turn `number`, knowing so
-        many tokens.
+        """The life of a sample that is served in `state`, after turn `number`, with
+        `known` tokens.
         """
         given = len(seq.request.prompt) + len(seq.request.output)
         late = state.time - seq.arrived
@@ -125,18 +125,18 @@ class Life:
 
 @frozen
 class Seen:
-    """What a turn says, taken apart once for all who are followed."""
+    """A turn, parsed once for all followed samples."""
 
     turn: Turn
-    over: tuple[Plan, ...]  # the steps that ended in it, well or not
-    voided: tuple[Voided, ...]  # of those that failed
+    over: tuple[Plan, ...]  # the steps that ended in it, failed ones too
+    voided: tuple[Voided, ...]  # of the failed steps
     came: Mapping[SampleId, tuple[int, ...]]  # tokens
     judged: tuple[Judged, ...]  # drafts
     ends: tuple[Finished, ...]
 
     @classmethod
     def of(cls, turn: Turn) -> Self:
-        """A turn, taken apart."""
+        """The parsed turn."""
         moved = turn.transition
         flying = moved.state.inflight
         emits = [each for each in moved.commands if isinstance(each, Emit)]
@@ -162,7 +162,7 @@ class Place:
 
 
 def place(config: EngineConfig, state: EngineState, life: Life) -> Place:
-    """Where a sample is."""
+    """The place of a sample in a state."""
     run = state.running
     if life.id not in run.ids:
         cause, first = waits_for(config, state), next_in_line(state)
@@ -186,7 +186,7 @@ def place(config: EngineConfig, state: EngineState, life: Life) -> Place:
 
 
 def _held_back(state: EngineState, name: SampleId) -> bool:
-    """Whether a sample in line lets others pass for its client's sake."""
+    """Whether a waiting sample is deferred with its client."""
     found = (seq for seq in state.waiting if state.shut and seq.id == name)
     return any(seq.request.client in state.shut and not seq.ran_before for seq in found)
 
@@ -206,9 +206,9 @@ class Followed:
         self.sure = self.life
 
     def turn(self, seen: Seen) -> None:
-        """Take the life one turn on."""
+        """Add a turn to the life."""
         if seen.turn.number == self.life.turn:
-            # It has just come: what happened to it in this turn is in the state.
+            # It has just arrived: its decisions of this turn are in the state.
             self.life = self._told(self.life, seen, ())
             self.sure = self.life
             return
@@ -221,7 +221,7 @@ class Followed:
             self.sure = self.life
 
     def _spent(self, seen: Seen, here: Place) -> Life:
-        """With the time of this turn, where it was spent."""
+        """The life with the time of this turn, by its kind."""
         ran = [plan for plan in seen.over if here.gen in plan.gens]
         own = sum(plan.counts[plan.gens.index(here.gen)] for plan in ran)
         every = sum(sum(plan.counts) for plan in ran)
@@ -230,12 +230,12 @@ class Followed:
         return self._added(self.life, seen, here.where, work)
 
     def _failed(self, seen: Seen) -> Life:
-        """A step failed: with all the time since the last one that ended, as lost."""
+        """The life with all the time since the last step that ended, as failed."""
         where = Where("failed", preempted=self.life.preempted)
         return self._added(self.sure, seen, where, Spent(tokens=self._got(seen)))
 
     def _added(self, since: Life, seen: Seen, where: Where, work: Spent) -> Life:
-        """With all the time since `since`, which goes `where`."""
+        """The life with all the time since `since`, counted as `where`."""
         number, now = seen.turn.number, seen.turn.transition.state.time
         more = evolve(work, turns=number - since.turn, seconds=now - since.upto)
         before = since.parts.get(where, _NOTHING)
@@ -246,7 +246,7 @@ class Followed:
         return len(seen.came.get(self.life.id, ()))
 
     def _told(self, life: Life, seen: Seen, failed: tuple[Voided, ...]) -> Life:
-        """With what came of it in this turn, and what was said."""
+        """The life with its tokens, drafts and reasons of this turn."""
         life = _with_drafts(_with_tokens(life, seen), seen)
         news = [*failed, *_news(life.id, seen)]
         told = tuple((seen.turn.number, reason) for reason in news)
@@ -254,7 +254,7 @@ class Followed:
 
 
 def _with_tokens(life: Life, seen: Seen) -> Life:
-    """When its tokens came, if this turn brought some."""
+    """The life with the times of its tokens in this turn, if any."""
     if not seen.came.get(life.id):
         return life
     now = Moment(seen.turn.number, seen.turn.transition.state.time)
@@ -269,14 +269,14 @@ def _with_tokens(life: Life, seen: Seen) -> Life:
 
 
 def _with_drafts(life: Life, seen: Seen) -> Life:
-    """What became of its drafts, if this turn says so of some."""
+    """The life with the acceptance of its drafts in this turn, if any."""
     its = [one for one in seen.judged if (one.id, one.sample) == life.id]
     return evolve(life, drafts=life.drafts.plus(tally_of(its))) if its else life
 
 
 def _news(name: SampleId, seen: Seen) -> Iterator[Reason]:
-    """The reasons that are about a sample, or about who gave way for it, up to its end:
-    its id may come again in the same turn.
+    """The reasons of a turn about a sample, or about those preempted for it, up to its
+    end: its id may arrive again in the same turn.
     """
     for reason in seen.turn.transition.reasons:
         its = isinstance(reason, OfSample) and (reason.id, reason.sample) == name
@@ -287,7 +287,7 @@ def _news(name: SampleId, seen: Seen) -> Iterator[Reason]:
 
 
 def _preemptions(name: SampleId, seen: Seen) -> int:
-    """How often a sample gave way in this turn."""
+    """How often a sample was preempted in this turn."""
     return sum(
         isinstance(reason, Preempted) and (reason.id, reason.sample) == name
         for reason in seen.turn.transition.reasons
@@ -295,8 +295,8 @@ def _preemptions(name: SampleId, seen: Seen) -> int:
 
 
 def _end(name: SampleId, seen: Seen) -> Finished | None:
-    """The end of a sample, if this turn brought it; its id may come again in the same
-    turn, and be refused.
+    """The end of a sample in this turn, if any; its id may arrive again in the same turn,
+    and be rejected.
     """
     its = (end for end in seen.ends if (end.id, end.sample) == name)
     return next((end for end in its if end.reason != "rejected"), None)

@@ -1,12 +1,12 @@
 """The oracle: an executor whose tokens depend on every block that attention would read.
 
-Memory holds, per block, a running digest after each slot: what the KV written there
-stands for, which is the token, its position and all that attention saw before it *through
-the block table*. The next token is a hash over the digests of all blocks of the table. So
-an aliased, stale, unmoved or wrongly rolled back block changes tokens, and a table, a
-position or a feed that is off by one does too. The cost of a step is its new tokens plus
-one digest per block. Hashes are of tuples of int, which Python does not randomise: the
-same in every process.
+Memory has, per block, a running digest after each slot: it stands for the KV written
+there, which depends on the token, its position and all that attention saw before it
+*through the block table*. The next token is a hash over the digests of all blocks of the
+table. So an aliased, stale, unmoved or wrongly rolled back block changes tokens, and so
+does an off-by-one error of a table, a position or an input. The cost of a step is its new
+tokens plus one digest per block. Hashes are of tuples of int, which Python does not
+randomise: the same in every process.
 """
 
 import struct
@@ -35,20 +35,20 @@ from minfer.sample import RowSampling
 from minfer.sequence import SampleId
 from minfer.window import outside
 
-WRONG = 4  # of so many drafts of the draft model, about one is
+WRONG = 4  # about one of so many drafts of the draft model is wrong
 START = 7  # the digest before the first slot of a block
 Offer = tuple[tuple[int, ...], tuple[float, ...]]
-# what reading memory that nobody wrote looks like, with the place mixed in
+# the result of reading memory that was never written, mixed with the place
 _GARBAGE = 0x5EED
 
 
 def vector_of(digest: int) -> bytes:
-    """Four numbers that say which digest it was, modulo 2^64, as float32."""
+    """Four float32 numbers that encode a digest, modulo 2^64."""
     return struct.pack("<4f", *(digest >> 16 * part & 0xFFFF for part in range(4)))
 
 
 def offer_of(digest: int, vocab: int, count: int) -> Offer:
-    """Tokens and their log-probabilities after a digest; the first is what it draws."""
+    """Tokens and their log-probabilities after a digest; the first is the sampled one."""
     count = min(count, vocab)
     tokens = tuple((digest + more) % vocab for more in range(count))
     falls = (-(1 + hash((digest, more)) % 999) / 512 for more in range(count))
@@ -56,8 +56,8 @@ def offer_of(digest: int, vocab: int, count: int) -> Offer:
 
 
 def part_of(first: int, digests: Sequence[int]) -> PromptPart:
-    """Log-probabilities of the tokens of a prompt from `first` on that say which digests
-    they follow, modulo 2^30.
+    """Log-probabilities of the tokens of a prompt from `first` on, which encode the
+    digests before them, modulo 2^30.
     """
     ids = struct.pack(f"<{len(digests)}i", *(digest % 2**30 for digest in digests))
     return PromptPart(first, len(digests), 1, ids, bytes(len(ids)))
@@ -74,20 +74,20 @@ def masks_of(told: SampleApart, index: int, drafts: int = 0) -> list[bytes]:
 
 @define
 class Row:
-    """What a device row keeps of its sample."""
+    """The state of a device row."""
 
     name: SampleId
     prompt: int  # tokens
     sampling: RowSampling
     table: list[int]
     last: int = 0  # the token it sampled last
-    next: int = 0  # the position that token takes
+    next: int = 0  # the position of that token
     pooling: str = ""
     total: int = 0  # of the digests of all inputs since it was opened
 
     @classmethod
     def of(cls, opened: Open) -> "Row":
-        """A row that is taken over."""
+        """The row of a new generation."""
         (table,) = opened.tables  # layers are of one group here
         sampling, pooling = opened.sampling, opened.pooling
         return cls(opened.name, opened.prompt, sampling, list(table), pooling=pooling)
@@ -103,22 +103,22 @@ class Oracle:
         self.rows: dict[int, Row] = {}
         self.scored: set[int] = set()  # rows whose tokens have scores
         self.plans: deque[Plan] = deque()
-        self.apart: dict[int, SampleApart] = {}  # by step, what the host said of it
+        self.apart: dict[int, SampleApart] = {}  # by step, the host's masks
 
     def launch(self, plan: Plan) -> None:
-        """Queue the plan; it runs when its results are asked for."""
+        """Queue the plan; it runs when its results are collected."""
         self.plans.append(plan)
 
     def mask_lines(self, step: int) -> None:  # noqa: ARG002  # the protocol's
-        """It has no memory to lend for masks."""
+        """None: it has no memory to lend for masks."""
         return
 
     def sample(self, apart: SampleApart) -> None:
-        """Take note of the masks of a plan that was launched."""
+        """Store the masks of a launched plan."""
         self.apart[apart.step] = apart
 
     def collect(self) -> Executed | Failed:
-        """Run the next plan."""
+        """Run the next plan and return its results."""
         plan = self.plans.popleft()
         if plan.apart and plan.step not in self.apart:
             raise AssertionError(f"nobody said that step {plan.step} may be sampled")
@@ -133,8 +133,8 @@ class Oracle:
         )
 
     def fail(self, error: str, *, halfway: bool) -> Failed:
-        """Fail the next plan and forget all after it; rows lose what the device kept for
-        them.
+        """Fail the next plan and drop all after it; rows lose their state on the
+        device.
         """
         plan = self.plans[0]
         if halfway:
@@ -146,17 +146,16 @@ class Oracle:
         return Failed(plan.step, error)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all plans and rows."""
         self.tiers = {DEVICE: self.memory}
         self.memory.clear()
         self.rows.clear()
         self.plans.clear()
 
     def foretold(self, row: int, count: int) -> tuple[int, ...]:
-        """So many drafts for a row, mostly right; nothing stays of how they were
-        found.
-        """
-        spare = range(-1 - count // self.block_size, 0)  # blocks that are nobody's
+        """`count` drafts for a row, mostly right; leaves no trace in memory."""
+        # blocks that belong to no sequence
+        spare = range(-1 - count // self.block_size, 0)
         one = evolve(self.rows[row], table=[*self.rows[row].table, *spare])
         first, last = (at // self.block_size for at in (one.next, one.next + count))
         blocks = one.table[first : last + 1]
@@ -224,8 +223,8 @@ class Oracle:
     def _verified(
         self, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
     ) -> Iterator[int]:
-        """Write the KV of a row's last token and of all drafts, then draw at each, as far
-        as there are `masks`.
+        """Write the KV of a row's last token and of all drafts, then sample at each, as
+        far as there are `masks`.
         """
         self._expect(row, start)
         first = row.next
@@ -241,7 +240,7 @@ class Oracle:
                 return
 
     def _drafted(self, row: Row, count: int) -> Iterator[int]:
-        """What a draft model says that is mostly right; KV is written of all drafts."""
+        """The drafts of a mostly right draft model; writes the KV of all drafts."""
         for _ in range(count):
             token = self._draw(row)
             if hash((token, row.next)) % WRONG == 0:
@@ -268,7 +267,7 @@ class Oracle:
 
     def _logprobs(self, plan: Plan, yields: Yields) -> Logprobs:
         """For rows that were opened with log-probabilities, those of their token, if it
-        is one; none at all if there is no such row.
+        is one; empty if there is no such row.
         """
         rows = [self.rows[index] for index in plan.rows]
         if all(row.sampling.logprobs is None for row in rows):
@@ -289,8 +288,8 @@ class Oracle:
         return offer_of(self._digest(row), self.vocab, count)
 
     def _pooled(self, plan: Plan) -> Pooled:
-        """For rows whose prompts have ended, a vector; for scored ones, what was seen
-        before each token; none if there is no such row.
+        """For rows whose prompts have ended, a vector; for scored ones, the digests
+        before each token; empty if there is no such row.
         """
         found = {
             fill.index: self._vector(row)
@@ -336,22 +335,22 @@ class Oracle:
                 row.total += here
 
     def _draw(self, row: Row) -> int:
-        """The token that follows the row's inputs so far; noise only where
-        one samples.
+        """The token that follows the row's inputs so far; with noise only if it is
+        sampled.
         """
         how = row.sampling
         noise = (how.seed, how.sample) if how.temperature > 0 else ()
         return self._digest(row, *noise) % self.vocab
 
     def _digest(self, row: Row, *noise: int) -> int:
-        """Of all that the row's last input attends to."""
+        """The digest of all that the row's last input attends to."""
         at, slot = divmod(row.next - 1, self.block_size)
         here, seen = self._read(row.table[at], slot), self._seen(row, at, row.next - 1)
         return hash((seen, here, row.next, *noise))
 
     def _seen(self, row: Row, upto: int, position: int) -> int:
-        """A digest of the blocks that `position` sees before entry `upto`, each read
-        anew.
+        """A digest of the blocks that `position` attends to before entry `upto`, each
+        read anew.
         """
         last, low = self.block_size - 1, outside(position, self.window, self.block_size)
         return hash(tuple(self._read(block, last) for block in row.table[low:upto]))
@@ -368,5 +367,5 @@ class Oracle:
 
 
 def _is_set(bits: bytes, at: int) -> bool:
-    """Whether a bit is 1: those behind the last byte are not."""
+    """Whether a bit is 1: bits after the last byte are not."""
     return at >> 3 < len(bits) and bool(bits[at >> 3] >> (at & 7) & 1)

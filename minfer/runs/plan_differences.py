@@ -1,8 +1,8 @@
-"""Plans that a replay finds otherwise, put together again from facts, and told in words.
+"""Plans that differ in a replay, rebuilt from facts, and described in words.
 
-A plan's facts say how it differs from the plan before it; the first of a turn follows the
-last in flight. From that one on each is put together under the names of samples, then and
-now, and compared row by row.
+A plan's facts are relative to the plan before it; the first of a turn follows the last in
+flight. From that one on each plan is rebuilt under the names of samples, then and now,
+and compared row by row.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from minfer.runs.decisions import Facts
 from minfer.runs.differences import Difference, listed, named
 from minfer.state import EngineState
 
-# What is said of a row, in the order in which it is told, and what it is if nothing is
-# said.
+# The figures of a row, in the order of the description, and their values if there are no
+# facts.
 _COLUMNS: Final[dict[str, int | None]] = {
     "drafts": 0,
     "input tokens": 1,
@@ -29,14 +29,14 @@ _COLUMNS: Final[dict[str, int | None]] = {
 
 @define
 class Batch:
-    """A plan under names: for each row, by sample, what is said about it."""
+    """A plan under names: the figures of each row, by sample."""
 
     rows: dict[str, dict[str, Any]] = field(factory=dict)
-    rest: Facts = field(factory=dict)  # what is said about the whole
+    rest: Facts = field(factory=dict)  # facts about the whole plan
 
 
 def plans(before: EngineState, then: Facts, now: Facts) -> Iterator[Difference]:
-    """What differs in the first plan that does."""
+    """The differences in the first plan that differs."""
     old, new = batches(before, then), batches(before, now)
     first = before.next_step
     for number, (one, other) in enumerate(zip(old, new, strict=False), first):
@@ -55,17 +55,17 @@ def _steps(first: int, planned: list[Batch]) -> str:
     return listed((f"step {first + at}" for at in range(len(planned))), "no step")
 
 
-# --- putting together -------------------------------------------------------------------
+# --- rebuilding -------------------------------------------------------------------------
 
 
 def batches(before: EngineState, told: Facts) -> list[Batch]:
-    """The plans that facts are about, put together from the one before them."""
+    """The plans of these facts, rebuilt from the one before them."""
     run = before.running
     names = {gen: named(name) for gen, name in zip(run.gens, run.ids, strict=True)}
     rows = dict(zip(run.gens, run.rows, strict=True))
     gens = list(before.inflight[-1].gens) if before.inflight else []
     made = []
-    for plan in told.get("plans", [{}]):  # nothing said: one plan, like the one before it
+    for plan in told.get("plans", [{}]):  # no facts: one plan, equal to the one before it
         gone = set(plan.get("left", ()))
         gens = list(plan.get("gens", [gen for gen in gens if gen not in gone]))
         for at, gen, row in plan.get("joined", ()):
@@ -106,7 +106,7 @@ def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> Batch:
 
 
 def _members(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
-    """Who is in a plan on one side only; else, in which order all are."""
+    """Rows that are in a plan on one side only; else, differences of their order."""
     gone = [name for name in old.rows if name not in new.rows]
     come = [name for name in new.rows if name not in old.rows]
     if gone or come:
@@ -119,9 +119,7 @@ def _members(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
 
 
 def _figures(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
-    """What is said otherwise about those who are in it on both sides, column by
-    column.
-    """
+    """Differences of the rows that are in it on both sides, column by column."""
     both = [name for name in old.rows if name in new.rows]
     for what, default in _COLUMNS.items():
         was = {name: old.rows[name].get(what, default) for name in both}
@@ -135,7 +133,7 @@ def _figures(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
 
 
 def _whole(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
-    """What is said otherwise about the whole plan."""
+    """Differences of the whole plan."""
     for what, was in old.rest.items():
         now = new.rest[what]
         if was != now:

@@ -1,10 +1,10 @@
-"""What the prefix cache gave a request, and what it could have given.
+"""The prefix hit of a request, and the hit that it could have had.
 
 Theory. What could have been cached follows from the tokens that others had when the
-request was let in, and from those that the ones who left before had left behind: four
-bytes each. So those are kept, with how far their KV was computed and how far it was in
-the cache at some time, until the request is let in; then the longest prefix that it
-shares with one of them is found.
+request was admitted, and from those of sequences that left before: four bytes each. So
+those are kept, with how far their KV was computed and how far it ever was in the cache,
+until the request is admitted; then the longest prefix that it shares with one of them is
+found.
 """
 
 from array import array
@@ -25,10 +25,9 @@ from minfer.state import EngineState
 
 @frozen
 class Prefix:
-    """What the cache gave at sample 0's first admission, and could have given, in
-    tokens.
+    """The hit of sample 0 at its first admission, and the possible one, in tokens.
 
-    Only of sample 0: those that come after it find what it has computed itself.
+    Only of sample 0: later ones hit what it has computed itself.
     """
 
     known: int
@@ -36,7 +35,7 @@ class Prefix:
     earlier: int = 0  # sequences before it with its cache salt
     shared: int = 0  # longest prefix shared with one of them
     shared_with: SampleId | None = None
-    computed: int = 0  # likewise, of what had KV by then
+    computed: int = 0  # the same, of tokens with KV by then
     cached: int = (
         0  # likewise, of what was in the cache at some time, whole blocks or not
     )
@@ -44,7 +43,7 @@ class Prefix:
 
 @frozen(eq=False)
 class _Known:
-    """What one sequence had for others."""
+    """The tokens of one sequence that others could have shared."""
 
     seq: Sequence
     tokens: "array[int]"
@@ -54,7 +53,9 @@ class _Known:
 
 @define(eq=False)
 class Prefixes:
-    """Keeps what those who leave know, until request `name` is let in: then compares."""
+    """Keeps the tokens of sequences that leave, until request `name` is admitted: then
+    compares.
+    """
 
     config: EngineConfig
     name: str
@@ -62,7 +63,7 @@ class Prefixes:
     past: dict[tuple[int, ...], _Known] = field(factory=dict)  # by arrival and sample
 
     def turn(self, seen: Seen) -> None:
-        """Read a turn; after the request was let in there is nothing to learn."""
+        """Read a turn; after the admission of the request there is nothing to do."""
         if self.found is not None:
             return
         self._remember(seen)
@@ -75,9 +76,9 @@ class Prefixes:
                 return
 
     def _remember(self, seen: Seen) -> None:
-        """Keep what those who leave in a turn know."""
+        """Keep the tokens of the sequences that leave in a turn."""
         run = seen.turn.before.running
-        # A step that failed has computed nothing.
+        # A failed step has computed nothing.
         done = 0 if seen.voided else len(seen.over)
         left = seen.turn.before.inflight[done:]
         state = evolve(seen.turn.before, inflight=left)
@@ -91,8 +92,8 @@ class Prefixes:
                 self.past[run.seqs[i].place[1:]] = self._left(state, i, seen)
 
     def _left(self, state: EngineState, i: int, seen: Seen) -> _Known:
-        """What the sequence at `i` leaves: it knows what came in this turn, too, and has
-        published all that it has computed.
+        """The tokens of the sequence at `i` when it leaves: with those of this turn, and
+        with all computed blocks published.
         """
         run, size = state.running, self.config.block_size
         new = seen.came.get(run.ids[i], ())
@@ -101,7 +102,7 @@ class Prefixes:
         return _Known(run.seqs[i], tokens, done, done)
 
     def _runs(self, state: EngineState, i: int) -> _Known:
-        """What the sequence at `i` has while it runs."""
+        """The tokens of the sequence at `i` while it runs."""
         run, size = state.running, self.config.block_size
         tokens = array("I", run.tokens(i, size))
         done = self._computed(state, i, len(tokens))
@@ -116,7 +117,7 @@ class Prefixes:
         return committed(self.config, state, i)
 
     def _compare(self, state: EngineState, got: Admitted) -> Prefix:
-        """What of a sample just let in was cached, or could have been."""
+        """The prefix of a sample just admitted that was cached, or could have been."""
         seqs = (*state.running.seqs, *state.waiting)
         me = next(seq for seq in seqs if seq.id == (got.id, got.sample))
         # Without token ids, prefixes are known by whole blocks only.
@@ -140,7 +141,9 @@ class Prefixes:
         return best
 
     def _before(self, state: EngineState, me: Sequence) -> Iterator[_Known]:
-        """Those who run since before `me`, and those in line who arrived before it."""
+        """The sequences that run since before `me`, and waiting ones that arrived before
+        it.
+        """
         run = state.running
         gen = dict(zip(run.ids, run.gens, strict=True)).get(me.id, state.next_gen)
         for i, its in enumerate(run.gens):

@@ -1,16 +1,14 @@
-"""What a state says, spelled out: the projection that digests of whole states are made
-of.
+"""The projection of a state to facts, of which digests of whole states are made.
 
 Records change as the engine is rebuilt; a journal's digests must not. So a digest is not
-of records but of this: named facts in JSON's own types, in words of their own, from which
-nothing of how the engine keeps them can be told. How free blocks are stored, for example,
-is left out; in which order they will be handed out is a fact. Whoever changes a record
-keeps its facts here; whoever changes the facts themselves raises
-`minfer.runs.journal.FORMAT`.
+of records but of this: named facts in JSON types, with names of their own, independent of
+the engine's representation. How free blocks are stored, for example, is left out; the
+order in which they are allocated is a fact. A change of a record must keep its facts
+here; a change of the facts themselves must increase `minfer.runs.journal.FORMAT`.
 
 Token ids and content keys are no part of it, so that a journal without them has the same
-digests. Left out, too, is what follows from the rest: when a table is looked at next,
-which tokens already have a key.
+digests. Derived values are left out, too: when a table is looked at next, which tokens
+have a key.
 """
 
 from collections.abc import Iterator
@@ -30,12 +28,12 @@ from minfer.state import EngineState, Live
 
 
 def state_digest(state: EngineState) -> bytes:
-    """A digest of all that a state says, but for token ids and content keys: 16 bytes."""
+    """A digest of a state, without token ids and content keys: 16 bytes."""
     return blake2b(compact(projected(state)), digest_size=16).digest()
 
 
 def projected(state: EngineState) -> dict[str, Any]:
-    """The facts of a state, in JSON's own types."""
+    """The facts of a state, in JSON types."""
     held, prefix = state.held, state.blocks.prefix
     paused = [list(name) for name in sorted(state.paused)]
     drafting = _drafting(state.drafting)
@@ -69,7 +67,7 @@ def projected(state: EngineState) -> dict[str, Any]:
 
 
 def _drafting(drafting: Drafting) -> dict[str, Any]:
-    """Nothing, as long as nothing was drafted."""
+    """The facts of speculation; none as long as there were no drafts."""
     if drafting == NOTHING_DRAFTED:
         return {}
     proposals = sorted(drafting.proposals.items())
@@ -152,7 +150,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "starts": list(plan.starts),
         "counts": list(plan.counts),
         "most": list(plan.most),
-        "repeat": 1,  # as all plans had that format 3 is read with
+        "repeat": 1,  # a field of all plans in format 3
     }
 
 

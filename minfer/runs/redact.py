@@ -1,18 +1,18 @@
-"""Journals that may leave the house: decisions replay, and no token id is in them.
+"""Redacted journals: decisions replay, and they have no token ids.
 
 Decisions depend on tokens in three ways only: which full blocks are equal, whether a
 token ends its sequence, and whether ids are in range. So a token is written as 0; one
 that ends its sequence as 1; and the last of each block as 32 bits of a keyed digest of
 the block's content key, so that equal prefixes stay equal and different ones differ.
-Without the secret, which is never written, nobody can try whether a guessed text is in
-the journal. Two blocks that follow the same block agree by chance once in 2^32: replay
-then hits where the run missed, and says so. What a prompt's first block follows, which a
-salt may make different, is in its content key, and so in its mark: all prompts have one
-root.
+Without the secret, which is never written, a guessed text cannot be tested against the
+journal. Two blocks that follow the same block agree by chance once in 2^32: replay then
+hits where the run missed, and reports it. The root of a prompt, which a salt may make
+different, is part of the first block's content key, and so of its mark: redacted prompts
+have one root.
 
-Clients are named by keyed digests too. Request ids, lengths, times and priorities stay as
-they are; errors are left out. Of drafts only how many there were is left, and of results
-how many stood: all that is decided by.
+Clients are named by keyed digests too. Request ids, lengths, times and priorities are
+kept; errors are left out. Of drafts and results only the numbers are kept (proposed,
+accepted), on which decisions depend.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ from minfer.request import Request, SamplingParams
 from minfer.runs.journal_writing import as_written, searched_rows
 from minfer.state import EngineState
 
-STOP: Final = 1  # what a token that ends its sequence becomes
+STOP: Final = 1  # replaces a token that ends its sequence
 _LEFT_OUT: Final = "left out"  # instead of an error
 _ODD: Final = 2**32 - 1  # a token id out of range
 
@@ -77,17 +77,17 @@ def redacted_root(secret: bytes) -> Key:
 
 
 def redacted_client(secret: bytes, client: str) -> str:
-    """Another name for a client; who has none gets none."""
+    """Another name for a client; an empty one stays empty."""
     return client and _digest(secret, b"client" + client.encode(), 8).hex()
 
 
 def masked_block(secret: bytes, key: Key, size: int) -> tuple[int, ...]:
-    """What is written for the tokens of the full block with this content key."""
+    """The redacted tokens of the full block with this content key."""
     return (*[0] * (size - 1), _mark(secret, key))
 
 
 def masked(secret: bytes, keys: Keys, start: int, end: int, size: int) -> list[int]:
-    """What is written for the tokens at positions from `start` to `end`."""
+    """The redacted tokens at positions from `start` to `end`."""
     out = [0] * (end - start)
     for block in range(start // size, end // size):
         out[(block + 1) * size - 1 - start] = _mark(secret, keys[block])
@@ -95,7 +95,7 @@ def masked(secret: bytes, keys: Keys, start: int, end: int, size: int) -> list[i
 
 
 def redacted_tail(secret: bytes, key: Key) -> Key:
-    """Another key for the beginning of a block; none for none."""
+    """Another key for a partial block; none for none."""
     return key and TAIL + _digest(secret, key, DIGEST)
 
 
@@ -140,7 +140,7 @@ def _results(
             tuple(_yielded(config, state, place.get(gen), some, secret))
             for gen, some in zip(plan.gens, event.yields, strict=True)
         ]
-    except TypeError:  # results that cannot be: the step failed
+    except TypeError:  # invalid results: the step failed
         return Executed(event.step, ())
     right = all(type(some) is tuple for some in event.yields)
     if not right:
@@ -152,8 +152,8 @@ def _results(
 def _logprobs(
     config: EngineConfig, state: EngineState, plan: Plan, event: Executed, secret: bytes
 ) -> Logprobs:
-    """The log-probabilities of beams of searches, each token as it is written if it is
-    the next.
+    """The log-probabilities of beams of searches, with each token redacted as the next
+    one of its beam.
     """
     beams = frozenset(searched_rows(state, plan)) if event.logprobs else frozenset[int]()
     if not beams:
@@ -172,7 +172,7 @@ def _logprobs(
 
 
 def _blank(config: EngineConfig, tokens: Sequence[int]) -> tuple[int, ...]:
-    """As many tokens, of which one is out of range if one was."""
+    """The same number of tokens, one of them out of range if any was."""
     out = [0] * len(tokens)
     if min(tokens, default=0) < 0 or max(tokens, default=0) >= config.vocab_size:
         out[0] = _ODD

@@ -1,15 +1,15 @@
-"""A state without token ids: what a replay of redacted events would be in.
+"""A state without token ids: the state of a replay of redacted events.
 
 So a journal without token ids can begin anywhere, as others do: with a snapshot.
 
 Theory. In such a journal a block's tokens are zeros and a mark, and the mark is a keyed
 digest of the block's content key (`minfer.runs.redact`). So the key that a replay
 computes for a block follows from the content keys of the block and of those before it,
-whose tokens nobody needs: a state's keys can be exchanged, each for the one that it has
-in a replay. With a sliding window there is no such thing: blocks are published alone, and
-nobody knows any more what came before one that is idle.
+without their tokens: each key of a state can be replaced by its key in a replay. With a
+sliding window that is impossible: blocks are published alone, and the blocks before an
+idle one are unknown.
 
-A policy's state may have names of clients, and every text in it is taken for one.
+A policy's state may have names of clients; every string in it is treated as one.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ _ENDS: Final = frozenset({STOP})
 
 
 def can_be_redacted(config: EngineConfig) -> bool:
-    """Whether states of such an engine can be without token ids."""
+    """Whether states of such an engine can be redacted."""
     return not config.window
 
 
@@ -76,14 +76,14 @@ def redacted_state(
 
 
 def _without_tokens(plan: Plan) -> Plan:
-    """A plan in flight, of which nobody asks any more what its tokens were."""
+    """A plan in flight without token ids, which are not needed any more."""
     fills = [attrs.evolve(one, tokens=(0,) * len(one.tokens)) for one in plan.fills]
     drafts = [attrs.evolve(one, tokens=(0,) * len(one.tokens)) for one in plan.drafts]
     return evolve(plan, fills=tuple(fills), drafts=tuple(drafts), opens=())
 
 
 def _without_proposed_tokens(drafting: Drafting) -> Drafting:
-    """What may follow, of which it only matters how much it is."""
+    """Proposals without token ids: only their number matters."""
     proposals = Map(
         (name, Proposed(one.known, (0,) * len(one.tokens)))
         for name, one in drafting.proposals.items()
@@ -112,20 +112,20 @@ def _named(value: Any, secret: bytes) -> Any:
 
 @define
 class _Redaction:
-    """One state on its way. Never kept."""
+    """The redaction of one state. Never kept."""
 
     config: EngineConfig
     secret: bytes
-    keys: dict[Key, Key] = field(factory=dict)  # content key -> the one in a replay
+    keys: dict[Key, Key] = field(factory=dict)  # content key -> its key in a replay
     requests: dict[str, Request] = field(factory=dict)
 
     def key(self, key: Key) -> Key:
-        """The key that published content has in a replay."""
+        """The key of published content in a replay."""
         return self.keys[key] if key else ROOT
 
     def _after(self, parent: Key, key: Key) -> Key:
-        """The key, in a replay, of what follows content that there has the key
-        `parent`.
+        """The key, in a replay, of content after `parent`, which is a key of the
+        replay.
         """
         if key not in self.keys:
             if is_tail(key):
@@ -136,7 +136,7 @@ class _Redaction:
         return self.keys[key]
 
     def chain(self, keys: Iterable[Key]) -> Keys:
-        """The keys, in a replay, of a prompt's or a sequence's blocks from the first
+        """The keys, in a replay, of the blocks of a prompt or a sequence from the first
         on.
         """
         parent = redacted_root(self.secret)
@@ -158,7 +158,7 @@ class _Redaction:
         return attrs.evolve(prefix, nodes=Map(nodes), idle=Map(idle))
 
     def _name(self, prefix: PrefixIndex, key: Key) -> None:
-        """Know the key of a cached block, and of all before it."""
+        """Compute the key of a cached block, and of all before it."""
         path = []
         while key and key not in self.keys:
             path.append(key)
@@ -168,13 +168,13 @@ class _Redaction:
             above = self._after(above, one)
 
     def line(self, line: Line) -> Line:
-        """Those who wait."""
+        """The redacted waiting queue."""
         buckets = tuple(tuple(map(self.sequence, bucket)) for bucket in line.buckets)
         counts = _named(line.counts, self.secret)
         return attrs.evolve(line, buckets=buckets, counts=counts)
 
     def sequence(self, seq: Sequence) -> Sequence:
-        """A sequence, as it entered the line."""
+        """A sequence, as it entered the queue."""
         size, asked = self.config.block_size, seq.request
         if asked.id not in self.requests:
             shown = redacted_request(self.config, asked, self.secret)
@@ -189,7 +189,7 @@ class _Redaction:
         )
 
     def running(self, run: Running) -> Running:
-        """Those who run."""
+        """The redacted running sequences."""
         size = self.config.block_size
         chains, tails, fresh = [], [], []
         for i, chain in enumerate(run.chains):
@@ -210,10 +210,13 @@ class _Redaction:
         )
 
     def _chain(self, chain: Chain, told: list[int]) -> Chain:
-        """What a running sequence has published; `told` are the tokens of its keys."""
+        """The published blocks of a running sequence; `told` are the tokens of its
+        keys.
+        """
         size = self.config.block_size
         keys = self.chain(chain.keys)
-        first = len(chain.keys) - len(chain.chunks)  # block whose tokens are kept
+        # the first block whose tokens are kept
+        first = len(chain.keys) - len(chain.chunks)
         blocks = range(first * size, len(told), size)
         chunks = tuple(tuple(told[at : at + size]) for at in blocks)
         return attrs.evolve(

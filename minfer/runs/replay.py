@@ -1,11 +1,10 @@
-"""Replay: the engine folded over a journal, and every decision compared with what was
-decided then.
+"""Replay: runs the engine on a journal, and compares every decision with the recorded
+one.
 
 No weights, no GPU, no clock: `step` is called with the recorded events, and the digest of
-its decisions must be the recorded one, turn by turn. The same holds for another version
-of the engine, or a changed policy: the first turn in which it decides otherwise is named,
-with the field, and replay ends there, since what was recorded after it answers plans that
-were never made.
+its decisions must be the recorded one, turn by turn. So it also tests another version of
+the engine, or a changed policy: replay stops at the first turn that decides differently,
+and names the field, as the results recorded after it answer plans that were never made.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +32,7 @@ from minfer.state import EngineState, Turn
 
 
 class DivergenceError(JournalError):
-    """The engine does not decide as it did."""
+    """A decision of the engine differs from the recorded one."""
 
     def __init__(self, where: Divergence) -> None:
         super().__init__(str(where))
@@ -45,30 +44,30 @@ class Segment:
     """One file of a journal."""
 
     name: str
-    data: bytes  # or what reads like bytes, such as a mapped file
+    data: bytes  # or a bytes-like object, such as a mapped file
     head: Head
-    behind: str = ""  # what is cut off behind it
+    behind: str = ""  # description of what is cut off after it
 
 
 @define
 class Journal:
-    """A recorded run: the segments that are still there, in order, without a gap.
+    """A recorded run: the segments that still exist, in order, without a gap.
 
-    After `turns` is exhausted, `count`, `results`, `digest` and `state` say where it
-    ended, `closed` whether the engine was closed in order, and `torn` what is cut off at
-    the end. A replay under another configuration than that of the first head shows where
-    it matters first.
+    After `turns` is exhausted, `count`, `results`, `digest` and `state` describe its end,
+    `closed` whether the engine was closed in order, and `torn` what is cut off at the
+    end. A replay under another configuration than that of the first head shows the first
+    turn in which that matters.
     """
 
     segments: tuple[Segment, ...]
-    count: int = field(init=False)  # turns, those of segments that are gone included
+    count: int = field(init=False)  # turns, with those of removed segments
     results: int = field(init=False)  # rows of executed steps
     checked: int = field(init=False)  # digests of whole states that were compared
     digest: bytes = field(init=False)
     state: EngineState = field(init=False)
     closed: bool = field(init=False)
     torn: list[str] = field(init=False)
-    # the last turn count, and its state, that a digest in the journal may be about
+    # the last turn count, and its state, of which the journal may have a digest
     marked: tuple[int, EngineState] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -78,7 +77,7 @@ class Journal:
         self.rewind()
 
     def rewind(self) -> None:
-        """Go back to before the first turn that is there."""
+        """Go back to before the first existing turn."""
         first = self.segments[0].head
         self.count = first.turn
         self.results = 0
@@ -91,30 +90,32 @@ class Journal:
 
     @property
     def config(self) -> EngineConfig:
-        """What the engine was run with."""
+        """The configuration of the recorded engine."""
         return self.segments[0].head.config
 
     @property
     def by_decisions_alone(self) -> bool:
-        """Whether digests of states are of an older format: decisions are compared,
-        states not.
+        """Whether digests of states are of an older format: then only decisions are
+        compared.
         """
         return self.segments[0].head.format < STATES
 
     def _is_comparable(self, state: EngineState) -> bool:
-        """Whether a state of today is as one of this format was."""
+        """Whether the digest of this state can be compared with one of the journal's
+        format.
+        """
         how, form = self.config.speculation, self.segments[0].head.format
         kept_more = form < LEARNING and how is not None and not how.adaptive
         return not (self.by_decisions_alone or (kept_more and state.requests))
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What ran, and where."""
+        """The description of what ran, and where."""
         return self.segments[0].head.about
 
     def asked(self) -> list[str]:
-        """The ids of all requests that are in it, without a replay; of a file that is
-        damaged, those before that.
+        """The ids of all its requests, without a replay; in a damaged file, those before
+        the damage.
         """
         ids = [*self.segments[0].head.begin.requests]
         with suppress(JournalError):
@@ -123,16 +124,16 @@ class Journal:
         return ids
 
     def turns(self, *, until: int | None = None) -> Iterator[Turn]:
-        """Replay turns from the first, up to and without number `until`.
+        """Replay turns from the first, up to and including number `until`.
 
-        Raises DivergenceError at the first decision that is not the recorded one,
-        JournalError where a file is damaged, and EngineRaisedError where a changed engine
+        Raises DivergenceError at the first decision that differs from the recorded one,
+        JournalError at damage of a file, and EngineRaisedError if a changed engine
         raises.
         """
         self.rewind()
         followers = (*self.segments[1:], None)
         for segment, following in zip(self.segments, followers, strict=True):
-            # What follows is looked at when it is wanted only: it may be damaged.
+            # Later records are read only when needed: they may be damaged.
             yield from self._segment(segment, following, until)
             if self.count == until:
                 return
@@ -149,8 +150,8 @@ class Journal:
     def _segment(
         self, segment: Segment, following: Segment | None, until: int | None
     ) -> Iterator[Turn]:
-        """The turns of a segment, up to turn `until` or the first of the `following`
-        one, which may hold turns that this one holds too.
+        """The turns of a segment, up to turn `until` or the first of the `following` one,
+        which may overlap with this one.
         """
         end = following.head.turn if following else None
         records = payloads(segment.data, segment.name, torn=self.torn)
@@ -164,7 +165,7 @@ class Journal:
                 self._other(payload, segment.name)
 
     def _join(self, segment: Segment, following: Segment) -> None:
-        """The next segment must begin where this one has led to."""
+        """Check that the next segment begins where this one ended."""
         name, head = following.name, following.head
         if self.count != head.turn:
             raise JournalError(
@@ -183,7 +184,7 @@ class Journal:
             raise JournalError(f"{error}; {what}") from None
 
     def _other(self, payload: bytes, where: str) -> None:
-        """A record that is no turn: a digest of a state, or the end."""
+        """Read a record that is not a turn: a digest of a state, or the end."""
         kind, about = payload[:1], int.from_bytes(payload[1:9], "little")
         if kind == b"S" and about <= self.count:
             known = {self.marked[0]: self.marked[1], self.count: self.state}
@@ -199,7 +200,7 @@ class Journal:
             raise JournalError(f"{where}: {what}, or it is damaged")
 
     def _turn(self, payload: bytes, segment: Segment) -> Turn:
-        """Take the turn that a record holds, as the engine takes it now."""
+        """Take the turn of a record with the present engine."""
         before, number = self.state, self.count
         try:
             written = read_turn(payload, before, segment.head)
@@ -223,7 +224,7 @@ class Journal:
         return Turn(number, before, written.events, transition)
 
     def _check(self, state: EngineState, expected: bytes, where: str) -> None:
-        """Compare a whole state with a recorded digest, if that can be."""
+        """Compare a whole state with a recorded digest, if possible."""
         if not self._is_comparable(state):
             return
         self.checked += 1
@@ -246,7 +247,7 @@ def open_segments(
 ) -> tuple[Segment, ...]:
     """The segments in `files`, name -> content, in order. Raises JournalError.
 
-    The last of several may be cut off before its head was whole, where power failed.
+    The last of several may be cut off within its head, after a power failure.
     """
     found, more = list[Segment](), [classes] if classes else []
     for number, (name, data) in enumerate(files.items(), 1):

@@ -1,17 +1,17 @@
-"""The engine on a virtual clock: the real `step`, and a model of what steps cost.
+"""Simulation: the real engine on a virtual clock, with a model of the cost of steps.
 
 Theory. A turn is taken as the live driver takes it: if steps are in flight it waits for
-the first of them, else for an arrival or for the time that the engine asked for; what
-arrived meanwhile enters the same turn. A step begins when its launch does and the one
-before it has ended. Where host and device take turns, as on a CPU, it begins when its
-results are asked for. So two things are modelled, durations of steps and the tokens'
-number; every decision is the engine's own.
+the first of them, else for an arrival or for the requested wake-up time; arrivals
+meanwhile enter the same turn. A step begins when its launch does and the one before it
+has ended. If host and device alternate, as on a CPU, it begins when its results are
+collected. So two things are modelled, durations of steps and numbers of tokens; every
+decision is the engine's own.
 
-Drafts are judged by coins (`minfer.runs.guesses`). A row that yields fewer tokens than it
-might have makes the plans in flight behind it late: they say where it starts at the
-latest.
+The acceptance of drafts is decided by coins (`minfer.runs.guesses`). A row that yields
+fewer tokens than its most makes the starts in the plans in flight after it too late: they
+are upper bounds.
 
-Turns can be folded as they come, so a simulation keeps no more than what it is serving.
+Turns can be folded as they come, so a simulation keeps only what it is serving.
 """
 
 import math
@@ -36,12 +36,12 @@ from minfer.sequence import SampleId
 from minfer.state import EngineState, Turn, initial
 
 Arrival = tuple[float, Request | Cancel]  # seconds
-# turns in a row without an event or a plan, after which none is expected any more
+# consecutive turns without an event or a plan, after which none is expected any more
 IDLE: Final = 10_000
 
 
 class Coming(deque[Arrival]):
-    """Arrivals that are taken as they are asked for; more may be added at any time."""
+    """Arrivals that are read one by one; more may be added at any time."""
 
     def __iter__(self) -> Iterator[Arrival]:
         return self
@@ -54,25 +54,26 @@ class Coming(deque[Arrival]):
 
 @frozen
 class _Odd:
-    """A row that does not just yield 0s to its limit."""
+    """A row that does not simply yield 0s to its limit."""
 
     end: float  # the position of its last token
-    stop: int  # the token id that it ends with
-    other: int  # that it yields before
+    stop: int  # its last token id
+    other: int  # the token id of all others
 
 
-# what a row yields: a token id that means nothing
+# the yield of a row: a token id without a meaning
 _PLAIN: Final = [(0,) * k for k in range(65)]
 _NEVER: Final = _Odd(math.inf, 0, 0)
 
 
 class Simulated(Oracle):
-    """An executor without a memory, whose samples end after so many output tokens.
+    """An executor without a memory, whose samples end after given numbers of output
+    tokens.
 
-    One that is not in `lengths`, or may not stop (no `stop_ids`), runs to its limit, be
-    that its own or the context's; who would stop just there ends by length, too.
-    Positions are read off plans, so it can take over from any `state` in mid-run, steps
-    in flight included.
+    A sample that is not in `lengths`, or may not stop (no `stop_ids`), runs to its limit:
+    its own or the context's; one that would stop exactly there also ends by length.
+    Positions are read from plans, so it can continue from any `state` in mid-run, with
+    steps in flight.
     """
 
     def __init__(
@@ -85,10 +86,10 @@ class Simulated(Oracle):
         self.lengths = {} if lengths is None else lengths
         self.guesses = Guesses() if guesses is None else guesses
         self.names: dict[int, SampleId] = {}  # by row
-        # By step and generation: how much earlier a row starts than its plan says.
+        # By step and generation: how much earlier a row starts than in its plan.
         self.late: dict[int, dict[int, int]] = {}
         self.odd: dict[int, _Odd] = {}  # by row
-        self.most: tuple[int, ...] = ()  # of the last plan, and what that yields
+        self.most: tuple[int, ...] = ()  # of the last plan, and its yields
         self.plain: Yields = ()
         if state is not None:
             run = state.running
@@ -105,7 +106,7 @@ class Simulated(Oracle):
         return super().collect()
 
     def fail(self, error: str, *, halfway: bool) -> Failed:
-        """Fail the next plan and forget all after it."""
+        """Fail the next plan and drop all after it."""
         failed = super().fail(error, halfway=halfway)
         self.late.clear()
         return failed
@@ -113,7 +114,7 @@ class Simulated(Oracle):
     def _seat(
         self, row: int, name: SampleId, prompt: int, last: int, stop_ids: frozenset[int]
     ) -> None:
-        """Remember of a row what differs from running to its limit, the token `last`."""
+        """Record how a row differs from running to its limit with the token `last`."""
         self.names[row] = name
         self.odd.pop(row, None)
         if not stop_ids:
@@ -131,7 +132,7 @@ class Simulated(Oracle):
     def _pooled(self, plan: Plan) -> Pooled:  # noqa: ARG002  # it has no vectors
         return ()
 
-    # A tuple is made of it.
+    # It is turned into a tuple.
     def _run(self, plan: Plan) -> Yields:  # type: ignore[override]
         for opened in plan.opens:
             stop_ids = opened.sampling.stop_ids
@@ -159,8 +160,8 @@ class Simulated(Oracle):
     def _judged(
         self, plan: Plan, late: Mapping[int, int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """How many tokens each row of a plan yields, and the position of its first one,
-        where some have drafts or are late.
+        """The number of tokens of each row of a plan, and the position of its first one,
+        if some rows have drafts or are late.
         """
         most, at = list(plan.most), list(map(add, plan.starts, plan.counts))
         for i, gen in enumerate(plan.gens) if late else ():
@@ -169,7 +170,7 @@ class Simulated(Oracle):
             i = draft.index
             count = plan.counts[i] - 1
             at[i] -= count
-            # Who has gone has results that nobody looks at.
+            # Results of rows that left are dropped.
             name = self.names.get(plan.rows[i])
             right = count if name is None else self.guesses.accepted(name, at[i], count)
             most[i] = 1 + right
@@ -181,8 +182,8 @@ class Simulated(Oracle):
 
 
 def _lateness(state: EngineState) -> dict[int, dict[int, int]]:
-    """Of plans in flight, by step and generation: how much earlier a row starts than it
-    says.
+    """For plans in flight, by step and generation: how much earlier a row starts than in
+    the plan.
     """
     found = dict[int, dict[int, int]]()
     run = state.running
@@ -201,13 +202,13 @@ def _lateness(state: EngineState) -> dict[int, dict[int, int]]:
 
 @define
 class _Device:
-    """When steps end. Each begins when its launch does and the one before it has ended;
-    if host and device take turns, when its results are asked for.
+    """The times of steps. Each begins when its launch does and the one before it has
+    ended; if host and device alternate, when its results are collected.
     """
 
     cost: CostModel
     done: float  # when the last step ended
-    # steps in flight: when each was launched, and what it takes
+    # steps in flight: the time of launch, and the duration
     flights: deque[tuple[float, float]] = Factory(deque)
 
     def launch(self, plan: Plan, time: float) -> float:
@@ -216,22 +217,22 @@ class _Device:
         return time + self.cost.launching(plan)
 
     def end(self, asked: float) -> float:
-        """When the first step in flight ends whose results are asked for."""
+        """When the first step in flight ends, if its results are collected at `asked`."""
         launched, takes = self.flights.popleft()
         begins = max(self.done, launched if self.cost.overlaps else asked)
         self.done = begins + takes
         return self.done
 
     def forget(self, upto: int) -> None:
-        """A step failed, and all but so many behind it with it."""
+        """Drop the steps that a failure has discarded: all but the first `upto`."""
         while len(self.flights) > upto:
             self.flights.pop()
 
 
 @define
 class Simulation:
-    """An engine on a virtual clock. `arrivals` are in order of time. Whoever reads the
-    turns may add to them if they are `Coming`: they are asked again at every turn.
+    """An engine on a virtual clock. `arrivals` are in order of time. A reader of the
+    turns may add arrivals if they are `Coming`: they are read again at every turn.
     """
 
     config: EngineConfig
@@ -242,15 +243,14 @@ class Simulation:
     time: float = 0.0  # at which it starts
     number: int = 0  # of the first turn
     step: Step = step
-    guesses: Guesses = field(factory=Guesses)  # of the host, if it drafts
+    guesses: Guesses = field(factory=Guesses)  # of drafts
 
     def turns(self) -> Iterator[Turn]:
-        """Take turns until everything has been served, or nothing can happen any more:
-        not for `IDLE` turns in a row, of which a policy that puts everybody off asks for
-        more and more.
+        """Take turns until everything has been served, or nothing can happen any more: no
+        event or plan for `IDLE` turns in a row, as under a policy that defers forever.
         """
         state, number = self.state, self.number
-        free = self.time  # when the host is
+        free = self.time  # when the host is free
         device = _Device(self.cost, free)
         for plan in state.inflight:
             device.launch(plan, free)

@@ -1,7 +1,7 @@
-"""Taking turns with an engine that may be somebody's own: what is said if it raises.
+"""Turns of an engine that may be changed: the error if it raises.
 
-`step` is total. A changed one, and to try those is what replays, simulations and forks
-are for, may not be: then the turn is named in which it raised, and where in its code.
+`step` is total. A changed one may not be, and replays, simulations and forks exist to try
+such engines: then the error names the turn in which it raised, and the line of code.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,8 +18,8 @@ Step = Callable[[EngineConfig, EngineState, tuple[Event, ...]], Transition]
 class EngineRaisedError(RuntimeError):
     """The engine raised in a turn, which its laws forbid.
 
-    `turn` is its number, `time` the engine's before it in seconds; `error` says what was
-    raised, and `where` in which file, line and function.
+    `turn` is its number, `time` the engine's before it in seconds; `error` is the text of
+    the error, and `where` its file, line and function.
     """
 
     def __init__(self, turn: int, time: float, raised: Exception) -> None:
@@ -39,10 +39,10 @@ def _place(raised: Exception) -> str:
 
 @contextmanager
 def blamed(turn: int, state: EngineState) -> Iterator[None]:
-    """What an engine raises while it takes `turn` in `state` becomes an
+    """Turn an error that the engine raises in `turn` in `state` into an
     EngineRaisedError.
     """
     try:
         yield
-    except Exception as error:  # whatever a changed engine runs into
+    except Exception as error:  # a changed engine may raise anything
         raise EngineRaisedError(turn, state.time, error) from error

@@ -1,11 +1,11 @@
 """Plans and results as bytes: for executors in other processes, and ranks that share a
 model.
 
-Theory. A steady decode is five columns of whole numbers, and most of what a plan has
-besides (inputs from history, tables, what grows) is whole numbers, too. So a plan crosses
-as one array of 64-bit words (little-endian), sections with their lengths before them, and
-behind it JSON for what is no number: names, sampling values, tiers. A steady plan has
-none of that.
+Theory. A steady decode is five columns of integers, and most other parts of a plan
+(prefill tokens, tables, growth) are integers, too. So a plan is sent as one array of
+64-bit words (little-endian), sections with their lengths before them, and after it JSON
+for the parts that are not numbers: names, sampling values, tiers. A steady plan has none
+of those.
 
     plan      u32 count of words, the words, then JSON or nothing
     words     step, then each section: its length, its words
@@ -15,8 +15,8 @@ none of that.
     results   u8 kind (0: executed, 1: failed), then as above: step, sizes by row, token
               ids; JSON: scores, log-probabilities, pooled vectors, an error
 
-What crosses is trusted as far as the other process is: both are of one engine. Bytes that
-are no plan raise WireError.
+The bytes are trusted as far as the other process is: both are of one engine. Bytes that
+are not a plan raise WireError.
 """
 
 import json
@@ -54,14 +54,14 @@ _WORD: Final = 8  # bytes
 
 
 class WireError(ValueError):
-    """Bytes are not what was expected; the message says what they are not."""
+    """Bytes are not as expected; the message has the reason."""
 
 
 # --- words ------------------------------------------------------------------------------
 
 
 def _packed(words: "array[int]", more: Any) -> bytes:
-    """Words and, where there is more, JSON."""
+    """The words and, if there are other parts, JSON."""
     if sys.byteorder == "big":
         words.byteswap()
     told = json.dumps(more, separators=(",", ":")).encode() if more else b""
@@ -81,7 +81,7 @@ def _unpacked(data: bytes) -> tuple["_Words", Any]:
 
 
 class _Words:
-    """Words that are read one section after the other."""
+    """Words that are read section by section."""
 
     def __init__(self, words: "array[int]") -> None:
         self.words = words
@@ -140,7 +140,7 @@ def plan_to(plan: Plan) -> bytes:
 
 
 def _beside(plan: Plan) -> dict[str, Any]:
-    """What of a plan is no number."""
+    """The parts of a plan that are not numbers."""
     told: dict[str, Any] = {}
     if plan.opens:
         told["opens"] = [
@@ -153,7 +153,7 @@ def _beside(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from(data: bytes) -> Plan:
-    """The plan that was written as `data`. Raises WireError."""
+    """The plan encoded in `data`. Raises WireError."""
     try:
         words, more = _unpacked(data)
         step = words.one()
@@ -225,14 +225,14 @@ def _sampling_from(told: dict[str, Any]) -> RowSampling:
 
 
 def apart_to(apart: SampleApart) -> bytes:
-    """The word that rows are to be sampled, as bytes."""
+    """The message to sample the deferred rows, as bytes."""
     masks = [[mask.index, mask.bits.hex(), mask.place] for mask in apart.masks]
     stands = [[one.index, one.most] for one in apart.stands]
     return _packed(array("q", (apart.step,)), {"masks": masks, "stands": stands})
 
 
 def apart_from(data: bytes) -> SampleApart:
-    """What was written as `data`. Raises WireError."""
+    """The message encoded in `data`. Raises WireError."""
     try:
         words, more = _unpacked(data)
         masks = tuple(
@@ -271,7 +271,7 @@ def results_to(done: Executed | Failed) -> bytes:
 
 
 def results_from(data: bytes) -> Executed | Failed:
-    """The results that were written as `data`. Raises WireError."""
+    """The results encoded in `data`. Raises WireError."""
     try:
         (kind,) = _KIND.unpack_from(data)
         words, more = _unpacked(data[_KIND.size :])

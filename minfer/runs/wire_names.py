@@ -1,11 +1,11 @@
 """Names of records and fields in journals, which stay when Python names change.
 
-A journal names the classes and fields of the records in it, in snapshots, events and
+A journal has the names of the classes and fields of its records, in snapshots, events and
 facts, and these names are part of its digests. By default they are the names in Python.
 When a class or a field is renamed, its old name goes into `CLASSES` or `FIELDS`; when a
 field is removed, it goes into `REMOVED`. `tests/core/runs/test_wire_names.py` lists all
 names, so that none changes unnoticed. Keys of facts that belong to no record ("plans",
-"counts") are written out in `minfer.runs.decisions`.
+"counts") are literals in `minfer.runs.decisions`.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from typing import Any, Final
 import attrs
 from attrs import frozen
 
-LAST_READER: Final = "minfer 0.1.0 (commit 4be0b7e)"  # of all that `REMOVED` refuses
+# can read all that `REMOVED` refuses
+LAST_READER: Final = "minfer 0.1.0 (commit 4be0b7e)"
 
 
 @frozen
@@ -32,23 +33,24 @@ class Field:
 class Removed:
     """A field that records in older journals may have."""
 
-    # Whether a journal with this value, in JSON, is read; then what it has instead.
+    # Whether a journal with this value, in JSON, is read; then the fields that replace
+    # it.
     accepts: Callable[[Any], bool] = lambda _: True
-    what: str = ""  # what a journal with another value has, for its refusal
+    what: str = ""  # what a journal with another value has, for the error
     instead: Callable[[Any], dict[str, Any]] = lambda _: {}
 
 
 def _only(value: Any, otherwise: str) -> Removed:
-    """A field that is read with this value, in JSON, alone."""
+    """A field that is only read with this value, in JSON."""
     return Removed(lambda found: bool(found == value), otherwise)
 
 
 def _freed_run(thresholds: Any) -> dict[str, Any]:
-    """The one of eight thresholds on which decisions depend."""
+    """The only one of eight thresholds on which decisions depend."""
     return {key: thresholds[key] for key in ("freed_run",) if key in thresholds}
 
 
-# Classes by their names in journals, where these are not their names in Python.
+# Classes whose name in journals is not their name in Python, by the name in journals.
 CLASSES: Final[dict[str, type]] = {}
 # Per record, by its name in journals: field in journals -> field in Python.
 FIELDS: Final[dict[str, dict[str, str]]] = {}
@@ -68,7 +70,7 @@ REMOVED: Final[dict[str, dict[str, Removed]]] = {
 
 
 class RemovedError(ValueError):
-    """A journal has what minfer does not support any more; `what` it is."""
+    """A journal has a feature that minfer does not support any more: `what`."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: {LAST_READER} is the last that reads it")
@@ -91,8 +93,8 @@ def fields_of(cls: Any) -> tuple[Field, ...]:
 
 
 def without_removed(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a record, as a journal has them, without those that are removed, and
-    with what is there instead.
+    """The fields of a record, as a journal has them, without removed ones, and with their
+    replacements.
 
     Raises RemovedError for a value that is not accepted any more.
     """
