@@ -24,7 +24,7 @@ def _silu_mul(gate_up, out, stride, out_stride, size, tile: tl.constexpr):
     gate = tl.load(gate_up + row * stride + lane, mask=lane < size)
     up = tl.load(gate_up + row * stride + size + lane, mask=lane < size)
     wide = gate.to(tl.float32)
-    # Rounded where transformers rounds.
+    # Rounded at the same point as in transformers.
     active = (wide / (1 + tl.exp(-wide))).to(gate.dtype)
     tl.store(out + row * out_stride + lane, active * up, mask=lane < size)
 

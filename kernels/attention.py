@@ -1,42 +1,42 @@
-"""Attention over the paged KV cache: of one new token per sequence, and of chunks of
-them.
+"""Attention over the paged KV cache: of one new token per sequence, and of prefill
+chunks.
 
 Theory. Softmax is associative (Milakov and Gimelshein 2018): parts of a context, each
-known by its maximum, its sum of exponentials and its weighted values, merge into the
-whole. So keys come tile by tile, through the block table, and are folded into a running
-softmax (FlashAttention-2, Dao 2023). A program's rows are (query, query head of one key
-head) pairs, flattened: heads that share a key head share every tile that is loaded, and a
-tile of 128 rows spans few positions, so few keys that causality hides are multiplied in
-vain. Decoding is a chunk of one token: its rows are padded to the 16 of the tensor cores,
-as its time is bytes / bandwidth.
+given by its maximum, its sum of exponentials and its weighted values, merge into the
+whole. So keys are read tile by tile, through the block table, and are folded into a
+running softmax (FlashAttention-2, Dao 2023). A program's rows are (query, query head of
+one key head) pairs, flattened: heads that share a key head share every loaded tile, and a
+tile of 128 rows spans few positions, so few causally masked keys are multiplied in vain.
+Decode is a chunk of one token: its rows are padded to the 16 of the tensor cores, as its
+time is bytes / bandwidth.
 
 A decode step must keep enough bytes in flight, so a context is cut into `splits` ranges
-for a program each (Flash-Decoding, Dao et al. 2023). Each leaves its result in memory and
-counts itself; the last to arrive merges all, in the order of the ranges. Ranges are whole
-tiles at absolute positions: a token's result depends on its context and on `splits`,
-never on its neighbours or on who was last. Grids follow from shapes alone: a program
-finds its range when it runs, and one without a range ends. The last one sets the count to
-zero again, so calls can be captured in a CUDA graph; they must not overlap on several
-streams, as all count in the same place.
+with a program each (Flash-Decoding, Dao et al. 2023). Each program stores its result in
+memory and increments a count; the last one merges all results, in the order of the
+ranges. Ranges are whole tiles at absolute positions: a token's result depends on its
+context and on `splits`, never on other rows or on which program was last. Grids follow
+from shapes alone: a program finds its range when it runs, and one without a range
+returns. The last one sets the count to zero again, so calls can be captured in a CUDA
+graph; they must not overlap on several streams, as all use the same counts.
 
 Arithmetic, for 28 query heads over 4 key heads of 128 dimensions in 2 bytes (a 7B model),
-on 132 processors at 4.2 TB/s. A token costs 2 * 4 * 128 * 2 = 2,048 bytes a layer.
-Latency near 0.8 us asks for 4.2e12 * 0.8e-6 = 3.4 MB in flight, 25 KB for each processor.
-A tile of 64 tokens of one key head is 16 KB of keys and as much of values; with 3 stages
-the next tile is always under way and the one after it most of the time, 32 to 64 KB for a
-program that takes 70 KB of shared memory: three fit a processor's 227 KB. Batch 1: 132 /
-4 = 33 splits. 4,096 tokens are 8.4 MB (2.0 us at full bandwidth), two tiles for each
-program: a launch, loads in a row and the merge are what takes time, 10 us. 32,768 tokens
-are 67 MB (16 us), 16 tiles for each range. Batch 64: 256 programs of one split, and
-nothing is merged. Chunks: 64 keys against 128 rows are 4.2 MFLOP for 32 KB, 128 FLOP a
-byte: at 600 TFLOP/s, 4.7 TB/s from the second-level cache. 128 rows of 128 sums in 8
-warps take 64 of a thread's registers.
+on 132 processors at 4.2 TB/s. A token costs 2 * 4 * 128 * 2 = 2,048 bytes a layer. A
+latency near 0.8 us needs 4.2e12 * 0.8e-6 = 3.4 MB in flight, 25 KB for each processor. A
+tile of 64 tokens of one key head is 16 KB of keys and as much of values; with 3 stages
+the next tile is always being loaded and the one after it most of the time, 32 to 64 KB
+for a program that takes 70 KB of shared memory: three fit in a processor's 227 KB. Batch
+1: 132 / 4 = 33 splits. 4,096 tokens are 8.4 MB (2.0 us at full bandwidth), two tiles for
+each program: a launch, dependent loads and the merge take most of the time, 10 us. 32,768
+tokens are 67 MB (16 us), 16 tiles for each range. Batch 64: 256 programs of one split,
+and nothing is merged. Chunks: 64 keys against 128 rows are 4.2 MFLOP for 32 KB, 128 FLOP
+a byte: at 600 TFLOP/s, 4.7 TB/s from the L2 cache. 128 rows of 128 sums in 8 warps take
+64 registers of a thread.
 
-Drafts to verify are such chunks, of a row's last token and of its drafts, which lie apart
-among the packed tokens (`Apart`): their queries share every tile that is loaded, where
-lines of their own would load a context once for each.
+Drafts to verify are such chunks, of a row's last token and of its drafts, which are not
+consecutive among the packed tokens (`Apart`): their queries share every loaded tile,
+while as separate rows they would load a context once for each.
 
-Exponentials are to base 2 (log2 e goes into the scale), which is the hardware's own.
+Exponentials are to base 2 (log2 e is part of the scale), as the hardware computes them.
 """
 
 import math
@@ -63,16 +63,16 @@ from minfer.kernels.attention_tunes import (
 from minfer.kernels.pdl import arrivals, early
 from minfer.kernels.target import capability
 
-SPLIT_TOKENS = 8192  # a range no program exceeds: one long context among many short ones
+SPLIT_TOKENS = 8192  # the largest range: for one long context among many short ones
 LEAST_TOKENS = 64  # of a range
-MAX_SPLITS = 128  # beyond, merging takes longer than the ranges
+MAX_SPLITS = 128  # with more, merging takes longer than the ranges
 LOG2_E = math.log2(math.e)
 THREADS = 32  # of a warp
 
 
 class Apart(NamedTuple):
-    """How the queries of chunks lie, where not one behind the other: query j > 0 of chunk
-    i is q[offsets[i] + skip + (j - 1) * stride].
+    """The layout of queries of chunks that are not consecutive: query j > 0 of chunk i is
+    q[offsets[i] + skip + (j - 1) * stride].
     """
 
     skip: int
@@ -80,10 +80,10 @@ class Apart(NamedTuple):
 
 
 def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
-    """Into how many ranges contexts are cut: from shapes alone, so the same at every
-    replay.
+    """The number of ranges into which contexts are cut: from shapes alone, so the same at
+    every replay.
 
-    Enough for the programs that a processor runs best, and for no range above
+    Enough for the number of programs that a processor runs best, and for no range above
     `SPLIT_TOKENS`; at most one for 64 tokens.
     """
     programs = max(1, batch * kv_heads)
@@ -177,19 +177,19 @@ def prefill_attention(
     apart: Apart | None = None,
     tune: PrefillTune | None = None,
 ) -> Tensor:
-    """Causal attention of packed chunks over their cached contexts; returns `out`, as q
-    in shape.
+    """Causal attention of packed chunks over their cached contexts; returns `out`, with
+    the shape of q.
 
     Chunk i is the queries q[offsets[i] : offsets[i] + counts[i]], at positions starts[i]
     onwards of the sequence in row rows[i] of the table; their own keys and values are
     already in the cache. rows, starts, counts and offsets are [chunks] int32 or int64. No
-    count may be above max_count, which sets the grid and, for few rows, their tile.
-    Chunks of count 0 and tokens of no chunk leave `out` as it was. The rest is as in
+    count may be above max_count, which sets the grid and, for few rows, their tile. For
+    chunks of count 0 and tokens of no chunk `out` is not written. The rest is as in
     `decode_attention`; splits are for few short chunks of long contexts. tune: instead of
     the table's.
 
-    apart: where the queries of each chunk are (drafts to verify); there have to be
-    max_count of each, no count is 0, and behind its count `out` gets something finite.
+    apart: the layout of the queries of each chunk (drafts to verify); each chunk must
+    have room for max_count, no count is 0, and after its count `out` gets finite values.
     """
     _check(q, k_cache, v_cache, table, out)
     if not on_triton(q):
@@ -253,7 +253,7 @@ def _launch(
     stages: int,
     apart: Apart | None = None,
 ) -> Tensor:
-    """Run the kernel, with room for its ranges' results."""
+    """Run the kernel, with memory for the results of its ranges."""
     tokens, heads, dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     if not 1 <= splits <= MAX_SPLITS:
@@ -263,12 +263,13 @@ def _launch(
     group = heads // kv_heads
     tiles = triton.cdiv(max_count * group, rows_tile)
     dim_pad = padded(dim)
-    # What is whole is not merged: such kernels need not differ in how they would.
+    # Contexts of one range are not merged: their kernels need not differ in the settings
+    # of merging.
     merge_rows = rows_tile
     if splits > 1:
         merge_rows = min(rows_tile, triton.next_power_of_2(max_count * group))
     at_once = MERGE_VALUES[known_dim(dim)] * THREADS * warps
-    # Of each range a result [dim], and the logarithm of its sum of exponentials.
+    # For each range a result [dim], and the logarithm of its sum of exponentials.
     results = tokens * heads * splits if splits > 1 else 0
     parts = torch.empty(results * (dim + 1), dtype=torch.float32, device=q.device)
     counters = None
@@ -322,7 +323,9 @@ def _launch(
 def _check(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, out: Tensor | None
 ) -> None:
-    """ValueError if the tensors of a call do not fit together; looks at no contents."""
+    """Raise ValueError if the tensors of a call do not fit together; reads no
+    contents.
+    """
     if q.dim() != 3 or k_cache.dim() != 4 or table.dim() != 2:
         raise ValueError(
             "q is [tokens, heads, dim], a cache 4-dimensional, a table 2-dimensional"
@@ -361,8 +364,8 @@ def attention_reference(
     apart: Apart | None = None,
     most: int = 0,
 ) -> Tensor:
-    """`prefill_attention` in plain torch, float32 inside; decoding is chunks of one
-    token. `most` is its max_count.
+    """`prefill_attention` in plain torch, float32 inside; decode is chunks of one token.
+    `most` is its max_count.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     block_size, kv_heads, dim = k_cache.shape[1:]

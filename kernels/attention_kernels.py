@@ -1,9 +1,9 @@
 """The Triton kernels of paged attention; attention.py has their theory, and launches
 them.
 
-`attend` is the whole: it finds its program's range of a context, folds the range's tiles
-into a running softmax (`_scan`), and stores the result; or, where a context is cut,
-leaves it for the last program to merge (`_merge`).
+`attend` is the entry: it finds its program's range of a context, folds the range's tiles
+into a running softmax (`_scan`), and stores the result; or, if the context is cut, leaves
+it for the last program to merge (`_merge`).
 """
 
 from typing import NamedTuple
@@ -13,15 +13,15 @@ import triton.language as tl
 
 from minfer.kernels.pdl import arrive, follow
 
-NOTHING_YET = tl.constexpr(-1e30)  # a top to start from: finite, below every score
+NOTHING_YET = tl.constexpr(-1e30)  # the initial maximum: finite, below every score
 
 
 class Context(NamedTuple):
-    """One key head of a sequence's pages, and which of its keys may be read."""
+    """The pages of one key head of a sequence, and the range of keys that may be read."""
 
-    first: tl.tensor  # key that may be read
+    first: tl.tensor  # the first key that may be read
     last: tl.tensor
-    sure: tl.tensor  # the last that every query sees; behind it may be wrong drafts
+    sure: tl.tensor  # the last key that every query sees; after it may be rejected drafts
     k_head: tl.tensor  # pointers to the head in block 0
     v_head: tl.tensor
     blocks: tl.tensor  # pointer to the sequence's row of the block table
@@ -30,7 +30,7 @@ class Context(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """A running softmax of rows: what part of a context comes to, not yet divided."""
+    """A running softmax of rows over a part of a context, not yet divided."""
 
     acc: tl.tensor  # [rows, dim_pad] weighted values
     top: tl.tensor  # [rows] largest score, times log2(e)
@@ -56,9 +56,9 @@ def _scan(
 ):
     """Fold tiles lo .. hi - 1 of one key head into the softmax of q's rows.
 
-    q is [rows, dim_pad], row r stands at positions[r]. Only the context's keys from first
-    to last are loaded, and only table entries of those. `masked` False: every row sees
-    every key of every tile. `apart`: they are drafts to verify.
+    q is [rows, dim_pad], row r is at positions[r]. Only the context's keys from first to
+    last are loaded, and only table entries of those. `masked` False: every row sees every
+    key of every tile. `apart`: they are drafts to verify.
     """
     acc, top, total = softmax
     lanes = tl.arange(0, tile)
@@ -70,8 +70,9 @@ def _scan(
         tokens = index * tile + lanes
         at = ids.to(tl.int64) * context.stride_block
         at += (tokens % block_size) * context.stride_token
-        # The next tile's block ids come while this tile's keys are on their way: were
-        # they loaded where they are used, every tile would wait for two loads in a row.
+        # The next tile's block ids are loaded while this tile's keys are in flight: if
+        # they were loaded where they are used, every tile would wait for two loads in
+        # sequence.
         after = tokens + tile
         inside = (after >= context.first) & (after <= context.last)
         ids = tl.load(context.blocks + after // block_size, mask=inside, other=0)
@@ -88,12 +89,11 @@ def _scan(
                 seen = seen & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
             if apart:
-                # What a model makes of a wrong draft may not be finite, and nothing times
-                # that would be NaN.
+                # The values of a rejected draft may not be finite, and 0 times those
+                # would be NaN.
                 some = (tokens <= context.sure)[:, None] | (tl.abs(value) < float("inf"))
                 value = tl.where(some, value, 0.0)
-        # `top` starts at a finite number, so a row that sees nothing yet meets no inf -
-        # inf.
+        # `top` starts at a finite number, so a row that sees no key yet has no inf - inf.
         higher = tl.maximum(top, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - higher[:, None])
         fade = tl.exp2(top - higher)
@@ -116,8 +116,8 @@ def _merge(
     dim: tl.constexpr,
     dim_pad: tl.constexpr,
 ):
-    """[rows, dim_pad]: results at[row] to at[row] + used - 1, averaged by sums, `depth`
-    at once.
+    """[rows, dim_pad]: results at[row] to at[row] + used - 1, averaged with weights sums,
+    `depth` at once.
     """
     dims = tl.arange(0, dim_pad)
     acc = tl.zeros([rows, dim_pad], tl.float32)
@@ -128,7 +128,7 @@ def _merge(
         here = at[:, None] + part[None, :]
         ours = mine[:, None] & (part < used)[None, :]
         where = here[:, :, None] * dim + dims[None, None, :]
-        # Other processors wrote these: .cg passes by this one's own cache.
+        # Other processors wrote these: .cg bypasses this one's L1 cache.
         logs = tl.load(sums + here, mask=ours, other=float("-inf"), cache_modifier=".cg")
         inside = ours[:, :, None] & (dims < dim)[None, None, :]
         found = tl.load(parts + where, mask=inside, other=0.0, cache_modifier=".cg")
@@ -143,7 +143,9 @@ def _merge(
 
 @triton.jit
 def _chunk(starts, counts, offsets, chunk):
-    """A chunk's first position, its number of queries, and where they begin in q."""
+    """A chunk's first position, its number of queries, and the index of the first
+    in q.
+    """
     start = tl.load(starts + chunk).to(tl.int32)
     if counts is None:
         start, count, offset = start - 1, 1, chunk.to(tl.int64)
@@ -155,7 +157,7 @@ def _chunk(starts, counts, offsets, chunk):
 
 @triton.jit
 def _token(offset, query, skip, stride, apart: tl.constexpr):
-    """Where a chunk's query is in q; behind the first one, they may lie apart."""
+    """The index of a chunk's query in q; those after the first may not be consecutive."""
     if apart:
         return offset + tl.where(query > 0, skip + (query - 1) * stride, 0)
     return offset + query
@@ -182,9 +184,9 @@ def _scan_whole(
     """Fold the tiles before the causal edge; returns the softmax, and the tile of the
     edge.
 
-    The rows stand at positions `first` to `last`.
+    The rows are at positions `first` to `last`.
     """
-    # Tiles that the window cuts for some row; then those that all rows see whole.
+    # Tiles that the window cuts for some row; then those that all rows see completely.
     cut = lo
     if window > 0:
         cut = tl.minimum(tl.cdiv(tl.maximum(last - window + 1, 0), tile), hi)
@@ -224,7 +226,7 @@ def _scan_whole(
     return softmax, edge
 
 
-# Rows of a step that have no drafts begin anywhere among its rows.
+# Rows without drafts in the step may begin anywhere among its rows.
 @triton.jit(
     do_not_specialize=["splits", "skip", "stride", "most"],
     do_not_specialize_on_alignment=["rows", "starts", "counts", "offsets"],
@@ -268,8 +270,8 @@ def attend(
     apart: tl.constexpr,
 ):
     """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are
-    contexts. `apart`: queries lie as skip and stride say, and each chunk has `most`, of
-    which those behind its count come to something finite.
+    contexts. `apart`: queries are laid out by skip and stride, and each chunk has `most`,
+    of which those after its count get finite results.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
@@ -279,8 +281,8 @@ def attend(
     kv_head = tl.program_id(2)
     start, count, offset = _chunk(starts, counts, offsets, chunk)
     queries = most if apart else count
-    # The last rows of a chunk see the most: they are launched first, short work fills in
-    # behind.
+    # The last rows of a chunk see the most keys: they are launched first, so that shorter
+    # programs fill the end.
     index = tl.cdiv(queries * group, rows_tile) - 1 - tl.program_id(0) // splits
     if index < 0:
         return

@@ -1,4 +1,4 @@
-"""How the kernel of attention.py is run: constants for types and heads, as measured."""
+"""Constants of the kernels of attention.py, for types and heads, from measurements."""
 
 from typing import Final, NamedTuple
 
@@ -9,14 +9,14 @@ from minfer.kernels.target import Capability
 
 PROCESSORS: Final = 132  # streaming multiprocessors of an H100 or H200
 # Programs for each, by a head's dimensions, if there are so many before contexts are cut:
-# attention then takes 0.5 to 0.85 of the time with one (H200, 2026-11-22). From 32 on
-# (7B, batch 8) as well, but a step took 4.88 ms instead of 4.69.
+# attention then takes 0.5 to 0.85 of the time with one (H200, 2026-11-22). Also from 32
+# on (7B, batch 8), but there a step took 4.88 ms instead of 4.69.
 AT_ONCE: Final = {64: 4, 128: 2, 256: 1}
 MANY: Final = 64
 
 
 class DecodeTune(NamedTuple):
-    """How attention of one query a sequence is cut."""
+    """The tiling of attention of one query per sequence."""
 
     tile: int  # keys loaded at once
     warps: int
@@ -24,25 +24,25 @@ class DecodeTune(NamedTuple):
 
 
 class PrefillTune(NamedTuple):
-    """How attention of chunks is cut. 8 warps from 128 rows on, else 4."""
+    """The tiling of attention of chunks. 8 warps from 128 rows on, else 4."""
 
     rows: int  # (query, head) pairs of a program, at most
     tile: int  # keys loaded at once
     stages: int
 
     def warps(self, rows: int) -> int:
-        """For a program of so many rows."""
+        """Warps of a program with so many rows."""
         return 8 if rows >= 128 else 4
 
 
 class Kind(NamedTuple):
-    """What constants depend on."""
+    """The properties on which the constants depend."""
 
     bytes: int  # of an element
-    dim: int  # of a head, as tables know it: 64, 128 or 256
+    dim: int  # of a head, rounded to those of the tables: 64, 128 or 256
 
 
-# float32 products do not use the tensor cores: small tiles, or sums do not fit the
+# float32 products do not use the tensor cores: small tiles, or the sums do not fit in the
 # registers.
 DECODE: Final = {
     # tile, warps, stages
@@ -62,9 +62,9 @@ PREFILL: Final = {
     Kind(4, 128): PrefillTune(16, 16, 2),
     Kind(4, 256): PrefillTune(16, 16, 2),
 }
-# Programs that a processor holds, by stages, for rows of `DECODE` that have a choice:
-# programs come in rounds, of which the last should be full. Of 128 dimensions, 512 take
-# 0.85 of the time with 2 stages, 1,024 take 0.94, but 768 take 1.06 (H200, 2026-11-22).
+# Programs that a processor holds, by stages, for rows of `DECODE` with a choice: programs
+# run in waves, of which the last should be full. Of 128 dimensions, 512 take 0.85 of the
+# time with 2 stages, 1,024 take 0.94, but 768 take 1.06 (H200, 2026-11-22).
 HELD: Final = {Kind(2, 128): {3: 3, 2: 4}}
 # The widest heads take 136 KB of shared memory; on GPUs of these compute capabilities a
 # program may have 99 KB.
@@ -76,35 +76,35 @@ MERGE_VALUES: Final = {64: 64, 128: 128, 256: 128}
 
 
 def kind_of(q: Tensor) -> Kind:
-    """Which constants are for these queries [tokens, heads, dim]."""
+    """The key of the constants for these queries [tokens, heads, dim]."""
     return Kind(q.element_size(), known_dim(q.shape[2]))
 
 
 def known_dim(dim: int) -> int:
-    """A head's dimensions, as tables of constants know them."""
+    """A head's dimensions, rounded to those of the tables of constants."""
     return min(max(int(triton.next_power_of_2(dim)), 64), 256)
 
 
 def padded(size: int) -> int:
-    """Rows or columns as the tensor cores want them: a power of two from 16."""
+    """The size padded for the tensor cores: a power of two from 16."""
     return max(16, int(triton.next_power_of_2(size)))
 
 
 def programs_at_once(programs: int, dim: int) -> int:
-    """How many of so many programs a processor is to hold at once."""
+    """How many of `programs` programs a processor should hold at once."""
     return AT_ONCE[known_dim(dim)] if programs >= MANY else 1
 
 
 def decode_tune(kind: Kind, programs: int, splits: int) -> DecodeTune:
-    """From `DECODE`; of contexts that are whole, the stages with the least room left over
-    in the last round of so many programs.
+    """The tune from `DECODE`; for contexts of one range, the stages that leave the fewest
+    unused places in the last wave of so many programs.
     """
     tune, held = DECODE[kind], HELD.get(kind)
     if splits > 1 or held is None:
         return tune
 
     def places(stages: int) -> int:
-        """Places for programs, in all rounds."""
+        """Places for programs, in all waves."""
         rounds = -(-programs // (PROCESSORS * held[stages]))
         return rounds * held[stages]
 
@@ -112,6 +112,6 @@ def decode_tune(kind: Kind, programs: int, splits: int) -> DecodeTune:
 
 
 def prefill_tune(kind: Kind, target: Capability) -> PrefillTune:
-    """From `PREFILL`, unless the GPU has too little shared memory for that."""
+    """The tune from `PREFILL`, unless the GPU has too little shared memory for it."""
     small = kind == WIDEST and target in HAVE_99_KB
     return WIDEST_IN_99_KB if small else PREFILL[kind]

@@ -1,5 +1,5 @@
-"""How many of a row's tokens need be sorted out, kept few: bounds of depth, proven or
-guessed, within the kernels of sample_kernels.py; sample.py has their theory.
+"""Bounds of the depth of a row's tokens, proven or guessed, so that few tokens must be
+sorted, for the kernels of sample_kernels.py; sample.py has their theory.
 """
 
 from typing import NamedTuple
@@ -8,49 +8,50 @@ import triton
 import triton.language as tl
 
 GREEDY_BELOW = tl.constexpr(1e-5)  # a temperature
-# Masses are added up as integers, so that their order does not show: in units of 2^-43,
+# Masses are summed as integers, so that their order does not matter: in units of 2^-43,
 # as 2^20 of at most 1 then fit in 63 bits.
 MASS_UNITS = tl.constexpr(2.0**43)
-DEEPEST_BOUND = tl.constexpr(128.0)  # exp(-128) is nothing to float32
-HALVINGS = tl.constexpr(12)  # of a range, until a depth is near enough
-NEARLY = tl.constexpr(0.999)  # of a mass: room for float32's sums
-ROUNDED = tl.constexpr(2.0**-19)  # of a group's mass: room for that of its largest
+DEEPEST_BOUND = tl.constexpr(128.0)  # exp(-128) is 0 in float32
+HALVINGS = tl.constexpr(12)  # of a range, until a depth is close enough
+NEARLY = tl.constexpr(0.999)  # of a mass: a margin for float32 sums
+ROUNDED = tl.constexpr(2.0**-19)  # of a group's mass: a margin for that of its largest
 MORE = tl.constexpr(1.001)  # of a depth
 DEEP = tl.constexpr(80.0)  # exp(-80) is still a normal float32
-NARROWEST = tl.constexpr(1e-30)  # range of depths: divisors are not 0
-# Of what a sample says: one row in a million may be missed. Besides these a few tokens of
-# the sample at the edge, as few deeper ones may be in it by chance.
+NARROWEST = tl.constexpr(1e-30)  # range of depths: avoids division by 0
+# The margin of a sample: one row in a million may be missed. Besides these a few tokens
+# of the sample at the edge, as a few deeper ones may be in it by chance.
 DEVIATIONS = tl.constexpr(5.0)
 STRAYS = tl.constexpr(10.0)
-# Where a row's `Bounds` lie.
+# The layout of a row's `Bounds` in memory.
 FACTS = tl.constexpr(8)
-# What is added up of a row: the mass of what is kept for sure, that of all within min-p.
+# The sums of a row: the mass of surely kept tokens, and that of all within min-p.
 MASSES = tl.constexpr(2)
 
 
 class Asked(NamedTuple):
-    """How a row samples."""
+    """The sampling values of a row."""
 
     temperature: tl.tensor  # 1 if greedy
     top_k: tl.tensor  # 0: all
     top_p: tl.tensor
-    deepest: tl.tensor  # a token's depth at most, from min-p
+    deepest: tl.tensor  # the maximal depth of a token, from min-p
     typical_p: tl.tensor
     greedy: tl.tensor
     restricted: tl.tensor
 
 
 class Bounds(NamedTuple):
-    """What is known of a restricted row before its tokens are listed."""
+    """The bounds of a filtered row before its tokens are listed."""
 
     largest: tl.tensor  # logit
     total: tl.tensor  # mass of all tokens
-    mean: tl.tensor  # depth; if typical-p alone restricts the row
+    mean: tl.tensor  # depth; only if typical-p alone filters the row
     limit: tl.tensor  # no kept token is deeper
-    low: tl.tensor  # all that are less deep are kept, and few of these listed
+    low: tl.tensor  # all less deep tokens are kept, and few of them listed
     lowered: tl.tensor  # 1: `limit` is a guess
-    wait: tl.tensor  # times its mass: a token kept for sure is listed if it waits less
-    floor: tl.tensor  # logit: nobody asks for lower ones; NaN of rows not restricted
+    # times its mass: a surely kept token is listed if its waiting time is less
+    wait: tl.tensor
+    floor: tl.tensor  # logit: no lower one is needed; NaN for rows that are not filtered
 
 
 @triton.jit
@@ -65,7 +66,7 @@ def asked_of(
     vocab,
     filtered: tl.constexpr,
 ):
-    """How a row samples; `filtered` False promises that nothing restricts any."""
+    """The sampling values of a row; `filtered` False promises that no row is filtered."""
     owner = tl.load(who + row)
     temperature = tl.load(temperatures + owner)
     top_k = tl.load(top_ks + owner)
@@ -82,21 +83,21 @@ def asked_of(
 
 @triton.jit
 def typical_alone(asked):
-    """Whether typical-p is all that restricts a row."""
+    """Whether typical-p is a row's only filter."""
     others = (asked.top_k > 0) | (asked.top_p < 1) | (asked.deepest < float("inf"))
     return (asked.typical_p < 1) & (others == 0)
 
 
 @triton.jit
 def min_p_alone(asked):
-    """Whether min-p is all that restricts a row."""
+    """Whether min-p is a row's only filter."""
     others = (asked.top_k > 0) | (asked.top_p < 1) | (asked.typical_p < 1)
     return (asked.deepest < float("inf")) & (others == 0)
 
 
 @triton.jit
 def depth_of(x, largest, temperature):
-    """Of logits, never -0."""
+    """The depth of logits, never -0."""
     return tl.abs(tl.div_rn(largest - x.to(tl.float32), temperature))
 
 
@@ -108,14 +109,14 @@ def mass_of(depth):
 
 @triton.jit
 def rest_of(depth, mass):
-    """The masses of groups without their largest, or a little more."""
+    """An upper bound of the masses of groups without their largest token."""
     return tl.maximum(mass * (1 + ROUNDED) - tl.exp(-depth), 0.0)
 
 
 @triton.jit
 def limit_of(asked, depth, mass, total, group: tl.constexpr):
     """A depth that no kept token exceeds, from groups' least depths and their masses."""
-    # That of k groups' largest is one of theirs.
+    # For top-k, the depth is one of the groups' least depths.
     deepest = tl.max(tl.where(depth < float("inf"), depth, 0.0), 0) * MORE + NARROWEST
     start = tl.minimum(tl.where(asked.top_k > 0, deepest, DEEPEST_BOUND), DEEPEST_BOUND)
     less = 0.0
@@ -124,8 +125,8 @@ def limit_of(asked, depth, mass, total, group: tl.constexpr):
     rest = rest_of(depth, mass)
     for _step in range(HALVINGS):
         limit = (less + more) / 2
-        # What is left beyond `limit`: all of a group, or all but its largest, which each
-        # are as deep at least.
+        # The mass left beyond `limit`: all of a group, or all but its largest token,
+        # where the others are at least as deep.
         near = depth <= limit
         beyond = tl.minimum(tl.where(near, rest, mass), group * tl.exp(-limit))
         light = tl.sum(beyond, 0) < NEARLY * (1 - share) * total
@@ -133,14 +134,14 @@ def limit_of(asked, depth, mass, total, group: tl.constexpr):
         enough = tl.where(asked.top_k > 0, many, light)
         less = tl.where(enough, less, limit)
         more = tl.where(enough, limit, more)
-    # None found: all. What top-p keeps depends on the mass of all that min-p leaves.
+    # None found: no bound. What top-p keeps depends on the mass of all that min-p keeps.
     found = (more < start) & ((asked.top_k > 0) | (asked.deepest == float("inf")))
     return tl.minimum(tl.where(found, more, float("inf")), asked.deepest)
 
 
 @triton.jit
 def most_within(depth, mass, limit, group: tl.constexpr):
-    """How many tokens are no deeper than this, at most: each of them has mass."""
+    """An upper bound of the number of tokens within this depth: each of them has mass."""
     least = tl.exp(-tl.minimum(limit, DEEP))
     more = tl.minimum(rest_of(depth, mass) / least, group - 1)
     return tl.sum(tl.where(depth <= limit, 1 + more, 0.0), 0)
@@ -148,7 +149,7 @@ def most_within(depth, mass, limit, group: tl.constexpr):
 
 @triton.jit
 def floor_of(largest, limit, temperature):
-    """A logit that none of a token within this depth is below, roundings and all."""
+    """A lower bound of the logits of tokens within this depth, with all roundings."""
     return largest - limit * temperature * MORE
 
 
@@ -156,8 +157,8 @@ def floor_of(largest, limit, temperature):
 def guess_of(asked, line, largest, total, limit, vocab, samples: tl.constexpr):
     """Two depths between which the edge should be, and the mass before them.
 
-    A sample tells what weighs how much beyond a depth; of what is within, few tokens may
-    be most. A wrong guess costs time alone.
+    A sample of logits estimates the mass beyond a depth; the range should hold few
+    tokens. A wrong guess only costs time.
     """
     ids = (tl.arange(0, samples).to(tl.int64) * vocab // samples).to(tl.int32)
     depth = depth_of(tl.load(line + ids), largest, asked.temperature)
@@ -178,7 +179,7 @@ def guess_of(asked, line, largest, total, limit, vocab, samples: tl.constexpr):
     spread = tl.sqrt(tl.maximum(variance, 0.0)) * DEVIATIONS + stray
     low, _ = _leaving(depth, weight, wanted + spread, end)
     _, high = _leaving(depth, weight, wanted - spread, end)
-    # All up to the edge is listed where a token's number counts, not its mass alone.
+    # All tokens up to the edge are listed if their number is needed, not only their mass.
     low = tl.where(counted, 0.0, low)
     held = tl.maximum((total - wanted - spread) * vocab / samples, 1.0)
     return low, tl.where(wanted > spread, high, float("inf")), held
@@ -186,7 +187,7 @@ def guess_of(asked, line, largest, total, limit, vocab, samples: tl.constexpr):
 
 @triton.jit
 def _leaving(depth, weight, wanted, end):
-    """A depth beyond which just so much is, between two."""
+    """A depth between two, beyond which the wanted mass is left."""
     less = 0.0
     more = end
     for _step in range(HALVINGS):
@@ -199,7 +200,7 @@ def _leaving(depth, weight, wanted, end):
 
 @triton.jit
 def load_bounds(at):
-    """A row's `Bounds`, from where they lie."""
+    """Load a row's `Bounds`."""
     return Bounds(
         tl.load(at),
         tl.load(at + 1),
@@ -214,7 +215,7 @@ def load_bounds(at):
 
 @triton.jit
 def store_bounds(at, bounds):
-    """Where `load_bounds` takes a row's from."""
+    """Store a row's bounds for `load_bounds`."""
     tl.store(at, bounds.largest)
     tl.store(at + 1, bounds.total)
     tl.store(at + 2, bounds.mean)
@@ -227,12 +228,12 @@ def store_bounds(at, bounds):
 
 @triton.jit
 def is_whole(asked, bounds):
-    """Whether all that may be kept is listed, and not what is near the edge alone."""
+    """Whether all tokens that may be kept are listed, not only those near the edge."""
     return (bounds.low == 0) & ((bounds.lowered == 0) | (asked.top_k > 0))
 
 
 @triton.jit
 def target_of(share, total):
-    """How much mass the kept tokens hold at least."""
+    """The least mass that the kept tokens must hold."""
     target = tl.ceil(share.to(tl.float64) * total).to(tl.int64)
     return tl.maximum(target, 1)

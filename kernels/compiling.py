@@ -1,11 +1,11 @@
-"""Kernels compiled before they are launched, side by side.
+"""Compiles kernels before they are launched, in parallel.
 
 Theory. Triton compiles a kernel when it is first launched, in 0.1 to 1 s, once for each
-combination of its arguments' types, constants and divisibility. Which combinations there
-are is decided by what launches them; so launches are asked for what they need: in
-`compiled`, they compile and do not run. A thread for each processor compiles: Triton's
-compiler and NVIDIA's assembler let other threads run. What was compiled lies in Triton's
-cache (`TRITON_CACHE_DIR`, else ~/.triton/cache), where the next process finds it.
+combination of its arguments' types, constants and divisibility. The launching code
+decides which combinations there are; so within `compiled`, launches compile the kernel
+and do not run it. There is a compiling thread for each processor: Triton's compiler and
+NVIDIA's assembler release the interpreter lock. Results are in Triton's cache
+(`TRITON_CACHE_DIR`, else ~/.triton/cache), where the next process finds them.
 """
 
 import os
@@ -21,22 +21,22 @@ from triton import AsyncCompileMode, FutureKernel, knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-one_at_a_time: Final = threading.Lock()  # what changes how Triton launches
+one_at_a_time: Final = threading.Lock()  # guards the patching of Triton's launch
 
 
 class Compiled(NamedTuple):
-    """What came of it."""
+    """The results of compiling."""
 
     wanted: int
-    compiled: int  # the others were on disk
+    compiled: int  # the others were in the cache on disk
     seconds: float
-    failed: tuple[str, ...]  # why some were not
+    failed: tuple[str, ...]  # the reasons of failures
 
 
 def compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Compiled:
     """Compile and load the kernels that `launch` launches on the current device. They do
-    not run, and what they would write is zero. `report` is called with the number of
-    kernels that are compiled. A kernel that cannot be compiled fails at its first launch.
+    not run, and their outputs are zero. `report` is called with the number of kernels
+    that are compiled. A kernel that cannot be compiled fails at its first launch.
     """
     with one_at_a_time:
         return _compiled(launch, report)
@@ -47,7 +47,7 @@ def _compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Comp
     made, mine = dict[int, Any](), threading.get_ident()
 
     def compile_only(kernel: Any, *of: Any, warmup: bool, **how: Any) -> Any:
-        if threading.get_ident() != mine:  # another engine's step, which runs
+        if threading.get_ident() != mine:  # a step of another engine, which runs
             return run(kernel, *of, warmup=warmup, **how)
         found = run(kernel, *of, warmup=True, **how)
         made[id(found)] = found
@@ -67,7 +67,7 @@ def _compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Comp
         patch.object(knobs.compilation, "listener", listen),
         AsyncCompileMode(pool, ignore_errors=True),
         patch.object(JITFunction, "run", compile_only),
-        # What a kernel would fill may be an index for what torch does.
+        # The output of a kernel may be used as an index by torch.
         patch.object(torch.Tensor, "new_empty", torch.Tensor.new_zeros),
         patch.object(torch, "empty", torch.zeros),
         patch.object(torch, "empty_like", torch.zeros_like),
@@ -83,20 +83,21 @@ def _compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Comp
 
 
 def _load(made: Any) -> str:
-    """Load a kernel; returns why it could not be. For each signature Triton has the C
-    compiler make what launches it, where that is not on disk.
+    """Load a kernel; returns the reason if that fails. For each signature, Triton has the
+    C compiler build the launcher, unless it is on disk.
     """
-    # What could not be compiled is None then.
+    # None: it could not be compiled.
     kernel = made.kernel if isinstance(made, FutureKernel) else made
     try:
         _ = None if kernel is None else kernel.run
-    except Exception as error:  # whatever it is, its first launch says it again
+    except Exception as error:  # any error: its first launch raises it again
         return _said(error)
     return ""
 
 
 def _said(error: BaseException) -> str:
-    while error.__cause__ is not None:  # the compiler's own errors say where, not what
+    # the compiler's own errors have the place, not the reason
+    while error.__cause__ is not None:
         error = error.__cause__
     return repr(error)
 
@@ -110,7 +111,7 @@ class _Counting(ThreadPoolExecutor):
         self.futures = list[Future[Any]]()
 
     def submit(self, *of: Any, **how: Any) -> Future[Any]:
-        """As `ThreadPoolExecutor` does."""
+        """Submit as `ThreadPoolExecutor` does, and count."""
         future = super().submit(*of, **how)
         self.futures.append(future)
         future.add_done_callback(self._count)

@@ -1,11 +1,11 @@
-"""Attention of long chunks by flash-attn's kernels (package flash-attn-4), where it is
+"""Attention of long chunks by flash-attn's kernels (package flash-attn-4), if it is
 installed.
 
-Hopper's asynchronous copies and products: 600 TFLOP/s and more where Triton's kernel has
-430. Whole tiles of keys are read, and what is hidden gets a weight of zero, but 0 * NaN
-is NaN. In blocks of 64 tokens and less, what is behind a context does not reach the
-result (measured); in blocks of 128 it does, and with a window what is before it may.
-Neither is served: a request's overflow must not harm another's.
+Hopper's asynchronous copies and products: 600 TFLOP/s and more, where Triton's kernel has
+430. Whole tiles of keys are read, and masked keys get a weight of zero, but 0 * NaN is
+NaN. In blocks of 64 tokens and less, values after a context do not reach the result
+(measured); in blocks of 128 they do, and with a window values before it may. Neither is
+served: an overflow in one request must not affect another.
 """
 
 from importlib import import_module
@@ -31,19 +31,19 @@ def flash_missing(
 
 
 class FlashWork(NamedTuple):
-    """Chunks as flash-attn wants them: prepared once a step, the same in all layers."""
+    """Chunks in flash-attn's format: prepared once per step, the same in all layers."""
 
-    bounds: Tensor  # [chunks + 1] int32: where they begin among the queries, and the end
+    bounds: Tensor  # [chunks + 1] int32: starts among the queries, and the end
     contexts: Tensor  # [chunks] int32: tokens up to a chunk's last
     table: Tensor  # [chunks, max_blocks] int32
-    longest: int  # count
+    longest: int  # the largest count
 
     @classmethod
     def of(
         cls, rows: Tensor, starts: Tensor, counts: Tensor, table: Tensor, longest: int
     ) -> "FlashWork":
-        """Arguments as in `prefill_attention`; chunks lie one after another from query 0
-        on.
+        """Build from arguments as in `prefill_attention`; chunks are consecutive from
+        query 0 on.
         """
         bounds = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
         return cls(bounds, (starts + counts).int(), table[rows], longest)
@@ -60,7 +60,7 @@ def flash_attention(
     """`prefill_attention` of `work` into `out`: as q in shape, both with strides of 16
     bytes.
     """
-    # The public function fills no tensor of its caller's.
+    # The public function would allocate the output itself.
     import_module(FLASH)._flash_attn_fwd(
         q,
         k_cache,

@@ -1,12 +1,12 @@
-"""silu(gate) * up of a product in one kernel: quack's, by asynchronous copies and
+"""silu(gate) * up of a product in one kernel: quack's, with asynchronous copies and
 products.
 
-Theory. The product itself, twice as wide as what is wanted, never reaches memory, and the
+Theory. The product itself, twice as wide as the result, is not written to memory, and the
 kernel is as fast as cuBLAS's. But its tiles are large: two processors make 256 rows of
-192 columns together, and all go through as many rounds as the last needs. Where those are
-filled to 76 % or more, it took 0.65 to 0.90 of the time of cuBLAS and silu_mul, below 75
-% 0.98 to 1.68 (192 to 8,192 tokens at the shapes of Qwen2.5 0.5B, 1.5B and 7B, H200,
-2026-11-22). Products added to the residual are faster in cuBLAS.
+192 columns together, and the number of waves is rounded up. If those are filled to 76 %
+or more, it took 0.65 to 0.90 of the time of cuBLAS and silu_mul, below 75 % 0.98 to 1.68
+(192 to 8,192 tokens at the shapes of Qwen2.5 0.5B, 1.5B and 7B, H200, 2026-11-22). For
+products added to the residual cuBLAS is faster.
 """
 
 from importlib import import_module
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from minfer.kernels.packages import QUACK
 
-# Of a tile.
+# rows and columns of a tile
 ROWS = 256
 COLUMNS = 192
 PAIRS = 66  # of processors, on an H100 or H200
-FILLED = 0.76  # of the tiles' places, from which on it is faster
+FILLED = 0.76  # share of the tiles' places that are used, from which on it is faster
 
 
 def pays(tokens: int, inter: int) -> bool:

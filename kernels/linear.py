@@ -1,16 +1,16 @@
-"""A decode step's matrix products, with the norm before, the gate or the sum after them
-inside.
+"""A decode step's matrix products, fused with the norm before, or the gate or residual
+addition after them.
 
 Theory. For few tokens a product costs its weights' bytes / bandwidth and a launch, so
-norm, gate and sum ride along: a layer takes 4 launches around attention, not 8. x *
-norm_weight is multiplied as it comes while its squares add up; rsqrt(mean) scales the
-sums, a step of rounding off norm.py's. One token (`rows` 1): weights times x in float32,
-summed over lanes at the end. More: x is padded to the 16 rows of the tensor cores, of
-which those that are there are loaded. Latency near 0.8 us at 4.2 TB/s asks for 25 KB in
-flight on each of 132 processors: for few columns, some `splits` programs share a tile's
-depth and leave their sums; the last to arrive adds all of them up, in order. While the
-kernel before runs (pdl.py), the first weights come: to registers (HELD_BYTES), else to
-the cache.
+norm, gate and addition are fused: a layer takes 4 launches besides attention, not 8. x *
+norm_weight is multiplied while its squares are summed; rsqrt(mean) scales the sums, which
+rounds slightly differently from norm.py. One token (`rows` 1): weights times x in
+float32, summed over lanes at the end. More: x is padded to the 16 rows of the tensor
+cores, of which only existing ones are loaded. A latency near 0.8 us at 4.2 TB/s needs 25
+KB in flight on each of 132 processors: for few columns, `splits` programs share a tile's
+depth and store their sums; the last one adds all of them, in order. While the kernel
+before runs (pdl.py), the first weights are loaded: to registers (HELD_BYTES), else to the
+cache.
 """
 
 import torch
@@ -27,8 +27,8 @@ from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import arrivals, early
 
 # Bytes of weights that a thread may hold when it starts to wait for x, if `stages` is 1
-# and there are at most so many weights: with more, programs come in waves, and only the
-# first would gain.
+# and there are at most so many weights: with more, programs run in waves, and only the
+# first wave would gain.
 HELD_BYTES = 256
 HELD_WEIGHTS = 12e6
 THREADS = 32  # of a warp
@@ -80,7 +80,7 @@ def norm_gated(
 ) -> Tensor:
     """silu(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias; else as above.
 
-    fused: gated.py serves it where that pays.
+    fused: use gated.py where it is faster.
     """
     tune = tune or tune_of("norm_gated", x, gate_up)
     if tune is not None and _fits(x, gate_up, gated=True):
@@ -92,7 +92,9 @@ def norm_gated(
 
 
 def _fits(x: Tensor, weight: Tensor, *, gated: bool = False) -> bool:
-    """Whether the kernel takes such tensors: contiguous, and of whole 16s."""
+    """Whether the kernel takes such tensors: contiguous, with sizes that are multiples of
+    16.
+    """
     tokens, size = x.shape
     columns = len(weight) // (1 + gated)
     aligned = size % 16 == columns % 16 == 0
@@ -151,7 +153,9 @@ def _launch(
 
 
 def _held(weight: Tensor, tune: Tune, *, gated: bool) -> int:
-    """Of how many passes a program holds the weights before x is there: all, or none."""
+    """The number of passes whose weights a program holds before x is available: all, or
+    none.
+    """
     size = weight.shape[1]
     depth = tune.depth * tune.splits
     passes = triton.cdiv(size, depth)

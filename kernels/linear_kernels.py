@@ -1,4 +1,4 @@
-"""The Triton kernel of few tokens' matrix products; linear.py has its theory, and
+"""The Triton kernel of matrix products of few tokens; linear.py has its theory, and
 launches it.
 """
 
@@ -10,7 +10,7 @@ from minfer.kernels.pdl import arrive, follow, prefetch
 
 @triton.jit
 def _tile(weight, norm, k, size: tl.constexpr, depth: tl.constexpr):
-    """What a pass multiplies x with: weights, the norm's; and which of them are there."""
+    """The operands of a pass besides x: weights, the norm's weights, and their mask."""
     lane = k + tl.arange(0, depth)[None, :]
     inside = (lane < size) | (size % depth == 0)
     w = tl.load(weight + lane, mask=inside, other=0.0)
@@ -20,7 +20,7 @@ def _tile(weight, norm, k, size: tl.constexpr, depth: tl.constexpr):
 
 @triton.jit
 def _pass(acc, squares, x, there, tile, normed: tl.constexpr):
-    """Sums with a tile's products more; those of one row are not yet summed over the
+    """The sums plus a tile's products; those of one row are not yet summed over the
     depth.
     """
     w, n, inside = tile
@@ -99,8 +99,8 @@ def product(
     column = tile * cols + tl.arange(0, cols)
     where = out + row * columns + column
     mine = (row < tokens) & (column < columns)
-    # Gates and what they multiply take turns. Lines past the end are the last: it needs
-    # no mask.
+    # Gates and their factors alternate. Lines past the end repeat the last: no mask is
+    # needed.
     each: tl.constexpr = 1 + gated
     lines: tl.constexpr = cols * each
     line = tl.arange(0, lines)
@@ -108,7 +108,8 @@ def product(
     at = weight + line.to(tl.int64)[:, None] * size
     share: tl.constexpr = (size + depth * splits - 1) // (depth * splits) * depth
     first = part * share
-    # What is added at the end is loaded at the start: it would cost a latency there.
+    # Operands added at the end are loaded at the start: at the end they would cost a
+    # latency.
     start = tl.zeros([rows, lines], tl.float32)
     if bias is not None:
         start += tl.load(bias + line)
@@ -166,7 +167,9 @@ def _early(
     stages: tl.constexpr,
     held: tl.constexpr,
 ):
-    """The tiles of `held` passes, loaded; if none, the first come to the cache."""
+    """The tiles of `held` passes, loaded; if there are none, the first are prefetched to
+    the cache.
+    """
     tiles = tl.tuple([])
     for i in tl.static_range(held):
         tiles += (_tile(weight, norm, first + i * depth, size, depth),)

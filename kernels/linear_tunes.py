@@ -1,10 +1,11 @@
-"""How the kernel of linear.py is run: constants for each product, found by measurement.
+"""Constants of the kernel of linear.py for each product, from measurements.
 
 Best of 875 candidates at the shapes of Qwen2.5 0.5B, 1.5B and 7B on an H200, in CUDA
-graphs over 220 MB of weights (2026-11-20). Against norm, cuBLAS and activation apart, a
-step's products take at 1 token 0.58, 0.69 and 0.86 of the time, at 16 tokens 0.95, 0.98
-and 0.96. What was best by itself for 2 tokens and the 7B's products made a whole step
-slower, 5.60 ms instead of 4.55 with what serves 3 and 4 (2026-11-23), and is left out.
+graphs over 220 MB of weights (2026-11-20). Compared with separate norm, cuBLAS and
+activation, a step's products take at 1 token 0.58, 0.69 and 0.86 of the time, at 16
+tokens 0.95, 0.98 and 0.96. The best isolated choice for 2 tokens and the 7B's products
+made a whole step slower, 5.60 ms instead of 4.55 with that for 3 and 4 (2026-11-23), and
+is left out.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -16,12 +17,12 @@ Product = Literal["norm_linear", "linear_add", "norm_gated"]
 
 
 class Tune(NamedTuple):
-    """How a product is cut into programs."""
+    """The tiling of a product into programs."""
 
     rows: int  # of a program. 1: a token each; else at least all tokens
     columns: int  # of a program
-    # Of a pass over what is summed. A warp's share is at least 256 for one row, else 64,
-    # or loads change their layout.
+    # Of a pass along the summed dimension. A warp's share is at least 256 for one row,
+    # else 64, or loads change their layout.
     depth: int
     splits: int  # programs that share a tile's depth
     warps: int
@@ -29,7 +30,7 @@ class Tune(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A row of the table: what it is for, at most, and how that is run."""
+    """A row of the table: its upper limits, and the tune."""
 
     tokens: int
     millions: float  # of weights
@@ -37,7 +38,7 @@ class Choice(NamedTuple):
 
 
 MOST_TOKENS: Final = 16  # of any row of the table
-# The first row that fits serves; if none does, cuBLAS.
+# The first row that fits is used; if none does, cuBLAS.
 TABLE: Final[dict[Product, list[Choice]]] = {
     # tokens, millions of weights; rows, columns, depth, splits, warps, stages
     "norm_linear": [
@@ -87,10 +88,10 @@ def tune_of(product: Product, x: Tensor, weight: Tensor) -> Tune | None:
 
 
 def _holds(product: Product, x: Tensor, tune: Tune) -> bool:
-    """Whether the kernel can multiply such numbers when it is run so.
+    """Whether the kernel supports such numbers with this tune.
 
-    Tensor cores, which take rows of more than one token, do not multiply float32, and
-    x * norm_weight may be too much for float16.
+    Tensor cores, which take rows of more than one token, do not multiply float32, and x *
+    norm_weight may overflow float16.
     """
     if tune.rows == 1:
         return True

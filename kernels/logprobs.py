@@ -1,12 +1,12 @@
-"""Log-probabilities of the tokens drawn, and the likeliest tokens, without normalising
+"""Log-probabilities of the sampled tokens, and the likeliest tokens, without normalising
 the logits.
 
-Theory. A token's *key* is an integer: its logit's order, then its id turned round; so the
-larger key is the likelier token's, or the lower id's of two that tie. `_scan` reads each
-chunk of a row once: its log-sum-exp in two numbers, how many keys reach the drawn
+Theory. A token's *key* is an integer: the order of its logit, then its inverted id; so
+the larger key is the likelier token's, or the lower id's of two that tie. `_scan` reads
+each chunk of a row once: its log-sum-exp in two numbers, how many keys reach the sampled
 token's, and its k largest keys, one maximum after the other, in registers. `_finish` does
-the same with what the chunks found. Rows that do not ask end after one load; a row's
-result depends on that row alone.
+the same with the results of the chunks. Rows that request nothing end after one load; a
+row's result depends on that row alone.
 """
 
 import torch
@@ -26,7 +26,7 @@ NONE = tl.constexpr(-(2**63))  # less than every key
 
 @triton.jit
 def _key(x, ids):
-    """Of ids with logits x: the larger is the likelier token's."""
+    """The keys of ids with logits x: the larger is the likelier token's."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # -0 is 0
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (order.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
@@ -45,10 +45,10 @@ def _scan(
     most: tl.constexpr,
     chunk: tl.constexpr,
 ):
-    """Grid [chunks, rows]: what a chunk has to say of a row.
+    """Grid [chunks, rows]: the results of a chunk of a row.
 
     stats [rows, 3, chunks]: its largest logit, its sum of exponentials, and how many keys
-    reach the drawn token's. lists [rows, most, chunks]: its largest keys.
+    reach the sampled token's. lists [rows, most, chunks]: its largest keys.
     """
     follow()
     part = tl.program_id(0)
@@ -100,7 +100,7 @@ def _finish(
         mass = tl.load(here + parts, mask=lanes < parts, other=0.0)
         rank = tl.sum(tl.load(here + 2 * parts, mask=lanes < parts, other=0.0), 0)
         largest = tl.max(top, 0)
-        total = tl.log(tl.sum(mass * tl.exp(top - largest), 0))  # beyond the largest
+        total = tl.log(tl.sum(mass * tl.exp(top - largest), 0))  # relative to the largest
         ids = out + 2 * row * (most + 1)
         values = out + (2 * row + 1) * (most + 1)
         chosen = tl.load(logits + row * stride + tl.load(tokens + row)).to(tl.float32)
@@ -121,15 +121,15 @@ def _finish(
 def logprobs(
     logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
 ) -> None:
-    """Natural log-probabilities, in float32, of the tokens drawn and of the likeliest
+    """Natural log-probabilities, in float32, of the sampled tokens and of the likeliest
     ones.
 
-    `logits` [rows, vocab], rows contiguous; `tokens` and `who` [rows] int32: what was
-    drawn, and for which device row; `asked` [device rows] int32: 0 for nothing, else 1 +
-    k, with k <= vocab. Of a row that asks, `out` [rows, 2, 1 + most] int32 gets, first,
-    the drawn token's rank (1 is the likeliest) and the k <= most likeliest ids; second,
-    the bits of the log-probabilities of the drawn token and of these. Of tokens that tie,
-    the lower id counts as the likelier.
+    `logits` [rows, vocab], rows contiguous; `tokens` and `who` [rows] int32: the sampled
+    tokens, and their device rows; `asked` [device rows] int32: 0 for nothing, else 1 + k,
+    with k <= vocab. For a row that requests some, `out` [rows, 2, 1 + most] int32 gets,
+    first, the sampled token's rank (1 is the likeliest) and the k <= most likeliest ids;
+    second, the bits of the log-probabilities of the sampled token and of these. Of tokens
+    that tie, the lower id counts as the likelier.
     """
     if not on_triton(logits):
         plain.logprobs(logits, tokens, who, asked, out)

@@ -1,15 +1,15 @@
-"""Logits of rows that a grammar may bind: kept, and handed on without the tokens that the
-host does not allow.
+"""Logits of rows under a grammar: stored, and masked for the tokens that the host does
+not allow.
 
-Theory. Rows that a grammar binds are drawn when the host has made their masks, a bit for
-each token: from logits that the forward left in a line of their own, by device row.
-Nothing is copied for others, so a step in which any row may be bound takes a launch more
-than one in which none may. On their way from there to the sampler the masks are applied:
-what is not allowed becomes -inf, and is not even read. A mask of all ones is a copy.
+Theory. Rows under a grammar are sampled when the host has made their masks, a bit for
+each token: from logits that the forward stored in a buffer by device row. Nothing is
+copied for other rows, so a step with such rows takes one launch more than one without.
+The masks are applied between that buffer and the sampler: logits that are not allowed
+become -inf, and are not read. A mask of all ones is a copy.
 
-Arithmetic, for 152k bfloat16 logits, 4.2 TB/s: 0.3 MB a row out, and as much in where
-most tokens are allowed; where few are, as within a JSON object, next to nothing. 128
-rows: 10 to 20 us, and as much to keep them.
+Arithmetic, for 152k bfloat16 logits, 4.2 TB/s: 0.3 MB a row out, and as much in if most
+tokens are allowed; if few are, as within a JSON object, almost nothing. 128 rows: 10 to
+20 us, and as much to store them.
 """
 
 from typing import Final
@@ -22,9 +22,9 @@ from minfer.kernels import on_triton, plain
 from minfer.kernels.pdl import early, follow
 
 CHUNK: Final = 4096  # logits of a program
-KEEP_CHUNK: Final = 16384  # of a program that keeps them; most have nothing to do
+KEEP_CHUNK: Final = 16384  # of a program that stores them; most have nothing to do
 WARPS: Final = 4
-KEEPING: Final = 8  # warps of a program that keeps
+KEEPING: Final = 8  # warps of a program that stores
 BITS: Final = 32  # tokens of a word of a mask
 
 _BITS: tl.constexpr = tl.constexpr(BITS)
@@ -59,9 +59,8 @@ def _keep(logits, who, out, scratch, vocab, chunk: tl.constexpr):
 
 
 def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
-    """Keep logits [draws, vocab] of rows `who` [draws], int32, in the lines of `out` of
-    these rows; nothing is kept of the `scratch` row. All are contiguous, and of one
-    dtype.
+    """Store logits [draws, vocab] of rows `who` [draws], int32, in those lines of `out`;
+    nothing is stored for the `scratch` row. All are contiguous, and of one dtype.
     """
     if not on_triton(logits):
         plain.keep(logits, who, out, scratch)
@@ -80,9 +79,9 @@ def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
 
 
 def hide(kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
-    """Of logits `kept` [device rows, vocab] those of rows `who` [draws], int32, with -inf
-    for tokens whose bit in `masks` [draws, words], int32, is 0; the lowest bit of a word
-    is its first token's. Both are contiguous.
+    """The logits `kept` [device rows, vocab] of rows `who` [draws], int32, with -inf for
+    tokens whose bit in `masks` [draws, words], int32, is 0; the lowest bit of a word is
+    its first token's. Both are contiguous.
     """
     if not on_triton(kept):
         return plain.hide(kept, who, masks)

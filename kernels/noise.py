@@ -1,6 +1,6 @@
-"""The noise of draws, within the kernels of sample_kernels.py: a function of a row's
-stream, the position and the token id, which `minfer.sample` defines. It is computed
-where it is needed, and kept nowhere.
+"""The noise of sampling, for the kernels of sample_kernels.py: a function of a row's
+stream, the position and the token id, which `minfer.sample` defines. It is computed where
+it is needed, and stored nowhere.
 """
 
 import triton

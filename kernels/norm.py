@@ -63,7 +63,7 @@ def rms_norm(
     """Normalise rows of `x` [tokens, hidden]; with `residual`, add `x` to it and
     normalise that.
 
-    float32 inside, rounded as transformers does. One dtype, rows contiguous; `out` may be
+    float32 inside, rounded as in transformers. One dtype, rows contiguous; `out` may be
     `x`. On the CPU, `x` may have more dimensions.
     """
     if not on_triton(x):
@@ -74,7 +74,7 @@ def rms_norm(
     rows, size = x.shape
     pad = triton.next_power_of_2(size)
     height = max(1, TILE // pad) if rows >= MANY else 1
-    more = x if residual is None else residual  # a kernel wants a tensor: x is not read
+    more = x if residual is None else residual  # a kernel needs a tensor: x is not read
     _rms_norm[triton.cdiv(rows, height),](
         x=x,
         weight=weight,

@@ -1,4 +1,4 @@
-"""Kernels of other packages, which need not be installed: flash-attn-4, quack-kernels."""
+"""Optional kernels of other packages: flash-attn-4, quack-kernels."""
 
 import warnings
 from functools import cache
@@ -12,8 +12,8 @@ import torch
 FLASH: Final = "flash_attn.cute.interface"
 QUACK: Final = "quack.gemm_interface"
 NAMES: Final = {FLASH: "flash-attn-4", QUACK: "quack-kernels"}
-# quack tells other packages' code from its caller's by these folders, and refuses what it
-# takes for the caller's: CUTLASS, where it was unpacked elsewhere (quack 0.6.2 to 0.6.5).
+# quack recognises its caller's code by these folders, and refuses a package that it takes
+# for the caller's: CUTLASS, if it was unpacked elsewhere (quack 0.6.2 to 0.6.5).
 INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 
@@ -32,7 +32,7 @@ def missing(package: str, dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _misplaced() -> str:
-    """Why quack would refuse CUTLASS where it is; empty if it would not."""
+    """Why quack would refuse CUTLASS in its folder; empty if it would not."""
     for place in _places("cutlass"):
         if INSTALLED.isdisjoint(place.parts):
             return (
@@ -43,7 +43,7 @@ def _misplaced() -> str:
 
 
 def _places(top: str) -> list[Path]:
-    """Folders of an importable package, which is not imported for it."""
+    """Folders of an importable package, found without importing it."""
     found = find_spec(top)
     folders = found.submodule_search_locations if found else None
     return [Path(folder) for folder in folders or ()]
@@ -51,11 +51,11 @@ def _places(top: str) -> list[Path]:
 
 @cache
 def load(package: str) -> str:
-    """Import it, which takes seconds; returns why that failed, or nothing."""
+    """Import it, which takes seconds; returns why that failed, or an empty string."""
     try:
         import_module(package)
-    except Exception as error:  # however it is broken, there are other kernels
+    except Exception as error:  # any error: there are other kernels
         return f"{NAMES[package]} is not importable: {type(error).__name__}: {error}"
-    # A warning of the compiler that both bring with them.
+    # A warning of the compiler that both packages contain.
     warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)
     return ""

@@ -1,13 +1,13 @@
-"""Programmatic dependent launch: a kernel gets ready while the one before it still runs.
+"""Programmatic dependent launch: a kernel starts to prepare while the one before it runs.
 
 Theory. At batch 1 a step is a chain of kernels of few microseconds, whose gaps and first
-loads count. From Hopper on, one launched with `early` starts once all programs of the one
-before called `follow`. It fetches what no kernel writes (weights, older than the kernel
-before), and calls `follow` itself: that waits until the one before is complete and its
-writes are visible. Only then may it read what kernels write, or write: others may still
-read there. As all programs do so, a kernel completes after all before it, and waiting for
-one is waiting for all. Others (torch's, cuBLAS's) start after all before them, and let
-the next start when they end.
+loads matter. From Hopper on, a kernel launched with `early` starts once all programs of
+the one before called `follow`. It loads data that no kernel writes (weights, older than
+the kernel before), and calls `follow` itself: that waits until the one before is complete
+and its writes are visible. Only after that may it read what kernels write, or write:
+other kernels may still read there. As all kernels do so, a kernel completes after all
+before it, and waiting for one is waiting for all. Other kernels (torch's, cuBLAS's) start
+after all before them, and let the next start when they end.
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from minfer.kernels.target import HOPPER, capability
 
-# Rows of a tensor up to which launches are what counts: at 256 a step got 1 % slower.
+# The most rows for which launches dominate: at 256 a step got 1 % slower.
 MOST = 64
 
 
@@ -32,8 +32,8 @@ def early(x: Tensor) -> bool:
 
 
 def arrivals(device: torch.device, size: int) -> Tensor:
-    """Zeros to count in: a kernel leaves them zero. The first of a size is not to be
-    captured.
+    """Zeros for counts: a kernel resets them to zero. The first call of a size must not
+    be captured.
 
     Kernels of two streams (engines of one process) may run at once: each stream has its
     own.
@@ -51,11 +51,13 @@ def _zeros(device: torch.device, size: int, _stream: int) -> Tensor:
 
 @triton.jit
 def arrive(counts, at):
-    """Count this program, which has stored its share, at counts[at]: how many did before.
+    """Count this program, which has stored its share, at counts[at]; returns the count
+    before.
 
-    counts: of `arrivals`. The last one may read all shares, and sets its count to zero.
+    counts: of `arrivals`. The last program may read all shares, and resets its count to
+    zero.
     """
-    tl.debug_barrier()  # all threads have stored, before one of them says so
+    tl.debug_barrier()  # all threads have stored, before one of them counts
     return tl.atomic_add(counts + at, 1, sem="acq_rel", scope="gpu")
 
 
@@ -69,7 +71,7 @@ def follow():
 
 @triton.jit
 def prefetch(at):
-    """Have the 32 bytes at each of these addresses come into the second-level cache."""
+    """Prefetch the 32 bytes at each of these addresses to the L2 cache."""
     if tl.target_info.cuda_capability_geq(9, 0):
         asm: tl.constexpr = (
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;"  # it has to return something

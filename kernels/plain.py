@@ -1,8 +1,8 @@
-"""What the CPU runs in place of linear, logprobs, norm, rows and verify.py: plain torch,
-without Triton.
+"""Plain torch versions of linear, logprobs, norm, rows and verify.py for the CPU, without
+Triton.
 
-These are the kernels' references too. Few operations matter more than few bytes: a small
-model's step is as long as its launches.
+They are the kernels' references, too. Few operations matter more than few bytes: the time
+of a small model's step is that of its launches.
 """
 
 import functools
@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     """
     plain = x.dtype is torch.float32
     wide = x if plain else x.float()
-    # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(eps * n)) / sqrt(n): two launches less.
+    # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(eps * n)) / sqrt(n): two launches fewer.
     floor, root = _constants(eps, x.shape[-1])
     size: Tensor = torch.linalg.vector_norm(wide, 2, -1, True)
     scaled = wide.div(size.hypot_(floor).mul_(root))
@@ -83,7 +83,7 @@ def gather(
     ahead: Tensor,
     slots: Tensor,
 ) -> None:
-    """Inputs of a step: of rows that feed themselves, then of history; see rows.py."""
+    """Inputs of a step: of decode rows, then prefill tokens; see rows.py."""
     token, position = last.index_select(0, rows), next_.index_select(0, rows)
     if given is not None:
         rows, token = torch.cat((rows, given[2])), torch.cat((token, given[0]))
@@ -105,7 +105,9 @@ def advance(
     scratch: int,
     out: Tensor,
 ) -> None:
-    """Keep what rows drew, but of `scratch`, which stays at position 0; see rows.py."""
+    """Store what rows sampled, but of `scratch`, which stays at position 0; see
+    rows.py.
+    """
     index = rows.long()
     last.index_copy_(0, index, drawn)
     next_.index_copy_(0, index, positions)
@@ -114,7 +116,7 @@ def advance(
 
 
 def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
-    """Keep logits of rows that are not the scratch row; see masks.py."""
+    """Store logits of rows that are not the scratch row; see masks.py."""
     there = who != scratch
     out[who[there].long()] = logits[there]
 
@@ -179,7 +181,7 @@ def stand(
     positions: Tensor,
     accepted: Tensor,
 ) -> None:
-    """Whose draft is what was drawn in its place; see verify.py."""
+    """Which rows' drafts equal the sampled tokens; see verify.py."""
     stands = (owners == before) & (owners != scratch)
     stands &= last.index_select(0, owners) == drafts
     who.copy_(torch.where(stands, owners, scratch))

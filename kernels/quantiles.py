@@ -1,5 +1,5 @@
-"""How a row's draws are restricted, found without a sort: weighted quantiles, within the
-kernels of sample_kernels.py; sample.py has their theory.
+"""The edges of a row's filters, found without a sort: weighted quantiles, for the kernels
+of sample_kernels.py; sample.py has their theory.
 """
 
 from typing import NamedTuple
@@ -19,11 +19,11 @@ from minfer.kernels.bounds import (
 )
 
 INFINITY_BITS = tl.constexpr(0x7F800000)  # of float32's, the largest depth
-BITS_A_PASS = tl.constexpr(4)  # of a key that `_quantile` looks for
+BITS_A_PASS = tl.constexpr(4)  # of a key that `_quantile` searches
 CHOICES = tl.constexpr(16)  # of these bits
 PARTS = tl.constexpr(16)  # of a range of depths, of which `_one_part` takes one
 MANY = tl.constexpr(4)  # tiles: passes over long lists wait for memory less often
-# What `_quantile` looks for: a depth by tokens, a depth by mass, an id at a depth.
+# The kinds of `_quantile`: a depth by tokens, a depth by mass, an id at a depth.
 BY_TOKENS = tl.constexpr(0)
 BY_MASS = tl.constexpr(1)
 BY_ID = tl.constexpr(2)
@@ -32,22 +32,23 @@ BY_TYPICAL_ID = tl.constexpr(4)  # an id at that distance, by mass
 
 
 class Kept(NamedTuple):
-    """A row's list of the ids that may be kept, and what their depths come from.
+    """A row's list of the ids that may be kept, and the values from which depths are
+    computed.
 
-    Of those that are less deep than `bounds.low`, all are kept, and not all are listed.
+    All tokens less deep than `bounds.low` are kept, and not all of them are listed.
     """
 
     logits: tl.tensor  # pointer to the row's
     ids: tl.tensor  # pointer to the list
     size: tl.tensor  # of the list
-    every: tl.tensor  # 1: of all ids, and there is no list
+    every: tl.tensor  # 1: all ids count, and there is no list
     bounds: Bounds
     temperature: tl.tensor
 
 
 class Edges(NamedTuple):
-    """Which tokens are kept: of depths, and of distances from the mean depth, up to an
-    edge; and of those at just the edge the ids up to the last.
+    """The kept tokens: depths, and distances from the mean depth, up to an edge; and of
+    those exactly at the edge the ids up to the last.
     """
 
     depth: tl.tensor
@@ -59,7 +60,7 @@ class Edges(NamedTuple):
 
 @triton.jit
 def listed(kept, start, tile: tl.constexpr):
-    """Ids of a row's list, whether they are there, and their depth, which is never -0."""
+    """Ids of a row's list, their mask, and their depth, which is never -0."""
     inside = start + tl.arange(0, tile) < kept.size
     ids = start + tl.arange(0, tile)
     length = tl.where(kept.every > 0, 0, kept.size)
@@ -99,7 +100,7 @@ def _quantile(kept, edges, target, kind: tl.constexpr, tile: tl.constexpr):
 
     A key is the bits of a depth or of a distance from the mean depth, or an id at the
     edge of these; a weight is 1 or a mass. It is found from its highest bits on: a pass
-    sums up what is below each of 16 choices.
+    sums the weights below each of 16 choices.
     """
     base = tl.full([], 0, tl.uint32)
     before = tl.full([], 0, tl.int64)
@@ -140,7 +141,9 @@ def _quantile(kept, edges, target, kind: tl.constexpr, tile: tl.constexpr):
 
 @triton.jit
 def _alike(bounds):
-    """The highest bits that all depths between two have in common, and how many fours."""
+    """The highest bits that all depths between two have in common, and how many groups of
+    four.
+    """
     low = bounds.low.to(tl.uint32, bitcast=True)
     differ = low ^ bounds.limit.to(tl.uint32, bitcast=True)
     shifts = 28 - tl.arange(0, 8) * BITS_A_PASS
@@ -151,11 +154,11 @@ def _alike(bounds):
 
 @triton.jit
 def edges_of(asked, kept, sure, within, vocab, width, tile: tl.constexpr):
-    """Up to which depth tokens are kept, and the last id that is at just that; and the
-    list itself, or all ids, where it was guessed wrong.
+    """The depth up to which tokens are kept, and the last id exactly at it; and the list
+    itself, or all ids if the guess was wrong.
 
-    `sure` is the mass of what is kept for sure, `within` that of all that min-p leaves:
-    where not all is listed.
+    `sure` is the mass of surely kept tokens, `within` that of all that min-p keeps, if
+    not all are listed.
     """
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
     infinite = tl.full([], float("inf"), tl.float32)
@@ -199,7 +202,7 @@ def edges_of(asked, kept, sure, within, vocab, width, tile: tl.constexpr):
 
 @triton.jit
 def _ties(kept, edge, tile: tl.constexpr):
-    """How many tokens are just as deep."""
+    """How many tokens have exactly this depth."""
     count = tl.full([], 0, tl.int32)
     for start in range(0, kept.size, tile):
         _, inside, depth = listed(kept, start, tile)
@@ -224,7 +227,7 @@ def _wanted(asked, kept, edges, within, tile: tl.constexpr):
 
 @triton.jit
 def _masses(kept, edge, tile: tl.constexpr):
-    """What each part of a list's depths weighs, without what is kept for sure."""
+    """The mass of each part of a list's depths, without that of surely kept tokens."""
     parts = tl.arange(0, PARTS)
     sums = tl.zeros([PARTS], tl.int64)
     for start in range(0, kept.size, tile):
@@ -237,7 +240,7 @@ def _masses(kept, edge, tile: tl.constexpr):
 
 @triton.jit
 def _one_part(kept, wanted, tile: tl.constexpr):
-    """A list of what of another is in this part of its depths, behind that."""
+    """A list of the tokens of another in this part of its depths, stored after that."""
     least = tl.full([], float("inf"), tl.float32)
     most = tl.full([], 0.0, tl.float32)
     behind = kept.ids + kept.size
@@ -267,7 +270,7 @@ def _one_part(kept, wanted, tile: tl.constexpr):
 
 @triton.jit
 def _part(kept, depth):
-    """Where a depth is in a list's range: deeper ones are never in a part before."""
+    """The part of a depth in a list's range: deeper ones are never in an earlier part."""
     scale = PARTS / tl.maximum(kept.bounds.limit - kept.bounds.low, NARROWEST)
     above = tl.maximum(depth - kept.bounds.low, 0.0)
     return tl.minimum(above * scale, PARTS - 1).to(tl.int32)
@@ -275,8 +278,8 @@ def _part(kept, depth):
 
 @triton.jit
 def typical_of(asked, kept, edges, tile: tl.constexpr):
-    """Of those within `edges` also how far from the mean depth tokens are kept, and the
-    last id that is just so far.
+    """The edges with typical-p: of those within `edges` how far from the mean depth
+    tokens are kept, and the last id exactly that far.
     """
     total = kept.bounds.total.to(tl.float64) * MASS_UNITS
     mean = kept.bounds.mean

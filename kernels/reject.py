@@ -1,24 +1,23 @@
-"""The token in the place of a draft under modified rejection sampling: what
-`minfer.speculate.rejection` says, for a batch, in plain torch on any device.
+"""The token at a draft's place under modified rejection sampling:
+`minfer.speculate.rejection` for a batch, in plain torch on any device.
 
-Theory. With p the target's distribution in a place and q the one that its draft was drawn
-from, the draft stands if p of it is at least coin times q of it. Else a token is drawn
-from max(0, p - q), by the noise that the target itself would have drawn by: the largest
-log(p - q) - log(E), as in sample.py. Both distributions are dense, over the whole
-vocabulary: what is left of the target's can be anywhere. A draft that nobody drew has all
-of q on itself. So has one that was drawn where logits are not finite: it is token 0, as
-draws are there.
+Theory. With p the target's distribution in a place and q the one that its draft was
+sampled from, the draft is accepted if its p is at least coin times its q. Else a token is
+sampled from max(0, p - q), by the target's own noise: the largest log(p - q) - log(E), as
+in sample.py. Both distributions are dense, over the whole vocabulary: the tokens left of
+the target's can be anywhere. For a draft that was not sampled, q is 1 at the draft. So it
+is for one that was sampled from logits that are not finite: it is token 0, as such
+samples are.
 
-Where nothing is left, p and q are equal but for rounding, and p is drawn from.
+If nothing is left, p and q are equal but for rounding, and the token is sampled from p.
 
-Nothing depends on what is in the tensors but values: it can be captured in a graph. Rows
-are worked on a few at a time, so that what is kept meanwhile does not grow with them.
+Control flow does not depend on the contents of tensors: calls can be captured in a graph.
+Rows are processed a few at a time, so that temporary memory does not grow with them.
 
-Arithmetic, for 152k logits (estimated): a row and place goes over some 0.7 kB for each
-logit, half of it for noise in int64, which is 0.1 GB, or 30 us at 3.3 TB/s; where
-somebody filters, six sorts and what comes with them make that five times as much. The
-default rule costs a launch instead. What is gained is in accepted drafts: 1 - TV instead
-of (1 - TV) / (1 + TV) of them at least.
+Arithmetic, for 152k logits (estimated): a row and place moves some 0.7 kB for each logit,
+half of it for noise in int64, which is 0.1 GB, or 30 us at 3.3 TB/s; with filters, six
+sorts and their temporaries make that five times as much. The default rule costs a launch
+instead. The gain is in accepted drafts: 1 - TV instead of at least (1 - TV) / (1 + TV).
 """
 
 from typing import NamedTuple
@@ -42,30 +41,30 @@ BYTES = 128
 
 
 class Noise(NamedTuple):
-    """What is drawn by, [rows, 1] int64 each."""
+    """The noise of the samples, [rows, 1] int64 each."""
 
     picks: Tensor  # streams: the rows' own
     coins: Tensor
-    positions: Tensor  # of the tokens drawn
+    positions: Tensor  # of the sampled tokens
 
 
 class Drafts(NamedTuple):
     """A draft of each row."""
 
     tokens: Tensor  # [rows, 1]
-    sure: Tensor  # [rows, 1] bool: it was said, and not drawn
-    # [rows, vocab], shaped: what the others were drawn from; None: there are no others
+    sure: Tensor  # [rows, 1] bool: given, not sampled
+    # [rows, vocab], shaped: the distributions of the others; None: there are no others
     logits: Tensor | None
 
 
 def reject(
     logits: Tensor, ways: Ways, noise: Noise, drafts: Drafts, *, filtered: bool
 ) -> Tensor:
-    """The tokens [rows, 1] in the places of drafts, one a row; of rows whose logits are
-    not finite any.
+    """The tokens [rows, 1] at the places of drafts, one a row; any token for rows whose
+    logits are not finite.
 
-    `logits` [rows, vocab] are the target's, shaped. Draft and target are drawn in the
-    same of `ways`; `filtered` False promises that these leave nothing out.
+    `logits` [rows, vocab] are the target's, shaped. Draft and target are sampled with the
+    same `ways`; `filtered` False promises that these filter nothing.
     """
     found = [torch.empty_like(drafts.tokens[:0])]
     for first in range(0, len(logits), AT_ONCE):
@@ -101,7 +100,9 @@ def _reject(
 
 
 def chances(logits: Tensor, ways: Ways, *, filtered: bool) -> Tensor:
-    """Probabilities [rows, vocab] float32 of tokens; NaN where logits are not finite."""
+    """Probabilities [rows, vocab] float32 of tokens; NaN for logits that are not
+    finite.
+    """
     x = comparable(logits)
     largest = x.amax(1, True)
     depth = (largest - x) / ways.divisor

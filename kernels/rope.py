@@ -1,5 +1,5 @@
-"""All between the QKV projection and attention, in one launch: QK-norm, rotation, KV
-write.
+"""All operations between the QKV projection and attention, in one launch: QK-norm,
+rotation, KV write.
 
 Bound by memory: 4,096 tokens of 36 heads of 128 in 2 bytes are 75 MB in all, 18 us at 4.2
 TB/s.
@@ -16,7 +16,7 @@ from minfer.kernels.pdl import early, follow
 
 HEADS = (4, 2, 1)  # of a program: with 4 heads of 128 a thread loads 16 bytes
 MANY = 512  # tokens from which on tokens share programs
-SHARED = 8  # so many each
+SHARED = 8  # so many per program
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -62,7 +62,7 @@ def _rope(
     right = tl.load(here + half, mask=wide, other=0.0)
     first = left.to(tl.float32)
     second = right.to(tl.float32)
-    if normed:  # rounded where transformers rounds: normalised value, product
+    if normed:  # rounded as in transformers: normalised value, product
         squares = tl.sum(first * first + second * second, 1) / (2 * half)
         scale = tl.rsqrt(squares + eps)[:, None]
         first = (first * scale).to(left.dtype) * low_norm

@@ -1,10 +1,10 @@
-"""What the device knows of its rows, read and changed in one launch each.
+"""The state of rows on the device, read and changed in one launch each.
 
 Theory. All that a row needs between steps (last token, next position, sampling, block
-table) lies in one int32 *arena*, so a step's changes are (index, value) pairs, whatever
-they are about: one packed copy and one scatter. `gather` collects what a step's rows need
-into the batch's own buffers; `advance` writes back what they drew. Rows that pad a batch
-to its graph's size are the scratch row, which never advances.
+table) is in one int32 *arena*, so a step's changes are (index, value) pairs of any kind:
+one packed copy and one scatter. `gather` collects the inputs of a step's rows in the
+batch's own buffers; `advance` writes back the sampled tokens. Padding rows of a graph's
+batch size are the scratch row, which never advances.
 """
 
 import triton
@@ -30,7 +30,7 @@ def _scatter(arena, pairs, count, block: tl.constexpr):
 def scatter(arena: Tensor, pairs: Tensor) -> None:
     """arena[pairs[i]] = pairs[n + i] for the n = len(pairs) / 2 pairs; all int32.
 
-    Where an index comes twice, one of its values is kept.
+    If an index occurs twice, one of its values is kept.
     """
     count = len(pairs) // 2
     if not on_triton(arena):
@@ -91,12 +91,12 @@ def gather(
     ahead: Tensor,
     slots: Tensor,
 ) -> None:
-    """Inputs of a step: of rows that feed themselves, then of history.
+    """Inputs of a step: of decode rows, then prefill tokens.
 
-    rows [alone] int32 feed themselves: their `last` tokens, at positions `next_` ([device
-    rows] int32). given [3, history] int32: tokens, positions and rows of the others, or
-    None. table [device rows, blocks] int32. Writes [alone + history] each: tokens,
-    positions and `ahead` (positions + 1) int32, slots (where keys and values go) int64.
+    The decode rows are rows [alone] int32: their `last` tokens, at positions `next_`
+    ([device rows] int32). given [3, history] int32: tokens, positions and rows of the
+    others, or None. table [device rows, blocks] int32. Writes [alone + history] each:
+    tokens, positions and `ahead` (positions + 1) int32, slots (of keys and values) int64.
     """
     if not on_triton(rows):
         plain.gather(
@@ -105,7 +105,7 @@ def gather(
         return
     _gather[triton.cdiv(len(tokens), BLOCK),](
         rows=rows,
-        given=rows if given is None else given,  # a kernel wants a tensor
+        given=rows if given is None else given,  # a kernel needs a tensor
         given_stride=0 if given is None else given.stride(0),
         last=last,
         next_=next_,
@@ -157,8 +157,7 @@ def advance(
     scratch: int,
     out: Tensor,
 ) -> None:
-    """Keep what rows drew: their last token, and the position it takes; not of row
-    `scratch`.
+    """Store what rows sampled: their last token, and its position; not for row `scratch`.
 
     rows, positions, drawn and broken are [rows] int32. `out` gets the tokens too, less
     `broken`.

@@ -1,46 +1,45 @@
-"""Drawing tokens on the device: what `minfer.sample` says, for a batch and without a
-sort.
+"""Sampling on the device: `minfer.sample` for a batch, without a sort.
 
-Theory. A draw is the largest noise - depth of the kept tokens: depth = (largest logit -
-logit) / temperature, noise = -log(E), E hashed from the id. `scan` names each chunk's
-winner, its least E exp(depth) with depth below its own maximum, and `finish` compares a
-row's winners exactly. So only tokens of one chunk may swap, if their scores agree to
-1e-6.
+Theory. The sampled token is the one with the largest noise - depth of the kept tokens:
+depth = (largest logit - logit) / temperature, noise = -log(E), E hashed from the id.
+`scan` finds each chunk's winner, its least E exp(depth) with depth below its own maximum,
+and `finish` compares a row's winners exactly. So only tokens of one chunk may swap, if
+their scores agree to 1e-6.
 
-Min-p is a depth that may not be exceeded. Top-k and top-p are weighted quantiles of
-depth: the least that k tokens do not exceed; the least up to which tokens hold `top_p` of
-the mass; then one of the ids at just that depth. Each takes up to 8 passes, 4 bits a
-pass, by one program, so what they go over must be few: a list of the tokens of which it
-is not yet clear whether they are kept. It is made in two steps:
+Min-p is a maximal depth. Top-k and top-p are weighted quantiles of depth: the least depth
+that has k tokens within it; the least up to which tokens hold `top_p` of the mass; then
+one of the ids exactly at that depth. Each takes up to 8 passes, 4 bits a pass, by one
+program, so they must go over few tokens: a list of the tokens of which it is not yet
+clear whether they are kept. It is made in two steps:
 - `bound`, once a row: `scan` stores the largest of every 128 logits and the sum of their
   exponentials. No kept token is deeper than a depth with k groups' largest within it, or
-  beyond which less than 1 - top_p is left: of a group all, or all but its largest where
-  that is within, and 128 exp(-depth) at most. If few tokens are kept, that is near the
-  edge: hardly a group has two. Else the edge is guessed: a sample of 4,096 logits says
-  what is beyond a depth, give or take a range that has a twentieth of the tokens.
-- `gather` lists the tokens within such a range. Those before it are kept for sure: their
-  masses are added up, and of them only those can win that wait the least: whose E
-  exp(depth) is below some 24 over their mass, of which there are some 24 in any row (-log
-  (1 - v) is v at least, so that a comparison of v tells). `finish` sees whether the edge
-  is in the range, and looks for it in one of 16 parts of the range. Where the guess was
-  wrong, or nobody waited so little (one row in e^24), it takes all ids instead of the
-  list, which costs time alone.
-A list's order is a race that nothing shows: counts and masses are integers (in units of
-2^-43). Where more filters follow (top-p after top-k, typical-p), a list has all tokens up
-to the edge.
+  beyond which less than 1 - top_p is left: of a group all, or all but its largest if that
+  is within, and 128 exp(-depth) at most. If few tokens are kept, that is close to the
+  edge: hardly a group has two. Else the edge is guessed: a sample of 4,096 logits
+  estimates the mass beyond a depth, within a range that has a twentieth of the tokens.
+- `gather` lists the tokens within such a range. Those before it are surely kept: their
+  masses are summed, and of them only those with the shortest waiting times can win: whose
+  E exp(depth) is below some 24 over their mass, of which there are some 24 in any row
+  (-log (1 - v) is at least v, so that comparing v is enough). `finish` checks whether the
+  edge is in the range, and searches for it in one of 16 parts of the range. If the guess
+  was wrong, or no token waited so little (one row in e^24), it takes all ids instead of
+  the list, which only costs time.
+A list's order is a race without effect on the result: counts and masses are integers (in
+units of 2^-43). If more filters follow (top-p after top-k, typical-p), a list has all
+tokens up to the edge.
 
-Typical-p is a quantile, too: not of depth, but of its distance from the mean depth of
-what the others leave (-log p is depth + log Z, and log Z cancels). Where it stands alone,
-the mean is made of what `scan` stores of each group, and the list is of ids above both
-the depth below which less than 1 - typical_p is left, and twice the mean: whoever is
-below these is farther from the mean than all above. So a flat row's list is long.
+Typical-p is a quantile, too: not of depth, but of its distance from the mean depth of the
+tokens left by the others (-log p is depth + log Z, and log Z cancels). If it is the only
+filter, the mean is computed from what `scan` stores of each group, and the list is of ids
+above both the depth below which less than 1 - typical_p is left, and twice the mean: ids
+below these are farther from the mean than all above. So a flat row's list is long.
 
 Arithmetic, for 152k bfloat16 logits, 4.2 TB/s, 132 x 128 lanes at 1.7 GHz: a row is 0.3
 MB in 75 programs and costs its 2 launches, 4 if filtered. 256 rows are 78 MB, 19 us to
-read; an instruction for each of their logits is 1.35 us: noise, where `scan` makes it,
-is 75, 100 us in all. `gather` needs no logarithms, and takes some 85 where most tokens
-are kept for sure. Its programs that have no token up to the edge end after one load, some
-10 us for a launch.
+read; an instruction for each of their logits is 1.35 us: noise, if `scan` computes it, is
+75, 100 us in all. `gather` needs no logarithms, and takes some 85 if most tokens are
+surely kept. Its programs without a token up to the edge end after one load, some 10 us
+for a launch.
 """
 
 from torch import Tensor
@@ -57,7 +56,7 @@ from minfer.kernels.sample_launches import (
 )
 from minfer.kernels.sample_reference import reference as reference
 
-MOST_LOGITS = 1 << 20  # of a row: masses are added up in 63 bits, and ids have 20
+MOST_LOGITS = 1 << 20  # of a row: masses are summed in 63 bits, and ids have 20
 
 
 SIZES = Sizes(
@@ -85,15 +84,15 @@ def sample(
     *,
     filtered: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token a row: (tokens [rows] int32, broken [rows] int32).
+    """Sample a token a row: (tokens [rows] int32, broken [rows] int32).
 
-    `logits` [rows, vocab], rows contiguous, `positions` [rows] of the tokens drawn. Row i
-    samples as device row who[i] does: [device rows] each, `temperature` float32, `top_k`
-    int32 (0: all), `top_p` float32 (1: all), `deepest` float32 (-log of min-p; inf: all),
-    `typical_p` float32 (1: all), `streams` int64 (of `minfer.sample.stream`). `filtered`
-    False promises that no row has any of the four. Broken (1, token 0) are rows with NaN,
-    +inf or nothing but -inf.
-    Raises ValueError for more than 2^20 logits in a row.
+    `logits` [rows, vocab], rows contiguous, `positions` [rows] of the sampled tokens. Row
+    i uses the values of device row who[i]: [device rows] each, `temperature` float32,
+    `top_k` int32 (0: all), `top_p` float32 (1: all), `deepest` float32 (-log of min-p;
+    inf: all), `typical_p` float32 (1: all), `streams` int64 (of `minfer.sample.stream`).
+    `filtered` False promises that no row has any of these four filters. Broken (1, token
+    0) are rows with NaN, +inf or only -inf. Raises ValueError for more than 2^20 logits
+    in a row.
     """
     if logits.shape[1] > MOST_LOGITS:
         raise ValueError(

@@ -2,9 +2,10 @@
 
 A row is sampled in two launches. `scan` reads its logits chunk by chunk: it stores the
 largest logit of every group, and each chunk's winner. `finish` compares the winners. A
-row that is restricted (by top-k, top-p, min-p or typical-p) takes two launches more: its
-chunks have no winners but the masses of their groups, from which `bound` finds how deep
-tokens are that may be kept; `gather` lists them, `finish` finds which are, and draws.
+filtered row (by top-k, top-p, min-p or typical-p) takes two launches more: its chunks
+have no winners but the masses of their groups, from which `bound` finds the depth of
+tokens that may be kept; `gather` lists them, `finish` decides which are kept, and
+samples.
 """
 
 import triton
@@ -40,7 +41,7 @@ from minfer.kernels.quantiles import (
     typical_of,
 )
 
-ROUNDED = tl.constexpr(0.9999)  # of times that tokens wait
+ROUNDED = tl.constexpr(0.9999)  # of waiting times of tokens
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: -inf - -inf would be NaN
 
 
@@ -71,8 +72,8 @@ def scan(
     """Grid [chunks, rows]: groups' largest logits; and their masses, or a winner.
 
     tops and sums are [rows, groups], and so are moments: sums of mass times depth below
-    the group's largest, where typical-p wants them. lists [rows, width] holds ids, counts
-    [rows] how many: of a row that is not restricted one of each chunk, else none yet.
+    the group's largest, if typical-p needs them. lists [rows, width] holds ids, counts
+    [rows] their number: for a row that is not filtered one of each chunk, else none yet.
     """
     follow()
     part = tl.program_id(0)
@@ -83,7 +84,7 @@ def scan(
     ids = part * chunk + tl.arange(0, chunk)
     x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
     x = x.to(tl.float32)
-    x = tl.where(x == x, x, float("inf"))  # NaN: as bad
+    x = tl.where(x == x, x, float("inf"))  # NaN: also broken
     x = tl.reshape(x, [chunk // group, group])
     top = tl.max(x, 1)
     floor = tl.maximum(top, LOWEST)
@@ -128,9 +129,10 @@ def bound(
     few: tl.constexpr,
     waits: tl.constexpr,
 ):
-    """Grid [rows]: what restricted rows' groups tell: bounds [rows, FACTS] as `Bounds`.
+    """Grid [rows]: the bounds of filtered rows from their groups: bounds [rows, FACTS] as
+    `Bounds`.
 
-    masses [rows, MASSES] are made zero.
+    masses [rows, MASSES] are set to zero.
     """
     follow()
     row = tl.program_id(0).to(tl.int64)
@@ -150,7 +152,7 @@ def bound(
         limit = limit_of(asked, depth, mass, total, group)
         mean = 0.0
         if typical_alone(asked):
-            # Of a group without any mass nobody reads its depth, which may be infinite.
+            # The depth of a group without mass is not read: it may be infinite.
             moment = tl.load(
                 moments + row * groups + lanes, mask=lanes < groups, other=0.0
             )
@@ -158,8 +160,8 @@ def bound(
             mean = tl.sum(moment, 0) / total
             limit = tl.maximum(limit, 2 * MORE * mean)
         low, high = 0.0, float("inf")
-        held = 1.0  # mass of what is kept for sure: of the largest logit
-        if min_p_alone(asked):  # all within are kept for sure
+        held = 1.0  # mass of surely kept tokens: of the largest logit
+        if min_p_alone(asked):  # all within are surely kept
             low = float("inf")
             held = tl.sum(tl.where(depth <= limit, tl.exp(-depth), 0.0), 0)
         some = ((asked.top_k > 0) | (asked.top_p < 1)) & (asked.typical_p >= 1)
@@ -168,7 +170,7 @@ def bound(
             low, high, held = guess_of(asked, line, largest, total, limit, vocab, samples)
         lowered = tl.where(high < limit, 1.0, 0.0)
         guess = tl.minimum(limit, high)
-        # What top-p keeps depends on the mass of all that min-p leaves.
+        # What top-p keeps depends on the mass of all that min-p keeps.
         asks = tl.where(asked.deepest < float("inf"), limit, guess)
         floor = floor_of(largest, asks, asked.temperature)
         facts = Bounds(largest, total, mean, guess, low, lowered, waits / held, floor)
@@ -206,15 +208,16 @@ def gather(
     block: tl.constexpr,
     group: tl.constexpr,
 ):
-    """Grid [chunks, rows]: lists the ids that a restricted row may keep, in any order; of
-    those it keeps for sure, whose masses are added up, only the few that wait the least.
+    """Grid [chunks, rows]: lists the ids that a filtered row may keep, in any order; of
+    the surely kept ones, whose masses are summed, only the few with the shortest waiting
+    times.
     """
     follow()
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     facts = load_bounds(bounds + row * FACTS)
     here = part * (chunk // group) + tl.arange(0, chunk // group)
-    # The last span may end beyond the last chunk.
+    # The last span may end after the last chunk.
     most = tl.load(tops + row * groups + here, mask=here < groups, other=float("-inf"))
     top = tl.max(most, 0)
     if top >= facts.floor:
@@ -239,7 +242,7 @@ def gather(
                 mass = tl.exp(-depth)
                 mass = tl.where((depth < facts.low) & (depth <= facts.limit), mass, 0.0)
                 sure += mass
-                # Never more than the time that it waits, or a rounding.
+                # Never more than its waiting time, except for rounding.
                 v = uniform(who, streams, positions, row, ids)
                 keep |= v < mass * facts.wait
             _append(lists + row * width, counts + row, ids, keep)
@@ -251,7 +254,7 @@ def gather(
 
 @triton.jit
 def _append(line, count, ids, keep):
-    """Behind a list, in an order that is a race."""
+    """Append to a list, in an order that is a race."""
     keep = keep.to(tl.int32)
     many = tl.sum(keep, 0)
     if many > 0:
@@ -261,7 +264,7 @@ def _append(line, count, ids, keep):
 
 @triton.jit
 def _add(at, mass):
-    """Add masses up, in an order that does not show: a program's is always the same."""
+    """Add up masses as integers, so that the order of programs does not matter."""
     tl.atomic_add(at, (tl.sum(mass, 0) * MASS_UNITS).to(tl.int64), sem="relaxed")
 
 
@@ -291,7 +294,7 @@ def finish(
     pad: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Grid [rows]: draws from a row's list into out [rows]; bad [rows]: 1 if broken."""
+    """Grid [rows]: sample from a row's list into out [rows]; bad [rows]: 1 if broken."""
     follow()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, pad)
@@ -320,7 +323,7 @@ def finish(
             edges = typical_of(asked, kept, edges, tile)
     noise = streams, positions, row
     token, best = _drawn(asked, kept, edges, who, noise, vocab, filtered, tile)
-    # Whoever is not listed waits longer than that.
+    # Tokens that are not listed wait longer than that.
     if (kept.bounds.low > 0) & (tl.exp(-best) > ROUNDED * kept.bounds.wait):
         kept = all_of(kept, vocab)
         token, _ = _drawn(asked, kept, edges, who, noise, vocab, filtered, tile)
@@ -333,7 +336,7 @@ def finish(
 def _drawn(
     asked, kept, edges, who, noise, vocab, filtered: tl.constexpr, tile: tl.constexpr
 ):
-    """The token of a list that wins, and its score."""
+    """The winning token of a list, and its score."""
     best = float("-inf")
     token = vocab
     for start in range(0, kept.size, tile):

@@ -1,5 +1,5 @@
-"""The launches of `sample.py`'s kernels, in their order, and what they leave for each
-other: `scan` for all rows; `bound` and `gather` where some are filtered; `finish`.
+"""The launches of `sample.py`'s kernels, in their order, and the memory between them:
+`scan` for all rows; `bound` and `gather` if some are filtered; `finish`.
 """
 
 from typing import Any, NamedTuple
@@ -19,20 +19,20 @@ Arguments = dict[str, Any]  # of kernels, by name
 
 
 class Sizes(NamedTuple):
-    """How many tokens are worked on at once; powers of two."""
+    """The sizes of programs and groups; powers of two."""
 
     chunk: int  # by a program of `scan`
-    group: int  # of whose logits the largest, and the mass, is stored
+    group: int  # whose largest logit, and mass, are stored
     span: int  # by a program of `gather`
     block: int  # of it at once
     tile: int  # by a pass over a list
     samples: int  # logits from which an edge is guessed
-    waits: float  # tokens kept for sure that are listed, about
-    few: int  # tokens that may be kept: no more than these are listed without a guess
+    waits: float  # about how many surely kept tokens are listed
+    few: int  # up to so many tokens that may be kept are listed without a guess
 
 
 class Space(NamedTuple):
-    """What the kernels leave for each other, and how a row is divided."""
+    """The memory between the kernels, and the division of a row."""
 
     sizes: Sizes
     parts: int  # chunks of a row: programs of `scan`
@@ -43,21 +43,21 @@ class Space(NamedTuple):
     sums: Tensor  # its mass,
     moments: Tensor  # and its mass times depth
     lists: Tensor  # [rows, width]: tokens of which it is not clear whether they are kept
-    counts: Tensor  # [rows]: how many these are
-    bad: Tensor  # [rows], with the next: what `sample` returns
+    counts: Tensor  # [rows]: their number
+    bad: Tensor  # [rows], with the next: the results of `sample`
     out: Tensor
 
     @classmethod
     def of(cls, sizes: Sizes, logits: Tensor, who: Tensor, *, filtered: bool) -> "Space":
-        """For rows of logits. If none is restricted, groups are chunks, and a list holds
-        a winner of each.
+        """The memory for rows of logits. If none is filtered, groups are chunks, and a
+        list holds a winner of each.
         """
         rows, vocab = logits.shape
         parts = triton.cdiv(vocab, sizes.chunk)
         group = sizes.group if filtered else sizes.chunk
         width = vocab if filtered else parts
         groups = parts * sizes.chunk // group
-        # To 16 bytes, so that a kernel is compiled once.
+        # Rounded to 16 bytes, so that a kernel is compiled once.
         aligned = triton.cdiv(rows, 4) * 4
         tops, sums, moments = logits.new_empty(3, aligned, groups, dtype=torch.float32)
         counts, bad, out = who.new_empty(3, aligned)[:, :rows]
@@ -86,7 +86,7 @@ class Space(NamedTuple):
 def launch_scan(
     asked: Arguments, noise: Arguments, space: Space, *, filtered: bool
 ) -> None:
-    """Go over all logits: winners, and what is stored of each group."""
+    """Read all logits: find winners, and the largest logit and mass of each group."""
     scan[space.parts, len(space.lists)](
         **asked,
         **noise,
@@ -103,7 +103,9 @@ def launch_scan(
 
 
 def launch_bound(asked: Arguments, space: Space) -> Arguments:
-    """Find within which depths the edges of what is kept are; returns what is known."""
+    """Find depths that bound the edges of the filters; returns the bounds as
+    arguments.
+    """
     tops = space.tops
     known = {
         "tops": tops,
@@ -129,7 +131,7 @@ def launch_bound(asked: Arguments, space: Space) -> Arguments:
 def launch_gather(
     asked: Arguments, noise: Arguments, known: Arguments, space: Space
 ) -> None:
-    """List the tokens within these depths, and add up those before them."""
+    """List the tokens within these depths, and sum the masses of those before them."""
     gather[triton.cdiv(asked["vocab"], space.sizes.span), len(space.lists)](
         **asked,
         **noise,
@@ -151,7 +153,7 @@ def launch_finish(
     *,
     filtered: bool,
 ) -> None:
-    """Find the edges in the lists, and who of those that are kept wins."""
+    """Find the edges in the lists, and the winner of the kept tokens."""
     finish[len(space.lists),](
         **asked,
         **noise,

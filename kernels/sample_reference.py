@@ -1,9 +1,9 @@
-"""Draws in plain torch, by sorting: what sample.py's kernels are tested against, and what
-the CPU has of them without Triton.
+"""Sampling in plain torch, by sorting: the reference of sample.py's kernels, and the
+CPU's version without Triton.
 
-It says `minfer.sample` over a batch, operation by operation. Other rules of drawing are
-made of its parts (reject.py): how a row draws (`Ways`), what filters keep, the noise of
-ids, and which of equals wins.
+It is `minfer.sample` over a batch, operation by operation. Other rules of sampling use
+its parts (reject.py): a row's values (`Ways`), the filters, the noise of ids, and the
+choice among equals.
 """
 
 from typing import NamedTuple
@@ -18,11 +18,11 @@ STEPS32 = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))
 GOLDEN = 0x9E3779B97F4A7C15
 LARGEST_V = 1 - 2**-24
 GREEDY_BELOW = 1e-5
-WORD = 2**64  # int64 wraps: what is above its largest is negative
+WORD = 2**64  # int64 wraps: values above its largest are negative
 
 
 class Ways(NamedTuple):
-    """How rows draw: [rows, 1] each; see `sample.sample`."""
+    """The sampling values of rows: [rows, 1] each; see `sample.sample`."""
 
     temperature: Tensor
     top_k: Tensor
@@ -37,7 +37,7 @@ class Ways(NamedTuple):
 
     @property
     def divisor(self) -> Tensor:
-        """The temperature, or what changes nothing."""
+        """The temperature; 1 for greedy rows."""
         return self.temperature.where(~self.greedy, 1)
 
 
@@ -76,21 +76,21 @@ def comparable(logits: Tensor) -> Tensor:
 
 
 def first_largest(score: Tensor, ids: Tensor) -> Tensor:
-    """The lowest id [rows, 1] of those with the largest score; `ids` are whose it is."""
+    """The lowest of the `ids` [rows, 1] with the largest score."""
     vocab = score.shape[1]
     return ids.where(score == score.amax(1, True), vocab).amin(1, True)
 
 
 def kept_of(depth: Tensor, ids: Tensor, ways: Ways) -> Tensor:
-    """Which tokens filters leave: depth [rows, vocab] is rising, `ids` are whose it
-    is.
-    """
+    """The tokens that filters keep: depth [rows, vocab] is rising, of tokens `ids`."""
     likeliest = _kept(depth, ways.top_k, ways.top_p, ways.deepest)
     return _typical(depth, ids, likeliest, ways.typical_p)
 
 
 def _kept(depth: Tensor, top_k: Tensor, top_p: Tensor, deepest: Tensor) -> Tensor:
-    """Which tokens are kept: depth [rows, vocab] is rising, the others are [rows, 1]."""
+    """The tokens that are kept: depth [rows, vocab] is rising, the others are
+    [rows, 1].
+    """
     vocab = depth.shape[1]
     last = top_k.long().where((top_k > 0) & (top_k < vocab), vocab) - 1
     kept = depth <= depth.gather(1, last).minimum(deepest)
@@ -100,7 +100,9 @@ def _kept(depth: Tensor, top_k: Tensor, top_p: Tensor, deepest: Tensor) -> Tenso
 
 
 def _typical(depth: Tensor, ids: Tensor, kept: Tensor, typical_p: Tensor) -> Tensor:
-    """Which of those kept typical-p leaves; `ids` are whose depth it is."""
+    """Those of the kept tokens that typical-p keeps; `ids` are the tokens of the
+    depths.
+    """
     mass = (-depth).double().exp() * kept
     total = mass.sum(1, True)
     mean = (mass * depth.where(mass > 0, 0)).sum(1, True) / total
@@ -124,7 +126,7 @@ def uniform(streams: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     """v, between 0 and 1, of ids [rows, vocab]; streams and positions are [rows, 1]."""
     key = streams + (positions + 1) * (GOLDEN - WORD)
     for shift, factor in STEPS64:
-        high = key >> shift & 2 ** (64 - shift) - 1  # as if it were unsigned
+        high = key >> shift & 2 ** (64 - shift) - 1  # a shift of unsigned integers
         key = (key ^ high) * (factor if factor == 1 else factor - WORD)
     bits = (ids + key) & 0xFFFFFFFF
     for i, (shift, factor) in enumerate(STEPS32):

@@ -1,24 +1,25 @@
-"""Logits as `minfer.shape` changes them before a token is drawn, and counts of what was.
+"""The changes of logits of `minfer.shape` before a token is sampled, and counts of
+tokens.
 
-Theory. A row's changes are of two kinds. The dense ones look at every token: which are
-allowed (a bit each), and how often each was seen. `_dense` makes all of a step's logits
-float32 on its way through them; of a row that asks for nothing it is a copy. The sparse
-ones are a list of the row's, of up to `MOST` *entries*: a token, what is added to its
-logit, until which position, and whether the entry *follows* the one before it in the
-list. An entry that follows counts only if the output ends with what precedes it: so the
-last token of a bad word is an entry with -inf, and those before it are entries that add
-nothing. `_sparse` makes the logits of a list's tokens again, from the model's, first
-where a number is added, then where -inf is: of several entries of a token at most one
-adds a number.
+Theory. A row's changes are of two kinds. The dense ones look at every token: whether it
+is allowed (a bit each), and how often it occurred. `_dense` converts all of a step's
+logits to float32 and applies them; for a row without changes it is a copy. The sparse
+ones are the row's list of up to `MOST` *entries*: a token, a number to add to its logit,
+the position until which it applies, and whether the entry *follows* the one before it in
+the list. An entry that follows applies only if the output ends with the entries before
+it: so the last token of a bad word is an entry with -inf, and those before it are entries
+that add nothing. `_sparse` computes the logits of a list's tokens again, from the
+model's, first for entries that add a number, then for those with -inf: of several entries
+of a token at most one adds a number.
 
-After the draw `_count` counts a row's token, and notes for each entry whether the output
-now ends with it and what it follows (Baeza-Yates and Gonnet 1992, Shift-And). There are
-two such notes of each entry, for even and odd positions: one is read while the other is
-written. All that this needs is on the device, so steps run ahead of the host, and graphs
-replay.
+After sampling `_count` counts a row's token, and stores for each entry whether the output
+now ends with it and the entries that it follows (Baeza-Yates and Gonnet 1992, Shift-And).
+There are two such flags of each entry, for even and odd positions: one is read while the
+other is written. All this state is on the device, so steps run ahead of the host, and
+graphs replay.
 
 Arithmetic, for 152k bfloat16 logits, 4.2 TB/s: a row moves 2 bytes a token in, 4 out, and
-4 of counts if it is penalized: 1.5 MB, 256 rows 0.1 ms; at batch 1 it is the launches.
+4 of counts if it is penalized: 1.5 MB, 256 rows 0.1 ms; at batch 1 launches dominate.
 """
 
 from typing import Final, NamedTuple
@@ -36,28 +37,29 @@ IN_PROMPT: Final = 1 << 30  # of a token's count: it is in the prompt
 CHUNK: Final = 2048  # logits of a program
 BLOCK: Final = 256  # entries at once
 WARPS: Final = 4
-# What `Kept.told` says of a row.
+# The words of a row in `Kept.told`.
 TOLD: Final = 4  # words
-ENTRIES: Final = 0  # how many it has
+ENTRIES: Final = 0  # the number of entries
 CHOOSY: Final = 1  # whether only some tokens are allowed
 PENALIZED: Final = 2  # whether tokens are counted
 
 
 class Kept(NamedTuple):
-    """What the device keeps of its rows' changes; see `Kept.make` for shapes."""
+    """The device's state of the changes of its rows; see `Kept.make` for shapes."""
 
     told: Tensor
     seen: Tensor  # how often a token is in the output, and `IN_PROMPT`
     allowed: Tensor  # bits, the lowest first
     tokens: Tensor  # of entries
-    values: Tensor  # that are added
-    until: Tensor  # the position from which they are not any more
-    follows: Tensor  # whether the entry before has to have matched
-    matched: Tensor  # whether the output ends so, for draws at even and odd positions
+    values: Tensor  # to be added
+    until: Tensor  # the position from which on they are not added
+    follows: Tensor  # whether the entry before must have matched
+    # whether the output ends with it, for samples at even and odd positions
+    matched: Tensor
 
     @classmethod
     def make(cls, rows: int, vocab: int, device: torch.device) -> "Kept":
-        """For so many device rows, none of which asks for anything."""
+        """The state for device rows without any changes."""
 
         def words(*shape: int) -> Tensor:
             return torch.zeros(rows, *shape, dtype=torch.int32, device=device)
@@ -75,7 +77,7 @@ class Kept(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """Those of the device rows, [device rows] float32 each."""
+    """The penalties of the device rows, [device rows] float32 each."""
 
     repetition: Tensor
     frequency: Tensor
@@ -123,7 +125,7 @@ def _dense(
     vocab,
     chunk: tl.constexpr,
 ):
-    """Grid [chunks, draws]: out [draws, vocab] but for the entries of lists."""
+    """Grid [chunks, draws]: out [draws, vocab] without the entries of lists."""
     follow()
     row = tl.program_id(1).to(tl.int64)
     owner = tl.load(who + row).to(tl.int64)
@@ -140,7 +142,7 @@ def _dense(
 
 @triton.jit
 def _matches(follows, matched, owner, position, at, there):
-    """Whether what entries follow has matched before a draw at `position`."""
+    """Whether the entries before have matched before sampling at `position`."""
     after = tl.load(follows + owner * _MOST + at, mask=there, other=0) != 0
     before = matched + (owner * 2 + position % 2) * _MOST + at - 1
     return (after == 0) | (tl.load(before, mask=there & after, other=0) != 0)
@@ -167,7 +169,7 @@ def _sparse(
     vocab,
     block: tl.constexpr,
 ):
-    """Grid [draws]: the entries of lists in `out`."""
+    """Grid [draws]: apply the entries of lists to `out`."""
     follow()
     row = tl.program_id(0).to(tl.int64)
     owner = tl.load(who + row).to(tl.int64)
@@ -215,7 +217,9 @@ def _count(
     vocab,
     block: tl.constexpr,
 ):
-    """Grid [draws]: a row's token is counted, and what the output now ends with noted."""
+    """Grid [draws]: count a row's token, and store which entries the output now ends
+    with.
+    """
     follow()
     row = tl.program_id(0).to(tl.int64)
     owner = tl.load(who + row).to(tl.int64)
@@ -236,8 +240,8 @@ def _count(
 def shape(
     logits: Tensor, who: Tensor, positions: Tensor, penalties: Penalties, kept: Kept
 ) -> Tensor:
-    """Logits [draws, vocab] as tokens at `positions` [draws] are drawn from them, in
-    float32.
+    """Logits [draws, vocab] with all changes, for sampling tokens at `positions` [draws],
+    in float32.
 
     Draw i is of device row who[i], int32; rows of logits are contiguous.
     """
@@ -278,9 +282,9 @@ def shape(
 def count(
     who: Tensor, positions: Tensor, drawn: Tensor, broken: Tensor, kept: Kept
 ) -> None:
-    """The tokens `drawn` at `positions` are part of the output of rows `who`, but for
-    those of broken rows (1); all are [draws], each row is there once at most, and rows
-    that ask for nothing as often as may be.
+    """Count the tokens `drawn` at `positions` as output of rows `who`, except for broken
+    rows (1); all are [draws], each row occurs at most once, except for rows without
+    changes.
     """
     if not on_triton(who):
         reference_count(who, positions, drawn, broken, kept)
@@ -341,6 +345,6 @@ def reference_count(
 
 
 def _matched(kept: Kept, owner: Tensor, positions: Tensor) -> Tensor:
-    """Whether what entries follow has matched before draws at `positions`."""
+    """Whether the entries before have matched before sampling at `positions`."""
     before = kept.matched[owner, positions.long() % 2].roll(1, 1) != 0
     return before | (kept.follows[owner] == 0)

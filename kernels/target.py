@@ -8,10 +8,10 @@ from typing import Final
 
 import torch
 
-Capability = tuple[int, int]  # as torch has it: (9, 0) is sm_90
+Capability = tuple[int, int]  # as in torch: (9, 0) is sm_90
 NONE: Final[Capability] = (0, 0)
 HOPPER: Final[Capability] = (9, 0)
-others: Capability = NONE  # of devices that are no GPU; tests let it be a GPU's
+others: Capability = NONE  # for devices that are not a GPU; tests set it to that of a GPU
 
 
 def capability(device: torch.device) -> Capability:

@@ -1,13 +1,13 @@
-"""Drafts as inputs, and which of them stand: what verifying needs besides the model and
-the sampler.
+"""Verification of drafts, besides the model and the sampler: drafts as inputs, and which
+are accepted.
 
-Theory. A row with drafts takes them behind its last token, at the positions that follow:
-`spread` makes that lines of inputs, as those from history are; who has fewer drafts than
-there is room for leaves the rest to the scratch row. Then places are judged in order. A
-row draws at the place of its last token as ever. If what it drew is its first draft, it
-draws at that draft's place too, and so on: `stand` says who does, after each draw. All
-others are the scratch row there, which never advances. So the sampler is the one that
-there is without drafts, and rows end where the last draft stood that was right.
+Theory. A row with drafts takes them as inputs after its last token, at the positions that
+follow: `spread` turns them into input lines, as prefill tokens are; unused places of rows
+with fewer drafts are the scratch row. Then places are verified in order. A row samples at
+the place of its last token as always. If the sampled token is its first draft, it samples
+at that draft's place too, and so on: `stand` finds the rows that continue, after each
+sample. All others are the scratch row there, which never advances. So the sampler is the
+same as without drafts, and rows end after the last accepted draft.
 """
 
 import triton
@@ -61,10 +61,10 @@ def spread(
 ) -> None:
     """Drafts as inputs: of rows [verified], which have counts [verified] of them.
 
-    said [drafts, verified]: tokens, whose lines are contiguous; of those below 0,
+    said [drafts, verified]: tokens, whose lines are contiguous; for those below 0,
     `proposed` [drafts, verified], contiguous, has the token. next_ [device rows]: the
     positions before them. out [3, drafts * verified], whose lines are contiguous: tokens,
-    positions, and rows, which are `scratch` where there is no draft. All are int32.
+    positions, and rows, which are `scratch` if there is no draft. All are int32.
     """
     if not on_triton(rows):
         plain.spread(rows, counts, said, proposed, next_, scratch, out)
@@ -75,7 +75,7 @@ def spread(
         counts=counts,
         said=said,
         line=said.stride(0),
-        proposed=said if proposed is None else proposed,  # a kernel wants a tensor
+        proposed=said if proposed is None else proposed,  # a kernel needs a tensor
         next_=next_,
         scratch=scratch,
         verified=said.shape[1],
@@ -131,13 +131,15 @@ def stand(
     positions: Tensor,
     accepted: Tensor,
 ) -> None:
-    """Whose draft number `place`, from 0 on, is what was drawn in its place.
+    """Find the rows whose draft number `place`, from 0 on, equals the token sampled in
+    its place.
 
-    before [verified]: who drew there; drafts and owners [verified]: the drafts, and whose
-    they are, or `scratch`. last and next_ [device rows]: what rows drew last, and the
-    position it takes. Writes [verified] each: who draws next, others being `scratch`; the
-    positions of what they draw; and of these, in `accepted`, how many drafts stand, or 0
-    for all others with the first place. All are int32.
+    before [verified]: the rows that sampled there; drafts and owners [verified]: the
+    drafts, and their rows, or `scratch`. last and next_ [device rows]: the last token of
+    rows, and its position. Writes [verified] each: the rows that sample next, others
+    being `scratch`; the positions of those samples; and in `accepted` the number of
+    accepted drafts of these rows, or 0 for all others with the first place. All are
+    int32.
     """
     if not on_triton(before):
         plain.stand(
