@@ -31,7 +31,7 @@ class PrefillTune(NamedTuple):
     stages: int
 
     def warps(self, rows: int) -> int:
-        """Warps of a program with so many rows."""
+        """Warps of a program with `rows` rows."""
         return 8 if rows >= 128 else 4
 
 
@@ -97,7 +97,7 @@ def programs_at_once(programs: int, dim: int) -> int:
 
 def decode_tune(kind: Kind, programs: int, splits: int) -> DecodeTune:
     """The tune from `DECODE`; for contexts of one range, the stages that leave the fewest
-    unused places in the last wave of so many programs.
+    unused places in the last wave of `programs` programs.
     """
     tune, held = DECODE[kind], HELD.get(kind)
     if splits > 1 or held is None:

@@ -120,9 +120,9 @@ class Pause(OfSample):
 
 @frozen
 class Propose(OfSample):
-    """The host drafts for a sample: `tokens` may follow its first `known` tokens. They
-    are used by the next step without the sample in flight, if it still knows as many
-    tokens then.
+    """The host drafts for a sample: `tokens` may follow its first `known` tokens. The
+    next step that is planned while nothing of the sample is in flight uses them, if no
+    more tokens are known then.
     """
 
     known: int
@@ -194,7 +194,7 @@ class Emit:
     tokens: Yields
     finished: tuple[Finished, ...] = ()
     logprobs: Logprobs = field(default=(), eq=False, repr=False)  # a column too, or none
-    # A column too, or none: what is said of prompts.
+    # A column too, or none: results of prompts.
     pooled: Pooled = field(default=(), eq=False, repr=False)
 
 

@@ -63,7 +63,7 @@ class Accounts:
     def with_room(self, least: int) -> "Accounts":
         """Keep the accounts of clients with live samples, and of the others those
         furthest ahead of their class, at most half of `least`, as the number of clients
-        is unbounded. A class without live samples starts anew. Names do not matter.
+        is unbounded. A class without live samples starts again at 0. Names do not matter.
         """
         every = self.by_owner.items()
         times = {owner[0]: self.time(owner[0]) for owner, one in every if one.live}

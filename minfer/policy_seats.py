@@ -28,7 +28,7 @@ from minfer.record import evolve
 from minfer.request import Request
 
 GROWTH: Final = 2  # seats of a client for each that others hold
-PART: Final = 8  # every client may have one of so many seats
+PART: Final = 8  # every client may have this fraction (1 / PART) of all seats
 JOIN_EVERY: Final = 4  # steps
 # Of the running sequences, one in so many may be new in such a step: then sequences of 64
 # tokens and more still fill the machine, however it is shared.

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from minfer.pmap import Map
 
-_BITS: Final = 12  # of a number, that a level tells apart
+_BITS: Final = 12  # of a number, on each level
 _LEVELS: Final = 4  # numbers below 2^48: a million uses a second for nine years
 _LOW: Final = (1 << _BITS) - 1
 

@@ -279,7 +279,7 @@ def _handed_over(
     cost: CostModel,
 ) -> Fork:
     """The run on a new engine: requests being served are resumed; those with several
-    samples start anew.
+    samples start again.
     """
     turn = past.turn
     time = turn.transition.state.time

@@ -53,8 +53,8 @@ def payloads(
 ) -> Iterator[bytes]:
     """The payloads of a segment, in order.
 
-    An incomplete last record was cut off with the file: it is left out, and passed to
-    `torn`. Raises JournalError for any other incomplete record, with the number of turns
+    An incomplete last record was cut off with the file: it is left out, and `torn`
+    gets a message. Raises JournalError for any other incomplete record, with the number of turns
     after it.
     """
     _check_magic(data, where)

@@ -165,12 +165,12 @@ def _flaw(event: Executed, sizes: tuple[int, ...]) -> str:
 
 
 def state_record(turns: int, state: EngineState) -> bytes:
-    """The record of a state's digest, after so many turns."""
+    """The record of a state's digest, after `turns` turns."""
     return framed(MARK.pack(b"S", turns) + state_digest(state))
 
 
 def end_record(turns: int) -> bytes:
-    """The record of an orderly end, after so many turns."""
+    """The record of an orderly end, after `turns` turns."""
     return framed(MARK.pack(b"E", turns))
 
 

@@ -306,7 +306,7 @@ class Oracle:
         return tuple(found.get(i, b"") for i in range(len(plan.rows))) if found else ()
 
     def _part(self, row: Row, start: int, count: int) -> PromptPart:
-        """Log-probabilities of tokens behind so many inputs: what their KV stands for."""
+        """Log-probabilities of the tokens after these inputs, from digests of KV."""
         digests = [
             self._read(row.table[position // self.block_size], position % self.block_size)
             for position in range(start, start + count)
@@ -350,7 +350,7 @@ class Oracle:
 
     def _seen(self, row: Row, upto: int, position: int) -> int:
         """A digest of the blocks that `position` attends to before entry `upto`, each
-        read anew.
+        read again.
         """
         last, low = self.block_size - 1, outside(position, self.window, self.block_size)
         return hash(tuple(self._read(block, last) for block in row.table[low:upto]))

@@ -109,7 +109,7 @@ class Costs:
     Sizes above the largest one were not measured: no drafts are added to them.
     """
 
-    # A forward of the target with at most so many inputs, and its seconds; both rising.
+    # A forward of the target with at most this many inputs, and its seconds; both rising.
     verify: Table
     draft: float = _setting(0.0)  # a forward of the draft model, for one row
     # The cost of any drafts from the host, which prevent planning ahead.
@@ -129,7 +129,7 @@ class Costs:
     def seconds(
         self, inputs: int, depth: int = 0, rows: int = 1, *, prompts: bool = False
     ) -> float:
-        """The time of a step with so many inputs, in which `rows` have up to `depth`
+        """The time of a step with `inputs` inputs, in which `rows` have up to `depth`
         drafts; infinite if that was not measured. `prompts`: some inputs are prefill
         tokens.
         """
@@ -143,7 +143,7 @@ class Costs:
         return verified + depth * self.drafted(rows) + fixed
 
     def drafted(self, rows: int) -> float:
-        """The time of a forward of the draft model for so many rows."""
+        """The time of a forward of the draft model for `rows` rows."""
         if not self.draft_more:
             return self.draft
         at = bisect_left(self.draft_more, (rows, 0.0))

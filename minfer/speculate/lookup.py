@@ -142,5 +142,5 @@ class Lookup(Proposer):
 
 
 def going_round(tokens: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """So many tokens: these, over and over."""
+    """Repeat `tokens` to a length of `most`."""
     return (tokens * (-(-most // len(tokens))))[:most]

@@ -43,7 +43,7 @@ class Proposer(Protocol):
     def began(self, state: Any, who: SampleId, scope: Key, prompt: int) -> Any:
         """Add a sample, whose first `prompt` tokens must not be published to others.
 
-        A sample that is known already starts anew.
+        A sample that is known already starts again.
         """
         return state
 

@@ -96,7 +96,7 @@ class Texts:
 
     def found(self, last: tuple[int, ...], candidates: int) -> Match | None:
         """The longest match of the end of `last` that is followed by a token, of at most
-        so many candidates, the latest first.
+        `candidates` places, the latest first.
         """
         if len(last) < self.least:
             return None
