@@ -199,7 +199,7 @@ class Window(Ageing):
         due = min(state.due, time + min(limit, self.part * request.deadline))
         gap = state.gap
         if state.last > -math.inf:
-            # beyond that it is slow, however slow
+            # longer gaps count as this one
             late = min(time - state.last, 2 * self.wait)
             gap = late if gap == math.inf else (gap + late) / 2
         return rank, Gathering(due, state.fresh + request.n, time, gap)
@@ -251,7 +251,9 @@ class Static(FirstCome):
         return load.time if member or not load.running else math.inf
 
     def admitted(self, state: Batch, rank: Rank, request: Request, load: Load) -> Batch:
-        if load.running and request.place is not None:  # it is a member already
+        if (
+            load.running and request.place is not None
+        ):  # a later round of a member's search
             return state
         return (state[0], state[1] + 1) if load.running else (load.time, 1)
 

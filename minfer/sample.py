@@ -1,4 +1,4 @@
-"""What sampling means, on plain values: the reference for every sampler on a device.
+"""Sampling on plain values: the reference for every sampler on a device.
 
 Theory. The token at a position is
 
@@ -6,11 +6,11 @@ Theory. The token at a position is
 
 which is an exact draw from the softmax over them (Gumbel-max; Maddison et al. 2014). The
 noise is a function of (request seed, sample, position, token id) and of nothing else: no
-draw depends on neighbours, chunks or preemption; and a draft token is
-right if and only if it equals the draw at its position, so speculation is exact for
-sampling as for greedy decoding.
+draw depends on other requests, chunks or preemption; and a draft is right if and only if
+it equals the draw at its position, so speculation is exact for sampling as for greedy
+decoding.
 
-What is done to logits before that (penalties, biases, tokens that are hidden) is in
+The changes of logits before that (penalties, biases, hidden tokens) are in
 `minfer.shape`.
 
 Kept tokens are vLLM's: first min-p, every token with at least `min_p` of the likeliest

@@ -66,7 +66,7 @@ class Hold:
     cause: str  # as in `Held`
 
 
-@frozen(slots=False)  # it is evolved ten times a turn, and read little more often
+@frozen(slots=False)  # changed ten times a turn, and read little more often
 class EngineState:
     """All that decisions depend on: equal states lead to equal decisions."""
 

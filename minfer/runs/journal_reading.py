@@ -54,8 +54,8 @@ def payloads(
     """The payloads of a segment, in order.
 
     An incomplete last record was cut off with the file: it is left out, and `torn`
-    gets a message. Raises JournalError for any other incomplete record, with the number of turns
-    after it.
+    gets a message. Raises JournalError for any other incomplete record, with the number
+    of turns after it.
     """
     _check_magic(data, where)
     at, number = len(MAGIC), 0

@@ -314,7 +314,7 @@ class Oracle:
         return part_of(start + 1, digests)
 
     def _vector(self, row: Row) -> bytes:
-        """What its last input saw, or a digest of all since it was opened."""
+        """The pooled vector: of its last input, or of all inputs since it was opened."""
         said = row.total if row.pooling == MEAN else self._digest(row)
         return vector_of(said)
 

@@ -36,9 +36,8 @@ class Prefix:
     shared: int = 0  # longest prefix shared with one of them
     shared_with: SampleId | None = None
     computed: int = 0  # the same, of tokens with KV by then
-    cached: int = (
-        0  # likewise, of what was in the cache at some time, whole blocks or not
-    )
+    # the same, of tokens that ever were in the cache, whole blocks or not
+    cached: int = 0
 
 
 @frozen(eq=False)
