@@ -228,7 +228,7 @@ class Window(Ageing):
         return evolve(state, fresh=state.fresh - 1)
 
 
-# when the one that runs was opened, seconds, and how many have joined
+# the opening of the running batch, seconds, and its members so far
 Batch = tuple[float, int]
 
 

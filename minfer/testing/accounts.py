@@ -27,8 +27,8 @@ class Seat:
     gen: int
     row: int  # device row
     base: int  # tokens known when it began
-    sched: int  # positions whose KV is computed
-    kv: int  # positions whose KV is there for certain
+    sched: int  # positions that are computed, or will be by plans in flight
+    kv: int  # positions whose KV is computed
     table: tuple[int, ...]  # blocks, as the device knows them
     opened: bool = False  # an `Open` was sent to the device
 

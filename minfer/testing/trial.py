@@ -222,7 +222,6 @@ class Trial:
         here = {one.request for one in (*self.state.waiting, *self.state.running.seqs)}
         here |= {event.request for event in self._inbox if isinstance(event, Submit)}
         # Claimed but unused tokens may go to later requests: fair shares do that.
-        # shares do that.
         allowed = self.overtakes + sum(map(_claim, here)) // _claim(less)
         for number in range(self.config.max_num_seqs):
             self.tell(Submit(evolve(mine, id=f"early{number}")))
