@@ -71,13 +71,13 @@ class KVCache:
     def _attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None
     ) -> Tensor:
-        """The same in the cache's own type."""
+        """Write keys and values, and attend, in the cache's dtype."""
         gqa = self.spec.layers[index].attention
         reads, blocks = self._prepared(batch)[1][gqa.window], self.blocks[index]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         queries = qkv[:, : gqa.heads]
         if batch.verified is not None:
-            # A draft that is rejected leaves behind what its row reads as padding.
+            # A rejected draft leaves keys and values that its row later reads as padding.
             decode_rows = len(batch.rows)
             guessed = qkv[batch.verified.decode_rows : decode_rows, gqa.heads :]
             torch.nan_to_num(guessed, 0.0, 0.0, 0.0, out=guessed)
@@ -117,11 +117,10 @@ class KVCache:
             self.data[:, one.target, : one.count] = self.data[:, one.source, : one.count]
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
-        """Zero blocks that a row gets to write to, the first of them from the slot
-        `start` on.
+        """Zero newly allocated blocks of a row, the first of them from slot `start` on.
 
-        Attention reads padding with weight 0. If a request whose numbers overflowed had
-        the block before, that would be 0 * NaN, and its successor would fail for it.
+        Attention reads padding with weight 0. If the block's previous owner overflowed,
+        that would be 0 * NaN, and the new owner would fail.
         """
         if start and blocks:
             self.data[:, blocks[0], start:] = 0
@@ -151,10 +150,10 @@ def make_cache(
     dtype: str | None = None,
     max_model_len: int | None = None,
 ) -> KVCache:
-    """A zeroed cache of `blocks` blocks of `block_size` tokens, in the spec's KV type
-    when `dtype` is None.
+    """Returns a zeroed cache of `blocks` blocks of `block_size` tokens, in the spec's KV
+    dtype when `dtype` is None.
 
-    Zeroed, as masked slots still enter the products with weight 0. The rotary table
+    It is zeroed, as masked slots still enter the products with weight 0. The rotary table
     covers every position below `max_model_len` (the model's own limit when None) that the
     pool could hold; with windows in all layers, sequences can be longer than the pool.
     """
@@ -162,7 +161,7 @@ def make_cache(
     layers = len(spec.layers)
     shape = (layers, blocks, block_size, *token)
     kind = torch_dtype(dtype or spec.kv_dtype)
-    # From the kernel's zero pages, touched when written: torch.zeros would fill them all
+    # Memory from the kernel's zero pages, touched when written: torch.zeros would fill it
     # now.
     data = (
         torch.from_numpy(np.zeros(prod(shape) * kind.itemsize, np.uint8))

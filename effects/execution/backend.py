@@ -1,11 +1,11 @@
-"""What a step does on a device besides the model's own products: one interface.
+"""The interface for what a step does on a device besides the model's own products.
 
-A backend has the cache that a model attends through, and the operations that feed rows,
-draw tokens and keep what was drawn. There are two: plain torch and numpy for the CPU
-(`cpu_backend.py`), and Triton's kernels for a GPU (`cuda_backend.py`), whose references
-in torch run where there is none. All tensors are on the backend's device; nothing here
-waits for it, but on the CPU. What a backend is asked is the same, so a new one (of
-another maker's GPUs, say) is one more file.
+A backend has the cache that a model attends through, and the operations that gather
+inputs, sample tokens and store them in the rows. There are two: plain torch and numpy for
+the CPU (`cpu_backend.py`), and Triton kernels for a GPU (`cuda_backend.py`), whose
+references in torch run where there is no GPU. All tensors are on the backend's device;
+nothing here waits for a GPU. A new backend (for GPUs of another vendor, say) is one more
+file that implements this interface.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Cache(PagedCache, Protocol):
 
     @property
     def data(self) -> Tensor:
-        """All of it; how it is laid out is the backend's."""
+        """All of the cache; its layout is up to the backend."""
         ...
 
     def copy(self, copies: Sequence[Copy]) -> None:
@@ -35,37 +35,37 @@ class Cache(PagedCache, Protocol):
         ...
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
-        """A row gets these blocks to write to, the first of them from the slot `start`
-        on; what an earlier owner left there must not reach it.
+        """Prepare newly allocated blocks of a row, the first of them from slot `start`
+        on: what the previous owner left there must not affect the row.
         """
         ...
 
 
 @frozen(eq=False)
 class Drawn:
-    """What a sampler drew, and where it could not: both [rows] int32."""
+    """Sampled tokens, and which rows failed: both [rows] int32."""
 
     tokens: Tensor
-    broken: Tensor  # 1 where logits are not finite: the token means nothing
+    broken: Tensor  # 1 where logits are not finite: the token is meaningless
 
 
 class Shaper(Protocol):
-    """Changes the logits of rows that ask for it, as `minfer.shape` says, and keeps what
-    that needs of the tokens before.
+    """Changes the logits of rows that request it, as in `minfer.shape`, and keeps the
+    state of earlier tokens that this needs.
     """
 
     def open(self, row: int, opened: Open) -> None:
-        """A row is taken over; what is launched after this finds it so."""
+        """Reset a row for a new owner, for all that is launched after this."""
         ...
 
     def shape(self, logits: Tensor, who: Tensor, positions: Tensor) -> Tensor:
-        """Logits [draws, vocab] in float32 as tokens at `positions` are drawn from them;
-        of rows that ask for nothing as they were.
+        """Returns the logits [draws, vocab] in float32 from which the tokens at
+        `positions` are sampled; logits of rows that request no change stay as they are.
         """
         ...
 
     def count(self, who: Tensor, positions: Tensor, drawn: Drawn) -> None:
-        """These tokens were drawn."""
+        """Count these sampled tokens."""
         ...
 
 
@@ -79,29 +79,29 @@ class Backend(Protocol):
 
     @property
     def routes(self) -> Routes:
-        """Which kernels serve what."""
+        """Which kernel serves which part of a step."""
         ...
 
     @property
     def described(self) -> list[tuple[str, str]]:
-        """The same in words, for whom it concerns: journals, `minfer plan`."""
+        """The routes in words, for journals and `minfer plan`."""
         ...
 
     def make_cache(
         self, spec: ModelSpec, blocks: int, block_size: int, length: int
     ) -> Cache:
-        """A cache that a model can run with, for positions below `length`. Raises
-        MemoryError or torch.OutOfMemoryError.
+        """Returns a cache for a model, for positions below `length`. Raises MemoryError
+        or torch.OutOfMemoryError.
         """
         ...
 
     def make_shaper(self, rows: DeviceRows) -> Shaper:
-        """What shapes the logits of these rows. Raises torch.OutOfMemoryError."""
+        """Returns the shaper of these rows' logits. Raises torch.OutOfMemoryError."""
         ...
 
     def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:
-        """Ranges that contexts of up to `context` tokens are cut into, for so many decode
-        rows.
+        """Returns the number of splits of contexts of up to `context` tokens, for so many
+        decode rows.
         """
         ...
 
@@ -126,7 +126,7 @@ class Backend(Protocol):
         ahead: Tensor,
         slots: Tensor,
     ) -> None:
-        """Inputs of a step; see `kernels.rows.gather`."""
+        """Gather a step's inputs; see `kernels.rows.gather`."""
         ...
 
     def sample(
@@ -139,11 +139,11 @@ class Backend(Protocol):
         filtered: bool,
         streams: Tensor | None = None,
     ) -> Drawn:
-        """Draw a token at `positions` [draws] from each of `logits` [draws, vocab].
+        """Sample a token at `positions` [draws] from each row of `logits` [draws, vocab].
 
-        Draw i is of device row who[i] and is made as that row was opened to sample.
-        `filtered` False promises that none of them leaves tokens out. `streams` [device
-        rows] are drawn by instead of the rows' own, if there are any.
+        Draw i is for device row who[i], with that row's sampling parameters. `filtered`
+        False promises that no row filters tokens. `streams` [device rows], if given,
+        replace the rows' own noise streams.
         """
         ...
 
@@ -158,7 +158,7 @@ class Backend(Protocol):
         scratch: int,
         out: Tensor,
     ) -> None:
-        """Keep what rows drew; see `kernels.rows.advance`."""
+        """Store sampled tokens in the rows; see `kernels.rows.advance`."""
         ...
 
     def spread(
@@ -171,7 +171,7 @@ class Backend(Protocol):
         scratch: int,
         out: Tensor,
     ) -> None:
-        """Drafts as inputs; see `kernels.verify.spread`."""
+        """Write drafts as inputs; see `kernels.verify.spread`."""
         ...
 
     def stand(
@@ -187,15 +187,17 @@ class Backend(Protocol):
         positions: Tensor,
         accepted: Tensor,
     ) -> None:
-        """Whose draft is what was drawn in its place; see `kernels.verify.stand`."""
+        """Find the rows whose draft equals the sampled token; see
+        `kernels.verify.stand`.
+        """
         ...
 
     def keep(self, logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
-        """Keep logits of rows but for the scratch row; see `kernels.masks.keep`."""
+        """Keep logits of all rows but the scratch row; see `kernels.masks.keep`."""
         ...
 
     def hide(self, kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
-        """Logits that were kept for rows, without what is not allowed; see
+        """Returns the kept logits of rows with disallowed tokens masked; see
         `kernels.masks.hide`.
         """
         ...
@@ -203,5 +205,5 @@ class Backend(Protocol):
     def logprobs(
         self, logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
     ) -> None:
-        """Log-probabilities of what was drawn; see `kernels.logprobs.logprobs`."""
+        """Compute sampled tokens' log-probabilities; see `kernels.logprobs.logprobs`."""
         ...

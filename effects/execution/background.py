@@ -1,9 +1,9 @@
-"""Work for an executor's quiet moments, in a thread of its own.
+"""Background work of an idle executor, in a thread of its own.
 
-Theory. An executor is quiet when no plan is on its way and none has come for a while:
-between two turns of a busy engine it is not. Whoever launches takes the executor's lock,
-so a request that comes while a piece of work is done waits for that piece, 15 ms, and no
-longer. The thread ends with the work, with the executor, or with the main thread.
+Theory. An executor is idle when no plan is in flight and none has been launched for
+`QUIET` seconds; between two turns of a busy engine it is not idle. Every launch takes the
+executor's lock, so a request that arrives during a piece of work waits for that piece
+only (15 ms). The thread ends with the work, with the executor, or with the main thread.
 """
 
 import threading
@@ -15,7 +15,7 @@ QUIET: Final = 0.2  # seconds without a plan
 
 
 class Background:
-    """Does work piece by piece while its owner is quiet."""
+    """Does work piece by piece while its owner is idle."""
 
     def __init__(
         self,
@@ -25,29 +25,29 @@ class Background:
         lock: threading.Lock,
         wait: float | None = None,
     ) -> None:
-        """`work` does a piece and says whether another remains; `quiet` says whether no
-        plan is on its way. Both are called with the lock.
+        """`work` does a piece and returns whether another remains; `quiet` returns
+        whether no plan is in flight. Both are called with the lock held.
         """
         self.work = work
         self.quiet = quiet
         self.lock = lock
         self.wait = QUIET if wait is None else wait
-        self.last = time.monotonic()  # when the owner was asked for something
+        self.last = time.monotonic()  # when the owner last had work
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look for quiet moments, unless that has begun."""
+        """Start the thread, unless it is running."""
         if self.thread is None or not self.thread.is_alive():
             self.thread = threading.Thread(target=self._run, name="minfer-background")
             self.thread.start()
 
     def asked(self) -> None:
-        """The owner has something to do."""
+        """Note that the owner has work."""
         self.last = time.monotonic()
 
     def close(self) -> None:
-        """No piece is begun any more, and none is under way."""
+        """End the thread; waits for the piece that is being done."""
         self.ended.set()
         if self.thread is not None:
             self.thread.join()

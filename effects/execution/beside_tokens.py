@@ -1,8 +1,7 @@
-"""What a step is asked for besides tokens: vectors and log-probabilities of prompts.
+"""A step's outputs besides tokens: pooled vectors and log-probabilities of prompts.
 
-A step with rows that are pooled or scored takes an `Errand` along: it adds to the batch
-what the model is to hand out, and brings what came of it to the slot in which the step's
-tokens come back.
+A step with pooled or scored rows has an `Errand`: it adds to the batch what the model has
+to output, and puts the results into the slot that the step's tokens are read from.
 """
 
 from attrs import evolve, frozen
@@ -17,7 +16,7 @@ from minfer.effects.models.batch import Batch, Scored, Tap
 
 @frozen(eq=False)
 class States:
-    """Hidden states that are wanted, and where they will be."""
+    """Requested hidden states, and the buffer for them."""
 
     wanted: Wanted
     tap: Tap
@@ -25,7 +24,7 @@ class States:
 
 @frozen(eq=False)
 class Scores:
-    """Tokens that are scored, and where what is found will be."""
+    """Tokens to score, and the buffer for the results."""
 
     targets: Targets
     scored: Scored
@@ -34,7 +33,7 @@ class Scores:
 
 @frozen(eq=False)
 class Errand:
-    """What one step is asked for."""
+    """One step's outputs besides tokens."""
 
     pooler: Pooler
     scorer: Scorer
@@ -43,7 +42,7 @@ class Errand:
 
     @classmethod
     def of(cls, forward: Forward, pooler: Pooler, scorer: Scorer) -> "Errand | None":
-        """What a forward is asked for; None: tokens are all."""
+        """Returns a forward's further outputs; None if it has only tokens."""
         wanted, targets = forward.wanted, forward.targets
         if wanted is None and targets is None:
             return None
@@ -52,7 +51,7 @@ class Errand:
         return cls(pooler, scorer, states, scores)
 
     def added(self, batch: Batch) -> Batch:
-        """The batch, with what the model is to hand out."""
+        """Returns the batch with the further outputs that the model has to compute."""
         return evolve(
             batch,
             tap=None if self.states is None else self.states.tap,
@@ -60,7 +59,7 @@ class Errand:
         )
 
     def bring(self, slot: Slot) -> None:
-        """Once the model ran: what came of it, on its way to the host."""
+        """Start copying the outputs to the host, after the model ran."""
         if self.states is not None:
             tap = self.states.tap
             slot.vectors = self.pooler.pool(self.states.wanted, tap.states)

@@ -1,28 +1,28 @@
-"""Which kinds of steps get CUDA graphs before the first request, and in which order.
+"""Which step shapes get CUDA graphs before the first request, and in which order.
 
-Theory. There are more kinds than there is time for: two hundred of some 15 ms each, and
-many of them never come. What every request needs comes first: steps in which all rows
-feed themselves, at every size, drawing as requests do that say nothing of it; where
-there is speculation, such steps again, in which all of these rows have drafts, as many as
-there may be, and then each smaller number: which of them pays differs from step to step,
-and a step that is launched kernel by kernel loses more than its drafts win. (Beside
-prompts these rows are a forward of their own: packing.py.) Then prompts, alone and beside
-rows without drafts: all of those beside at most `LONELY` rows, as the first load of a
-server is mostly of few clients, and its steps are so short that launching them kernel by
-kernel takes several times as long. Where grammars can be asked for, any of these steps
-may have rows that are sampled apart; draws that come late, which are a few launches, come
-after steps in which all rows feed themselves. Then what few ask for: other ways to draw,
-contexts that are cut otherwise, many prompts at once. Steps of many inputs come last:
-launching them takes no longer than their work.
+Theory. There are more shapes than there is time for: two hundred captures take some 15 ms
+each, and many shapes never occur. Shapes that every request needs come first: pure decode
+steps of every size, with default sampling. With speculation, the same steps follow with
+drafts on every row: with the most drafts first, and then with each smaller number, as the
+best number differs from step to step, and launching kernel by kernel costs more than the
+drafts gain. (Beside prompts, rows with drafts are a forward of their own: packing.py.)
+Then come prompts, alone and beside decode rows without drafts: first all with at most
+`LONELY` decode rows, as a server's first load is mostly of few clients, and such steps
+are so short that launching them kernel by kernel takes several times as long. Where
+grammars can be requested, any of these steps may have rows with deferred sampling; the
+deferred draws, which are a few launches, come after pure decode steps. Then come rarely
+requested shapes: other ways of sampling, contexts with other splits, many prompts at
+once. Steps of many prefill tokens come last: launching them takes no longer than their
+work.
 
-There is time for half of the prompts' kinds beside more rows. How many rows decode beside
-them and how long they are is not known before requests come, only that both vary by
-factors: a server has 2 streams or 40, and a prompt leaves 20 inputs or 600. So each
-doubling is taken to be as likely as another, and a kind to be as likely as the doublings
-that it serves, of rows times of inputs. Short prompts come first beside every number of
-rows, and most beside usual ones; whoever went through one number of rows after the other
-would be out of time at 32, and a burst of newcomers beside 40 streams would be launched
-kernel by kernel.
+There is time for half of the prompt shapes beside more decode rows. The number of decode
+rows and the length of prompts are not known before requests arrive; both vary by factors:
+a server has 2 streams or 40, and a prompt leaves 20 tokens to compute or 600. So each
+doubling is assumed to be equally likely, and the likelihood of a shape is the product of
+the doublings of rows and of tokens that it serves. Short prompts come first beside every
+number of rows, and most longer ones beside usual numbers of rows. If the order
+took one number of rows after the other, time would run out at 32, and a burst of new
+requests beside 40 streams would be launched kernel by kernel.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,14 +47,14 @@ from minfer.effects.execution.step_shape import (
 from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
 from minfer.speculate.settings import DEVICE
 
-MANY_INPUTS: Final = 2048  # from history: more take the GPU longer than the host
-# Inputs of several prompts at once, in loads of few clients.
+MANY_INPUTS: Final = 2048  # prefill tokens: with more, the GPU takes longer than the host
+# Prefill tokens of several prompts at once, in loads of few clients.
 SEVERAL_INPUTS: Final = range(256, 4096 + 1)
-# How likely prompts are beside no row, in doublings of rows; and several of them beside
-# few rows, by one alone.
+# Likelihood of prompts beside no decode row, in doublings of rows; and of several prompts
+# beside few rows, compared with one prompt.
 IDLE: Final = 0.5
 SEVERAL: Final = 0.25
-# A kind, whose contexts of up to so many tokens are cut.
+# Returns a shape with the splits for contexts of up to so many tokens.
 Cut = Callable[[StepShape, int], StepShape]
 
 
@@ -68,12 +68,12 @@ def capture_order(
     grammars: bool = False,
     fewer_drafts: bool = False,
 ) -> list[StepShape]:
-    """Kinds that can have graphs, the most useful first, each once.
+    """Returns the shapes that can have graphs, each once, the most useful first.
 
-    most: inputs from history that a graph may have. likely: how those draw who say
-    nothing of it. contexts: lengths by which kernels are chosen, the shortest first.
-    grammars: whether some can be asked for. fewer_drafts: whether rows have as many as
-    pay, which is told to the engine after this (`config` may not say it yet).
+    most: the most prefill tokens of a graph. likely: default sampling. contexts: lengths
+    by which kernels are chosen, the shortest first. grammars: whether requests can have
+    grammars. fewer_drafts: whether the number of drafts varies, which the engine learns
+    later (`config` may not have it yet).
     """
     short, longer = contexts[:1], contexts[1:]
     other = evolve(likely, filtered=not likely.filtered)
@@ -115,7 +115,7 @@ def capture_order(
 
 
 def _is_of_few_clients(shape: StepShape) -> bool:
-    """Whether a step with prompts is one of a load of few clients."""
+    """Returns whether a step with prompts is typical of a load of few clients."""
     if shape.decode_rows > LONELY or shape.longest > LONGEST:
         return False
     if shape.chunks == 1:
@@ -124,8 +124,8 @@ def _is_of_few_clients(shape: StepShape) -> bool:
 
 
 def _likeliest_first(*found: "WithHistory") -> list[StepShape]:
-    """Those of few and of several chunks, by the doublings of rows and of inputs that
-    they serve.
+    """Returns the shapes of few and of several chunks, sorted by the doublings of rows
+    and of tokens that they serve.
     """
     several = {shape for one in found for shape in one.several}
     shapes = [*(shape for one in found for shape in one.few), *several]
@@ -142,8 +142,8 @@ def _likeliest_first(*found: "WithHistory") -> list[StepShape]:
 
 
 def _doublings(counts: Iterable[int]) -> dict[int, float]:
-    """How many each size serves: those between the size below it and itself. The
-    smallest is taken to serve one, as are the 64 inputs of the shortest prompts.
+    """Returns how many doublings each size serves, from the next smaller size on. The
+    smallest counts as one, also the 64 tokens of the shortest prompts.
     """
     sizes = sorted({*counts} - {0})
     served = {size: log2(size / below) for below, size in pairwise(sizes)}
@@ -153,7 +153,7 @@ def _doublings(counts: Iterable[int]) -> dict[int, float]:
 def _told(
     cut: Cut, shapes: Sequence[StepShape], wants: Wants, contexts: Sequence[int]
 ) -> Iterator[StepShape]:
-    """Kinds as they are for rows that draw so, at each of the contexts."""
+    """Yields the shapes with these sampling needs, for each of the contexts."""
     for context in contexts:
         for shape in shapes:
             drawn = evolve(
@@ -167,31 +167,33 @@ def _told(
 
 @frozen
 class WithHistory:
-    """Kinds with inputs from history."""
+    """Shapes with prefill tokens."""
 
-    few: list[StepShape]  # as few chunks as there is a size for
+    few: list[StepShape]  # with the smallest number of chunks that has a graph
     several: list[StepShape]
-    many: list[StepShape]  # chunks, or inputs
+    many: list[StepShape]  # many chunks or tokens
 
 
 def _decode(config: EngineConfig) -> list[StepShape]:
-    """Steps in which every row feeds itself, by size."""
+    """Returns pure decode steps, by size."""
     sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
     return [StepShape(decode_rows=n, draws=n) for n in sorted(sizes)]
 
 
 @frozen
 class WithDrafts:
-    """Kinds in which all rows that feed themselves have drafts."""
+    """Shapes in which all decode rows have drafts."""
 
-    usual: list[StepShape]  # as many as there may be
+    usual: list[StepShape]  # with the most drafts
     fewer: list[StepShape]
 
 
 def _with_drafts(
     shapes: Sequence[StepShape], config: EngineConfig, *, fewer: bool
 ) -> WithDrafts:
-    """These kinds with drafts, where there are any; `fewer`: also than the most."""
+    """Returns these shapes with drafts, if there is speculation; `fewer`: also with fewer
+    than the most drafts.
+    """
     how, found = config.speculation, WithDrafts([], [])
     if how is None:
         return found
@@ -212,7 +214,7 @@ def _with_drafts(
 
 
 def _with_history(sizes: Sequence[int], config: EngineConfig, most: int) -> WithHistory:
-    """Those beside `sizes` of rows that feed themselves."""
+    """Returns the shapes with prefill tokens beside each of `sizes` decode rows."""
     budget = min(most, padded_tokens(config.max_num_batched_tokens))
     counts = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
     inputs = [(n, m) for n in counts for m in sorted({min(n, LONGEST), n})]
@@ -228,7 +230,8 @@ def _with_history(sizes: Sequence[int], config: EngineConfig, most: int) -> With
             )
             if shape.padded() != shape or not shape.fits(most):
                 continue
-            if chunks == 1 and longest < tokens:  # it cannot be
+            # impossible: a lone chunk has all tokens
+            if chunks == 1 and longest < tokens:
                 continue
             fewest = 1 if decode_rows <= LONELY else CHUNK_SIZES[1]
             if tokens > MANY_INPUTS or chunks == CHUNK_SIZES[-1]:

@@ -1,18 +1,18 @@
-"""What a draft model's cache lacks of its rows, and how it comes by it.
+"""Which tokens a draft model's cache lacks, and how it computes them.
 
-Theory. A draft model takes part in no step in which nobody drafts, nor in prompts: at
-batches where speculation does not pay, either would cost time for nothing (a 0.5B beside
-a 7B takes an eighth of the time that a prompt takes). So the host keeps count of what its
-cache lacks of each row; before rows draft, their tokens, as far as results have told
-them, are taken as a chunk by the draft model alone. What was drawn in steps that are in
-flight comes with the step itself, which brings the token before the last.
+Theory. A draft model does not run in steps without drafts, nor for prompts: at batch
+sizes where speculation does not pay, either would cost time for nothing (a 0.5B beside a
+7B takes an eighth of the prompt's time). So the host counts what the draft model's cache
+lacks of each row. Before rows get drafts, the draft model alone computes their missing
+tokens as a chunk, as far as results have reported them. Tokens of steps in flight are
+computed by the drafting step itself, which takes the token before the last, too.
 
-Rows share blocks, so which of them are whole in the draft model's cache is known by
-block: who opens with a prefix that somebody drafted behind lacks nothing of it, and what
-nobody drafted behind is taken once somebody does.
+Rows share blocks, so the host tracks by block which of them are complete in the draft
+model's cache. A row that opens with a prefix that another row has drafted behind lacks
+nothing of it; other prefixes are computed when a row first needs drafts behind them.
 
-Counts are of the most that there can be, as how many drafts stand is known late: some
-tokens are taken twice, which changes nothing.
+Counts are upper bounds, as the number of accepted drafts is known late: some tokens are
+computed twice, which changes nothing.
 """
 
 from collections.abc import Iterator
@@ -27,23 +27,23 @@ from minfer.effects.execution.inputs import History, layout, views
 from minfer.effects.execution.step_shape import StepShape
 from minfer.plan import Plan, Yields
 
-COVERED: Final = 1  # tokens before the last that a step in which rows draft brings along
+COVERED: Final = 1  # tokens before the last that a drafting step computes, too
 
 
 @define(eq=False)
 class Text:
-    """What is known of a row."""
+    """The known tokens and the cache state of a row."""
 
-    gen: int  # whose it is
+    gen: int  # generation of the owner
     tokens: list[int]
     table: list[int]  # its blocks
-    there: int  # so many of them are in the draft model's cache
-    lacks: int  # before the last one that the device knows, at most
+    there: int  # tokens of it in the draft model's cache
+    lacks: int  # missing tokens before the last one on the device, at most
 
 
 @frozen
 class Chunk:
-    """Tokens of a row that are taken now."""
+    """Tokens of a row that are computed now."""
 
     row: int
     start: int
@@ -52,15 +52,15 @@ class Chunk:
 
 @define(eq=False)
 class CatchUp:
-    """The rows of one draft model."""
+    """Tracks the rows of one draft model."""
 
     budget: int  # tokens of a forward
     block_size: int
     texts: dict[int, Text] = field(factory=dict)  # by device row
-    whole: set[int] = field(factory=set)  # blocks that lack nothing
+    whole: set[int] = field(factory=set)  # blocks that are complete
 
     def begun(self, plan: Plan) -> list[tuple[StepShape, Words]]:
-        """A plan is launched; returns the forwards that come before, as `pack_chunks`
+        """Note a launched plan; returns the forwards to run before it, as `pack_chunks`
         does.
         """
         self.handed_over(plan)
@@ -69,7 +69,7 @@ class CatchUp:
         return [pack_chunks(part) for part in parted(chunks, self.budget)]
 
     def handed_over(self, plan: Plan) -> None:
-        """Rows and blocks have new owners."""
+        """Note the new owners of rows and blocks."""
         for opened in plan.opens:
             at, (table,) = opened.index, opened.tables  # layers are of one group here
             start = plan.starts[at]
@@ -86,8 +86,9 @@ class CatchUp:
                 self.texts[grow.row].table[grow.at :] = grow.blocks
 
     def chunks(self, plan: Plan) -> list[Chunk]:
-        """What is to be taken before a plan is, for those who draft in it. All of it:
-        who drafts behind a part guesses badly, and would be thought to do so ever after.
+        """Returns the chunks to compute before a plan, for the rows that draft in it.
+        They are complete: drafts after an incomplete context are poor, and the row's
+        acceptance rate would count them.
         """
         found = list[Chunk]()
         for draft in plan.drafts:
@@ -102,7 +103,7 @@ class CatchUp:
         return found
 
     def launched(self, plan: Plan) -> None:
-        """A plan is on its way."""
+        """Note what the caches hold after a plan."""
         filled = {fill.index for fill in plan.fills}
         said = {draft.index for draft in plan.drafts if draft.tokens}
         drafting = {draft.index for draft in plan.drafts} - said
@@ -115,31 +116,31 @@ class CatchUp:
                 text.lacks = end + max(0, plan.most[at] - 1) - text.there
             elif not drafting or text.lacks > COVERED:
                 text.lacks += plan.most[at]
-            else:  # it has been brought along
+            else:  # the step computed it, too
                 self._has(text, len(text.tokens))
                 text.lacks = plan.counts[at] - 1 if at in said else int(at in drafting)
 
     def _has(self, text: Text, upto: int) -> None:
-        """The draft model's cache has so many tokens of a row."""
+        """Note that the draft model's cache has so many tokens of a row."""
         begin = text.there // self.block_size
         text.there = upto
         self.whole.update(text.table[begin : upto // self.block_size])
 
     def collected(self, plan: Plan, yields: Yields) -> None:
-        """What came of a plan."""
+        """Note a plan's results."""
         for row, gen, tokens in zip(plan.rows, plan.gens, yields, strict=True):
             text = self.texts.get(row)
             if text is not None and text.gen == gen:
                 text.tokens += tokens
 
     def forget(self) -> None:
-        """A plan failed: whoever goes on is opened anew."""
+        """Clear all after a failed plan: rows that continue are opened again."""
         self.texts.clear()
         self.whole.clear()
 
 
 def parted(chunks: list[Chunk], budget: int) -> Iterator[list[Chunk]]:
-    """Chunks as they follow each other, in parts of up to `budget` tokens."""
+    """Yields chunks in order, in parts of up to `budget` tokens."""
     part, room = list[Chunk](), budget
     for chunk in chunks:
         done = 0
@@ -156,7 +157,7 @@ def parted(chunks: list[Chunk], budget: int) -> Iterator[list[Chunk]]:
 
 
 def pack_chunks(chunks: list[Chunk]) -> tuple[StepShape, Words]:
-    """A forward of these alone, in which nobody draws."""
+    """Returns a forward of these chunks alone, which samples nothing."""
     counts = [len(one.tokens) for one in chunks]
     total = sum(counts)
     shape = StepShape(

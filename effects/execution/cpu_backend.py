@@ -1,4 +1,4 @@
-"""The CPU's backend: plain torch for products and rows, numpy for drawing."""
+"""The CPU's backend: plain torch for products and rows, numpy for sampling."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.kernels import plain
 from minfer.sample import RowSampling
 
-# How the scratch row draws, which belongs to nobody: as cheaply as possible.
+# Sampling of the scratch row: the cheapest.
 PADDING: Final = RowSampling(
     temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sample=0
 )
@@ -25,10 +25,10 @@ PADDING: Final = RowSampling(
 
 @frozen(eq=False)
 class Drawers:
-    """Who drew last, and how: steady steps need not put that together again."""
+    """The last sampled rows and their parameters, reused while steps stay the same."""
 
     who: list[int]
-    opened: int  # what `DeviceRows.opened` was
+    opened: int  # the value of `DeviceRows.opened`
     sampling: Sampling
 
 
@@ -55,21 +55,21 @@ class CpuBackend:
     def make_cache(
         self, spec: ModelSpec, blocks: int, block_size: int, length: int
     ) -> KVCache:
-        """A cache for positions below `length`, of one block more than the engine knows
-        of: inputs of the scratch row go there. MemoryError.
+        """Returns a cache for positions below `length`, with one more block than the
+        engine knows of, for the scratch row. MemoryError.
         """
         return make_cache(spec, blocks + 1, block_size, max_model_len=length)
 
     def make_shaper(self, rows: DeviceRows) -> CpuShaper:
-        """What shapes the logits of these rows."""
+        """Returns the shaper of these rows' logits."""
         return CpuShaper(rows)
 
     def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:  # noqa: ARG002  # a GPU's
-        """Contexts are not cut."""
+        """Returns 1: contexts are not split."""
         return 1
 
     def fuses(self, tokens: int, intermediate: int) -> bool:  # noqa: ARG002  # a GPU's
-        """There is no such product."""
+        """Returns False: there is no such product."""
         return False
 
     def sample(
@@ -82,7 +82,7 @@ class CpuBackend:
         filtered: bool,  # noqa: ARG002  # known row by row
         streams: Tensor | None = None,
     ) -> Drawn:
-        """Draw a token a row, in numpy."""
+        """Sample a token for each row, in numpy."""
         sampling = self._sampling(who.tolist(), rows)
         if streams is not None:
             other = streams.index_select(0, who)[list(sampling.rows)]

@@ -1,10 +1,10 @@
-"""The CPU's sampler: what `minfer.sample` says, over a batch.
+"""The CPU's sampler: the sampling of `minfer.sample`, over a batch.
 
-Rows are worked on one after the other with numpy: one row's logits fit the cache of a
-core, and numpy's argmax over a large vocabulary takes a thirtieth of torch's. A batch
-that is all greedy never looks at noise; where filters restrict a row, noise is made for
-what they keep. All numbers are float32, but for the sums of top-p. Integers are those of
-`minfer.sample` exactly; logarithms may differ in the last bits.
+Rows are sampled one after the other with numpy: one row's logits fit the cache of a core,
+and numpy's argmax over a large vocabulary takes a thirtieth of torch's time. An
+all-greedy batch computes no noise; where filters restrict a row, noise is computed for
+the remaining tokens only. All numbers are float32, but for the sums of top-p. Integers
+are exactly those of `minfer.sample`; logarithms may differ in the last bits.
 """
 
 from collections.abc import Sequence
@@ -35,32 +35,32 @@ _MIX32: Final = tuple((np.uint32(shift), np.uint32(factor)) for shift, factor in
 
 @frozen(eq=False)
 class Sharpness:
-    """How one row that is not greedy is sampled, besides its noise."""
+    """Sampling parameters of one row that is not greedy, without its noise."""
 
     temperature: np.float32
     top_k: int  # 0: all
     top_p: float  # 1: all
-    lowest: float  # that min-p keeps, in `minfer.sample.lowest`'s terms; -inf: all
+    lowest: float  # min-p's lower bound, as `minfer.sample.lowest` returns it; -inf: all
     typical_p: float  # 1: all
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no token is left out."""
+        """Whether no token is filtered out."""
         likeliest = self.top_k or self.top_p < 1 or self.lowest > -np.inf
         return not likeliest and self.typical_p >= 1
 
 
 @frozen(eq=False)
 class Sampling:
-    """How the rows of a batch that are not greedy are sampled."""
+    """Sampling parameters of the rows of a batch that are not greedy."""
 
-    rows: tuple[int, ...]  # which they are, in the batch
+    rows: tuple[int, ...]  # their indices in the batch
     how: tuple[Sharpness, ...]
     streams: Keys  # [noisy rows]
 
     @classmethod
     def of(cls, rows: Sequence[RowSampling], vocab_size: int) -> "Sampling":
-        """From each row's sampling values."""
+        """Build from each row's sampling values."""
         noisy = {i: row for i, row in enumerate(rows) if not is_greedy(row)}
         how = [
             Sharpness(
@@ -80,14 +80,15 @@ class Sampling:
 
 @frozen(eq=False)
 class Choice:
-    """The tokens drawn."""
+    """The sampled tokens."""
 
     tokens: Ints  # [rows]
-    broken: tuple[int, ...]  # rows whose logits are not finite: their tokens mean nothing
+    # rows whose logits are not finite: their tokens are meaningless
+    broken: tuple[int, ...]
 
 
 def choose(logits: Tensor, sampling: Sampling, positions: Ints) -> Choice:
-    """Draw a token for each row of `logits` [rows, vocab], at `positions` [rows] of
+    """Sample a token from each row of `logits` [rows, vocab], at `positions` [rows] of
     sequences.
     """
     values: Floats = logits.float().numpy()
@@ -118,11 +119,11 @@ def _draw(logits: Floats, largest: np.float32, how: Sharpness, key: int) -> int:
 
 
 def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
-    """Ids of at least `low` that top-k and then top-p leave, rising; the largest of
-    `scaled` is 0.
+    """Returns the ids of at least `low` that top-k and then top-p keep, ascending; the
+    largest of `scaled` is 0.
 
-    Sorts only what can be in the shortest prefix that holds `top_p`: tokens below the
-    share (1 - top_p) / vocab hold less than 1 - top_p together, so none of them is
+    Sorts only tokens that can be in the shortest prefix that holds `top_p`: tokens below
+    the share (1 - top_p) / vocab hold less than 1 - top_p together, so none of them is
     needed.
     """
     if not top_k and top_p >= 1 and low == -np.inf:
@@ -151,12 +152,12 @@ def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
 
 
 def typical(scaled: Floats, ids: Ints, typical_p: float) -> Ints:
-    """Which of `ids`, which are rising, typical-p leaves, rising; the largest of `scaled`
-    is 0.
+    """Returns those of the ascending `ids` that typical-p keeps, ascending; the largest
+    of `scaled` is 0.
     """
     depth = -scaled[ids]
     shares = np.exp(-depth.astype(np.float64))
-    some = shares > 0  # where there is none, depth may be infinite
+    some = shares > 0  # without any, depth may be infinite
     total = shares.sum()
     mean = np.float32((shares[some] * depth[some]).sum() / total)
     order = np.abs(depth - mean).argsort(kind="stable")

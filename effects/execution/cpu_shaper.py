@@ -1,7 +1,7 @@
-"""The CPU's shaper: what `minfer.shape` says, in numpy, row by row.
+"""The CPU's shaper: the logit changes of `minfer.shape`, in numpy, row by row.
 
 A row keeps the distinct tokens of its prompt and output, and how often each is in the
-output: penalties then cost what was said so far, and not a pass over the vocabulary.
+output, so penalties take time by the number of these tokens, not by the vocabulary.
 """
 
 from collections import Counter
@@ -29,11 +29,11 @@ class Seen:
 
     ids: Ints
     counts: Floats  # in the output
-    places: dict[int, int]  # of each token in these
+    places: dict[int, int]  # index of each token in these
 
     @classmethod
     def of(cls, prompt: Sequence[int], output: Sequence[int]) -> "Seen":
-        """Those of what is known."""
+        """Count the tokens of a prompt and an output."""
         found = Counter(dict.fromkeys(prompt, 0))
         found.update(output)
         room = max(_ROOM, 2 * len(found))
@@ -43,7 +43,7 @@ class Seen:
         return cls(ids, counts, {token: place for place, token in enumerate(found)})
 
     def add(self, token: int) -> None:
-        """The output has a token more."""
+        """Count one more output token."""
         place = self.places.setdefault(token, len(self.places))
         if place == len(self.ids):
             self.ids = np.resize(self.ids, 2 * place)
@@ -54,7 +54,7 @@ class Seen:
 
 @define(eq=False)
 class Shape:
-    """How one row's logits are changed, and what that needs of its tokens."""
+    """One row's logit changes, and the tokens that they depend on."""
 
     how: Shaping
     output: list[int]
@@ -65,7 +65,7 @@ class Shape:
 
     @classmethod
     def of(cls, opened: Open, vocab: int) -> "Shape":
-        """As a row is opened."""
+        """Build from an opened row."""
         how = opened.sampling
         prompt, output = opened.known[: opened.prompt], opened.known[opened.prompt :]
         never = None
@@ -109,17 +109,17 @@ class CpuShaper:
     """A shaper; see `backend.Shaper`."""
 
     rows: DeviceRows
-    shapes: dict[int, Shape] = field(factory=dict)  # by row, of those that ask for it
+    shapes: dict[int, Shape] = field(factory=dict)  # by row, of those that request it
 
     def open(self, row: int, opened: Open) -> None:
-        """Take note of what a row asks for, and of its tokens."""
+        """Note a row's logit changes and its tokens."""
         self.shapes.pop(row, None)
         if is_shaped(opened.sampling):
             self.shapes[row] = Shape.of(opened, self.rows.vocab)
 
     def shape(self, logits: Tensor, who: Tensor, positions: Tensor) -> Tensor:
-        """Logits as tokens are drawn from them."""
-        del positions  # a row's own tokens say where it is
+        """Returns the logits that tokens are sampled from."""
+        del positions  # a row's own tokens give its position
         made: Tensor = logits.to(torch.float32, copy=True)
         values: Floats = made.numpy()
         with np.errstate(over="ignore", invalid="ignore"):  # of broken rows
@@ -129,7 +129,7 @@ class CpuShaper:
         return made
 
     def count(self, who: Tensor, positions: Tensor, drawn: Drawn) -> None:
-        """Take note of tokens that were drawn."""
+        """Count sampled tokens."""
         del positions
         for row, token in zip(who.tolist(), drawn.tokens.tolist(), strict=True):
             if (shape := self.shapes.get(row)) is not None:

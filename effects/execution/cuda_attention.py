@@ -1,8 +1,8 @@
 """A GPU's KV cache: what a model's layers do with a packed step between two matrix
 products.
 
-Nothing here waits for the device or looks at what a tensor holds, so that steps can be
-captured. Without a GPU the kernels' references run.
+Nothing here waits for the device or reads a tensor's values, so steps can be captured.
+Without a GPU the kernels' references run.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from minfer.kernels.flash import flash_attention
 from minfer.kernels.rope import rope_and_cache
 from minfer.plan import Copy
 
-AT_ONCE: Final = 16  # blocks that are copied by way of a buffer: of a 7B, 57 MB
+AT_ONCE: Final = 16  # blocks that are copied through one buffer: 57 MB for a 7B
 
 
 @frozen(eq=False)
 class CudaCache:
-    """Keys and values in blocks, each layer's apart; one block more than the engine knows
-    of.
+    """Keys and values in blocks, separate for each layer; one block more than the engine
+    knows of.
 
-    The last block is for rows that pad a batch: nobody reads what they write.
+    The last block is for padding rows: what they write is never read.
     """
 
     spec: ModelSpec
@@ -48,7 +48,9 @@ class CudaCache:
         length: int,
         device: torch.device,
     ) -> "CudaCache":
-        """Blocks on a device, for positions up to `length`. torch.OutOfMemoryError."""
+        """Returns blocks on a device, for positions up to `length`.
+        torch.OutOfMemoryError.
+        """
         [(two, *token)] = {group.attention.kv_shape for group in spec.groups}
         shape = (len(spec.layers), two, blocks + 1, block_size, *token)
         data = torch.empty(shape, dtype=torch_dtype(spec.kv_dtype), device=device)
@@ -103,7 +105,9 @@ class CudaCache:
         )
 
     def _read(self, batch: Batch, index: int, qkv: Tensor, scale: float) -> Tensor:
-        """Attention of rotated queries, whose keys and values are in the cache."""
+        """Returns the attention of rotated queries, whose keys and values are in the
+        cache.
+        """
         gqa, chunks = self.spec.layers[index].attention, batch.chunks
         window, (keys, values) = gqa.window or 0, self.layers[index]
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
@@ -161,8 +165,8 @@ class CudaCache:
         return out.view(len(out), -1)
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks in all layers, `AT_ONCE` by two launches. They are copied whole: no
-        kernel reads what is behind a context.
+        """Copy blocks in all layers, `AT_ONCE` by two launches. Whole blocks are copied:
+        no kernel reads behind a context.
         """
         for at in range(0, len(copies), AT_ONCE):
             some = copies[at : at + AT_ONCE]
@@ -172,4 +176,4 @@ class CudaCache:
             self.data.index_copy_(2, targets, self.data.index_select(2, sources))
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
-        """Nothing: no kernel lets what is behind a context reach its result."""
+        """Do nothing: no kernel's result depends on what is behind a context."""

@@ -22,7 +22,7 @@ from minfer.kernels.verify import spread, stand
 
 @frozen(eq=False)
 class CudaBackend:
-    """A backend; see `Backend`. The CPU as `device` is for tests of all but speed."""
+    """A backend; see `Backend`. `device` can be the CPU in tests."""
 
     device: torch.device
     routes: Routes
@@ -40,7 +40,7 @@ class CudaBackend:
     def make(
         cls, spec: ModelSpec, config: EngineConfig, device: torch.device
     ) -> "CudaBackend":
-        """The backend for a model in an engine of these sizes."""
+        """Returns the backend for a model in an engine of these sizes."""
         budget = config.max_num_batched_tokens
         return cls(device, Routes.for_device(spec, config.block_size, budget, device))
 
@@ -52,19 +52,19 @@ class CudaBackend:
     def make_cache(
         self, spec: ModelSpec, blocks: int, block_size: int, length: int
     ) -> CudaCache:
-        """A cache for positions below `length`. torch.OutOfMemoryError."""
+        """Returns a cache for positions below `length`. torch.OutOfMemoryError."""
         return CudaCache.make(spec, blocks, block_size, length, self.device)
 
     def make_shaper(self, rows: DeviceRows) -> CudaShaper:
-        """What shapes the logits of these rows. torch.OutOfMemoryError."""
+        """Returns the shaper of these rows' logits. torch.OutOfMemoryError."""
         return CudaShaper(rows, self.device)
 
     def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:
-        """Ranges of Flash-Decoding: as many as fill the GPU."""
+        """Returns the splits of Flash-Decoding: as many as fill the GPU."""
         return num_splits(decode_rows, spec.kv_heads, spec.head_dim, context)
 
     def fuses(self, tokens: int, intermediate: int) -> bool:
-        """Whether quack's product is faster than cuBLAS's and SiLU after it."""
+        """Returns whether quack's product is faster than cuBLAS's with SiLU after it."""
         return pays(tokens, intermediate)
 
     def sample(
@@ -77,7 +77,7 @@ class CudaBackend:
         filtered: bool,
         streams: Tensor | None = None,
     ) -> Drawn:
-        """Draw a token a row, without a sort."""
+        """Sample a token for each row, without a sort."""
         tokens, broken = sample(
             logits=logits,
             who=who,

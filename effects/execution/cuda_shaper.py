@@ -1,8 +1,7 @@
-"""A GPU's shaper: what rows ask for, as `kernels/shape.py` has it on the device.
+"""A GPU's shaper: logit changes on the device, by `kernels/shape.py`.
 
-A row that asks for something costs a few copies and launches when it is opened, which are
-done in order with the steps before and after it; others cost nothing, but where they
-follow such a row.
+Opening a row that requests changes takes a few copies and launches, in order with the
+steps before and after. Other rows cost nothing, unless they follow such a row.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ FOREVER: Final = 2**31 - 1  # a position that no token has
 
 @define(eq=False)
 class Entries:
-    """A row's list; see `kernels/shape.py`."""
+    """A row's list of tokens with logit changes; see `kernels/shape.py`."""
 
     tokens: list[int] = field(factory=list)
     values: list[float] = field(factory=list)
@@ -39,7 +38,7 @@ class Entries:
     def of(
         cls, how: Shaping, prompt: int, output: Sequence[int], vocab: int
     ) -> "Entries":
-        """The list of a row that has this output, after so long a prompt."""
+        """Returns the list of a row with this output, after so many prompt tokens."""
         made = cls()
         for token, bias in how.logit_bias:
             if bias:
@@ -72,19 +71,19 @@ class Entries:
 
 @define(eq=False)
 class CudaShaper:
-    """A shaper; see `backend.Shaper`. The CPU as device is for tests of all but speed."""
+    """A shaper; see `backend.Shaper`. The device can be the CPU in tests."""
 
     rows: DeviceRows
     device: torch.device
     kept: Kept = field(init=False)
-    active: set[int] = field(factory=set)  # rows that ask for something
+    active: set[int] = field(factory=set)  # rows that request changes
 
     def __attrs_post_init__(self) -> None:
         rows = self.rows
         self.kept = Kept.make(rows.scratch + 1, rows.vocab, self.device)
 
     def open(self, row: int, opened: Open) -> None:
-        """Have the device know what a row asks for, and its tokens."""
+        """Send a row's logit changes and its tokens to the device."""
         how = opened.sampling
         if not is_shaped(how):
             if row in self.active:
@@ -106,17 +105,17 @@ class CudaShaper:
         self.kept.told[row].copy_(self._sent(told))
 
     def shape(self, logits: Tensor, who: Tensor, positions: Tensor) -> Tensor:
-        """Logits as tokens are drawn from them."""
+        """Returns the logits that tokens are sampled from."""
         rows = self.rows
         penalties = Penalties(rows.repetition, rows.frequency, rows.presence)
         return kernels.shape(logits, who, positions, penalties, self.kept)
 
     def count(self, who: Tensor, positions: Tensor, drawn: Drawn) -> None:
-        """Take note of tokens that were drawn."""
+        """Count sampled tokens."""
         kernels.count(who, positions, drawn.tokens, drawn.broken, self.kept)
 
     def _write_entries(self, row: int, entries: Entries, position: int) -> None:
-        """`position` is that of the token that is drawn next."""
+        """Send the list; `position` is that of the next sampled token."""
         if not (count := len(entries.tokens)):
             return
         kept = self.kept
@@ -144,8 +143,9 @@ class CudaShaper:
             line.index_add_(0, ids[len(prompt) :], ones)
 
     def _sent(self, words: NDArray[Any]) -> Tensor:
-        """On the device; copied without waiting."""
-        # Torch keeps pinned memory for the next time, and until copies from it are done.
+        """Returns words on the device; does not wait for the copy."""
+        # Torch caches pinned memory, and does not reuse it before copies from it are
+        # done.
         pinned = is_gpu(self.device)
         staged = torch.empty(words.shape, dtype=torch.int32, pin_memory=pinned)
         np.copyto(staged.numpy(), words)

@@ -1,7 +1,7 @@
-"""What the device keeps of each row between steps, and the words that change it.
+"""The device's state of each row between steps, and the words that change it.
 
-All of it lies in one int32 arena (`kernels/rows.py`), so a step's changes are (index,
-value) pairs that travel with the step's own inputs in one copy.
+All of it is in one int32 arena (`kernels/rows.py`), so a step's changes are (index,
+value) pairs that are sent with the step's own inputs in one copy.
 """
 
 from collections.abc import Sequence
@@ -22,34 +22,34 @@ from minfer.speculate.settings import REJECTION
 
 Words = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
-FILTERED, SCORED, SHAPED = 1, 2, 4  # bits of what a row wants
-STREAMS: Final = ("stream", "draft_stream", "coins")  # columns; often the first alone
+FILTERED, SCORED, SHAPED = 1, 2, 4  # bits of a row's `Wants`
+STREAMS: Final = ("stream", "draft_stream", "coins")  # columns; often only the first
 
 
 def aligned(words: int) -> int:
-    """Up to the next 16 bytes: kernels are compiled apart for pointers that are not."""
+    """Rounds up to 16 bytes: pointers that are not aligned need kernels of their own."""
     return -(-words // 4) * 4
 
 
 @frozen
 class Wants:
-    """What sampling has to do for some rows besides drawing: as one of them wants it."""
+    """What sampling has to do for at least one row of a step, besides drawing."""
 
-    filtered: bool  # leave tokens out: top-k, top-p, min-p, typical-p
+    filtered: bool  # filter tokens: top-k, top-p, min-p, typical-p
     scored: bool  # log-probabilities
     shaped: bool = False  # change logits: see `minfer.shape`
 
 
 def is_filtered(sampling: RowSampling, vocab: int) -> bool:
-    """Whether any of so many tokens may be left out."""
+    """Returns whether any of so many tokens may be filtered out."""
     likeliest = sampling.top_p < 1 or 0 < sampling.top_k < vocab or sampling.min_p > 0
     narrow = likeliest or sampling.typical_p < 1
     return narrow and not is_greedy(sampling)
 
 
 def asked(sampling: RowSampling, vocab: int) -> int:
-    """1 + of how many likeliest tokens log-probabilities are wanted; 0: not even of the
-    token drawn.
+    """Returns 1 + the number of likeliest tokens whose log-probabilities are requested;
+    0: not even that of the sampled token.
     """
     if sampling.logprobs is None:
         return int(sampling.scores)
@@ -57,9 +57,9 @@ def asked(sampling: RowSampling, vocab: int) -> int:
 
 
 def kept(sampling: RowSampling, vocab: int) -> dict[str, float]:
-    """What a device row holds for each field of `minfer.params.RowValues`.
+    """Returns what a device row holds for each field of `minfer.params.RowValues`.
 
-    A field that stands for nothing at several values has one word for all of them.
+    Values of a field that mean the same (no effect) become one word.
     """
     return {
         "temperature": 0.0 if is_greedy(sampling) else sampling.temperature,
@@ -75,14 +75,14 @@ def kept(sampling: RowSampling, vocab: int) -> dict[str, float]:
 
 
 def words_of(sampling: RowSampling, vocab: int) -> Words:
-    """The same as words, in the order of the fields."""
+    """Returns `kept` as words, in the order of the fields."""
     values = kept(sampling, vocab)
     words = [np.array([values[name]], one.word) for name, one in ROW_FIELDS.items()]
     return np.concatenate([word.view(np.int32) for word in words])
 
 
 def _sizes(count: int, blocks: int, streams: Sequence[str]) -> dict[str, int]:
-    """The arena's columns of so many rows, in words."""
+    """Returns the words of each of the arena's columns, for so many rows."""
     sizes = {
         **dict.fromkeys(streams, 2 * count),
         "last": count,
@@ -108,7 +108,9 @@ class DeviceRows:
         *,
         rejects: bool = False,
     ) -> None:
-        """`rows` of the engine; `blocks` of a table. `rejects`: drafts stand by coins."""
+        """`rows` of the engine; `blocks` of a table. `rejects`: drafts are accepted by
+        rejection sampling.
+        """
         self.scratch = rows
         self.vocab = vocab
         self.blocks = blocks
@@ -120,14 +122,14 @@ class DeviceRows:
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         part = {k: self.arena[self.at[k] : self.at[k] + n] for k, n in sizes.items()}
         self.last = part["last"]  # tokens
-        self.previous = part["previous"]  # the tokens before these, if they are kept
-        self.next = part["next"]  # positions they take
-        # Of `minfer.sample.stream`; those that drafts are drawn by, and those by which
-        # they stand, as `minfer.speculate.rejection` says, if that is the rule.
+        self.previous = part["previous"]  # tokens before the last, if they are kept
+        self.next = part["next"]  # positions of the last tokens
+        # Noise streams of `minfer.sample.stream`; with rejection sampling also those of
+        # drafts and of coins, as in `minfer.speculate.rejection`.
         noise = {name: part[name].view(torch.int64) for name in self.streams}
         self.stream = noise["stream"]
         self.draft_stream, self.coins = noise.get("draft_stream"), noise.get("coins")
-        # The values of sampling, as `kept` says, in the type of each field's word.
+        # Sampling values, as `kept` returns them, in the dtype of each field's word.
         column = {
             name: part[name].view(getattr(torch, one.word))
             for name, one in ROW_FIELDS.items()
@@ -140,15 +142,16 @@ class DeviceRows:
         self.repetition = column["repetition_penalty"]
         self.frequency = column["frequency_penalty"]
         self.presence = column["presence_penalty"]
-        self.asked = column["logprobs"]  # as `asked` says
+        self.asked = column["logprobs"]  # as `asked` returns it
         self.table = part["table"][: count * blocks].view(count, blocks)
-        self.batch = part["batch"]  # the rows of a decode step, in its order
-        # [2, ...]: of these, who is sampled now, and whose logits are kept; else scratch
+        self.batch = part["batch"]  # decode rows, in the step's order
+        # [2, ...]: of these, rows sampled now, and rows with deferred sampling; else
+        # scratch
         self.apart = part["apart"].view(2, -1)
-        # Places in the arena, and what goes there.
+        # Indices into the arena, and the words to write there.
         self.changes: list[tuple[Words, Words]] = []
-        # What the host keeps: whose the rows are, how often one was opened, and what
-        # they want: a bit for each of `Wants`.
+        # Host state: the rows' owners, how often a row was opened, and a bit of each row
+        # for each of `Wants`.
         self.owners: list[Open | None] = [None] * count
         self.opened = 0
         self._wants = np.zeros(rows, np.uint8)
@@ -157,45 +160,45 @@ class DeviceRows:
     def of(
         cls, config: EngineConfig, length: int, vocab: int, device: torch.device
     ) -> "DeviceRows":
-        """Those of an engine, for sequences of up to `length` tokens."""
+        """Returns an engine's rows, for sequences of up to `length` tokens."""
         how, blocks = config.speculation, -(-length // config.block_size)
         rejects = how is not None and how.rule == REJECTION
         rows = cls(config.max_num_seqs, blocks, vocab, device, rejects=rejects)
-        rows.table[rows.scratch] = config.num_blocks  # the block that nobody has
+        rows.table[rows.scratch] = config.num_blocks  # the block that no row owns
         return rows
 
     def set_table(self, row: int, at: int, blocks: tuple[int, ...]) -> None:
-        """Note entries of a row's table from `at` on."""
+        """Set entries of a row's block table from `at` on."""
         self._set(self.at["table"] + row * self.blocks + at, np.array(blocks, np.int32))
 
     def set_batch(self, rows: tuple[int, ...], size: int) -> None:
-        """Note who decodes, padded to `size`."""
+        """Set the decode rows, padded to `size`."""
         padded = np.full(size, self.scratch, np.int32)
         padded[: len(rows)] = rows
         self._set(self.at["batch"], padded)
 
     def set_apart(self, lines: Words) -> None:
-        """Note who of a decode step is sampled now, and whose logits are kept: [2, size]
-        rows, the scratch row for nobody.
+        """Set which decode rows are sampled now, and which are deferred: [2, size] rows,
+        the scratch row for none.
         """
         width = self.apart.shape[1]
         for line, rows in enumerate(lines):
             self._set(self.at["apart"] + line * width, rows)
 
     def set_last(self, row: int, token: int) -> None:
-        """Note the token before the one that a row draws next."""
+        """Set a row's last token, the input of its next decode step."""
         self._set(self.at["last"] + row, np.array([token], np.int32))
 
     def set_inputs(
         self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int]
     ) -> None:
-        """Note the tokens that rows feed themselves next, and at which positions."""
+        """Set the next input tokens of decode rows, and their positions."""
         where = np.array(rows, np.int32)
         for name, values in (("last", tokens), ("next", positions)):
             self.changes.append((self.at[name] + where, np.array(values, np.int32)))
 
     def open(self, row: int, opened: Open) -> None:
-        """Note all that a row keeps for a generation."""
+        """Set all state of a row for a new owner."""
         sampling = opened.sampling
         self.owners[row] = opened
         self.opened += 1
@@ -217,7 +220,7 @@ class DeviceRows:
         self.set_table(row, 0, table)
 
     def wants(self, rows: Sequence[int]) -> Wants:
-        """What any of these rows wants."""
+        """Returns what sampling has to do for at least one of these rows."""
         found = int(np.bitwise_or.reduce(self._wants[list(rows)]))
         return Wants(bool(found & FILTERED), bool(found & SCORED), bool(found & SHAPED))
 
@@ -225,7 +228,7 @@ class DeviceRows:
         self.changes.append((np.arange(first, first + len(what), dtype=np.int32), what))
 
     def take(self) -> list[Words]:
-        """The changes, which are then done with: all places, then all values."""
+        """Returns the changes, all indices and then all values, and clears them."""
         places, values = zip(*self.changes, strict=True) if self.changes else ((), ())
         self.changes = []
         return [*places, *values]

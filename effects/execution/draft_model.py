@@ -1,23 +1,24 @@
 """A draft model beside its target: it makes drafts on the device, within the step that
 verifies them.
 
-Theory. A draft model has weights and a cache of its own, and shares everything else: rows
-and their block tables, sampling values, noise. So it draws what the target is likely to
-draw, for each row as that row's request asks (a draft equals the target's token with a
-probability of (1 - TV) / (1 + TV) at least; `minfer.speculate.accept`). Only where coins
-let drafts stand is its noise another, and what it drew from is kept (rejecting.py). A
-step of the target begins with its forwards:
+Theory. A draft model has its own weights and cache, and shares everything else: rows and
+their block tables, sampling values, noise. So it samples what the target is likely to
+sample, with each request's own parameters (a draft equals the target's token with a
+probability of at least (1 - TV) / (1 + TV); `minfer.speculate.accept`). Only with
+rejection sampling does it use separate noise, and keep its logits (rejecting.py). A step
+of the target begins with the draft model's forwards:
 
-    the first    takes all rows that feed themselves, each with its last token and the
+    the first    takes all decode rows, each with its last token and the
                  one before; from the last comes the first draft
     each other   takes the drafts of the one before
 
-The token before is there because nobody has run it, if it was the last of drafts that
-were all accepted; else it is written again as it was. Prompts, and steps in which nobody
-has a draft, leave the draft model alone; what its cache lacks then is made up for before
-rows draft (catching_up.py). What it lacks all the same changes how often it is right and
-nothing else. Nor does what it is: ids that its target does not know are never drafted,
-those that it does not know itself it reads as another.
+The token before the last is included because the draft model has not run it, if all
+drafts were accepted and it was the last of them; else the same values are written again.
+The draft model does not run for prompts and for steps without drafts; it computes the
+missing tokens before rows get drafts (catching_up.py). Tokens that are still missing
+change the acceptance rate and nothing else. Nor does the choice of the draft model: token
+ids that the target does not have are never drafted, and the draft model reads ids that it
+does not have itself as another id.
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ from minfer.effects.models.weights import Weights
 
 @frozen(eq=False)
 class DraftOf:
-    """A draft model as it was loaded."""
+    """A loaded draft model."""
 
     spec: ModelSpec
     weights: Weights | Model
@@ -52,7 +53,7 @@ class DraftOf:
 
 @define(eq=False)
 class DraftModel:
-    """What drafts for the rows of one device."""
+    """Drafts for the rows of one device."""
 
     spec: ModelSpec
     model: Model
@@ -68,25 +69,25 @@ class DraftModel:
         config: EngineConfig,
         length: int,
     ) -> "DraftModel":
-        """With a cache for positions below `length`. Raises MemoryError or
+        """Build with a cache for positions below `length`. Raises MemoryError or
         torch.OutOfMemoryError.
         """
         blocks, size = config.num_blocks, config.block_size
         cache = feeder.backend.make_cache(spec, blocks, size, length)
-        cache.data.zero_()  # what it never wrote, it may read, and is to be finite
+        cache.data.zero_()  # slots never written may be read, and must be finite
         return cls(spec, model, cache, feeder)
 
     def num_splits(self, shape: StepShape, context: int) -> int:
-        """As the backend's, of a kind's steps."""
+        """Returns the backend's number of splits, for the draft model in steps of a
+        shape.
+        """
         backend = self.feeder.backend
         return backend.num_splits(max(1, shape.verified), self.spec, context)
 
     def propose(
         self, shape: StepShape, step: Step, drafts: Drafts[Tensor], sampler: Sampler
     ) -> list[Guess]:
-        """Draft for `verified` rows, place by place, in a step whose rows feed themselves
-        so.
-        """
+        """Draft for `verified` rows, place by place."""
         rows, count = self.feeder.rows, shape.verified
         logits = self._first(shape, step, count)
         who, nexts = (
@@ -96,7 +97,7 @@ class DraftModel:
         made = list[Guess]()
         for place in range(shape.drafts):
             if place:
-                # Whoever wants no draft here takes part no more.
+                # Rows with fewer drafts are replaced by the scratch row.
                 who = who.where(drafts.counts > place, rows.scratch)
                 positions = (nexts + place).where(drafts.counts > place, 0)
                 given = torch.stack((made[-1].tokens, positions, who))
@@ -108,24 +109,24 @@ class DraftModel:
         return made
 
     def catch_up(self, forwards: Sequence[tuple[StepShape, Words]]) -> None:
-        """Take chunks of rows, sent here for this alone (catching_up.py)."""
+        """Compute chunks of rows that this call sends (catching_up.py)."""
         device = self.feeder.backend.device
         for shape, words in forwards:
             host = host_words(words.shape, device)
             host.numpy()[:] = words
-            # Torch keeps what is copied from until it has been.
+            # Torch keeps the source of a copy until it is done.
             history = Inputs.of(host.to(device, non_blocking=True), shape).history
             if history is not None:
                 self.absorb(shape, history)
 
     def absorb(self, shape: StepShape, history: History[Tensor]) -> None:
-        """Take chunks of rows for their keys and values alone."""
+        """Write keys and values of chunks, without sampling."""
         nobody = self.feeder.rows.batch[:0]
         step = Step(nobody, None, history)
         self._forward(shape, step, nobody, chunks_of(shape, history))
 
     def _first(self, shape: StepShape, step: Step, count: int) -> Tensor:
-        """The first forward; logits of the first `count` rows."""
+        """Run the first forward; returns logits of the first `count` rows."""
         rows, decoding = self.feeder.rows, step.decoding
         before = rows.previous.index_select(0, decoding)
         positions = (rows.next.index_select(0, decoding) - 1).clamp(min=0)
@@ -149,7 +150,7 @@ class DraftModel:
         return self.model(batch, self.cache)
 
     def _fitted(self, logits: Tensor) -> Tensor:
-        """Logits over the target's vocabulary."""
+        """Returns logits over the target's vocabulary."""
         more = self.feeder.rows.vocab - logits.shape[1]
         if more <= 0:
             return logits[:, : logits.shape[1] + more].contiguous()

@@ -1,9 +1,9 @@
-"""The dry executor: plausible text at once, without weights, for trying the interfaces.
+"""The dry executor: plausible text without weights, for trying the interfaces.
 
-Every sample reads out a built-in passage, from its beginning if it is greedy and else
-from a sentence that seed and sample choose; a request that may stop does so at the end of
-the passage. The token at a position depends on the request and the position alone, so
-preemption, chunking and neighbours change nothing, as with a model.
+Every sample writes a built-in passage, from its beginning if sampling is greedy and else
+from a sentence that seed and sample choose; a request with stop ids stops at the end of
+the passage. The token at a position depends on the request and the position only, so
+preemption, chunking and other requests change nothing, as with a model.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,25 +33,27 @@ PASSAGE: Final = (
 def encoded_passage(
     encode: Callable[[str], Sequence[int]],
 ) -> tuple[tuple[int, ...], ...]:
-    """The built-in passage as token ids, a tuple for each sentence; sentences without any
-    go.
+    """Returns the built-in passage as token ids, a tuple for each sentence; sentences
+    without tokens are left out.
     """
     return tuple(filter(None, (tuple(encode(sentence)) for sentence in PASSAGE)))
 
 
 class Dry(Oracle):
-    """An oracle without a memory, which reads out `sentences`: at least one token id in
+    """An oracle without a memory, which writes `sentences`, of at least one token id in
     all.
     """
 
     def __init__(self, sentences: Sequence[Sequence[int]]) -> None:
         if not any(sentences):
             raise ValueError("a dry executor needs a passage of at least one token")
-        super().__init__(block_size=1, vocab=0)  # both are of the memory
+        super().__init__(block_size=1, vocab=0)  # both are for the memory
         self.sentences = [tuple(sentence) for sentence in sentences if sentence]
 
     def token(self, sampling: RowSampling, prompt: int, position: int) -> int:
-        """The token at a position, which must lie behind the prompt of so many tokens."""
+        """Returns the token at a position, which must be behind the prompt of so many
+        tokens.
+        """
         greedy = sampling.temperature == 0
         first = 0 if greedy else (sampling.seed + sampling.sample) % len(self.sentences)
         passage = [
@@ -69,7 +71,9 @@ class Dry(Oracle):
         return vector_of(hash((row.prompt, row.pooling == "mean")))
 
     def _likeliest(self, row: Row, count: int) -> Offer:
-        """The passage is by far the likeliest; its other tokens might follow as well."""
+        """Returns the passage's token as by far the likeliest, and its other tokens as
+        others.
+        """
         token = self._draw(row)
         others = {one for sentence in self.sentences for one in sentence} - {token}
         tokens = (token, *sorted(others)[: count - 1])

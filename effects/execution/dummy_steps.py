@@ -1,11 +1,11 @@
 """Dummy steps that launch every kernel that traffic can need of a model.
 
-Theory. A step's launches follow from its `StepShape`. Shapes are many, but what is
-compiled differs in a few counts only, each of which matters by itself: decode rows, all
-inputs, the inputs of the longest chunk, draws. Between two of the kernels' `BOUNDS` a
-count makes no difference, so one beside each bound stands for all; and where a kind is
-padded to a graph's, its sizes are among these. So some seventy steps stand for all. They
-are only launched to be compiled (`minfer.kernels.compiling`): no kernel runs.
+Theory. A step's launches follow from its `StepShape`. There are many shapes, but what is
+compiled depends on a few counts, each independent of the others: decode rows, all inputs,
+the inputs of the longest chunk, draws. Between two of the kernels' `BOUNDS` a count makes
+no difference, so one count on each side of a bound represents all; where a shape is
+padded to a graph's, the padded sizes are included. So some seventy steps represent all.
+They are launched only to be compiled (`minfer.kernels.compiling`): no kernel runs.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from minfer.kernels.attention_tunes import Kind as Heads
 from minfer.kernels.attention_tunes import decode_tune, known_dim
 
 NOWHERE: Final = torch.device("meta")
-# Counts up to which a kernel is one, and beyond which another.
+# Counts after which another kernel, or another variant of it, is used.
 BOUNDS: Final = sorted(
     {choice.tokens for rows in linear_tunes.TABLE.values() for choice in rows}
     | {1, pdl.MOST, rope.MANY - 1, norm.MANY - 1}
@@ -40,7 +40,7 @@ FEW: Final = 33  # chunks: one more than a graph has
 
 
 def launch_dummy_steps(runner: ModelRunner) -> None:
-    """Launch all that Triton is to compile, for a draft model, too; before any plan."""
+    """Launch all that Triton has to compile, also for a draft model; before any plan."""
     _besides(runner)
     spec, config = runner.spec, runner.config
     draft = None if runner.draft is None else runner.draft.spec
@@ -53,13 +53,13 @@ def launch_dummy_steps(runner: ModelRunner) -> None:
 
 
 def counts(most: int) -> list[int]:
-    """Counts up to `most` that stand for all: on both sides of each bound."""
+    """Returns counts up to `most` that represent all: on both sides of each bound."""
     sides = {side for bound in BOUNDS for side in (bound, bound + 1)}
     return sorted({min(side, most) for side in sides} - {0})
 
 
 def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
-    """Kinds of steps that stand for all, each once."""
+    """Returns step shapes that represent all, each once."""
     seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
     inputs = [_prompts(tokens, 1) for tokens in counts(budget)]
     draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
@@ -72,7 +72,9 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
 
 
 def _lengths(budget: int) -> Iterator[StepShape]:
-    """Chunks of all lengths that attention tells apart, among few inputs and many."""
+    """Yields chunks of all lengths that attention distinguishes, among few inputs and
+    many.
+    """
     for longest in (1 << power for power in range(ROWS.bit_length())):
         for tokens in (longest, max(longest, FEW), max(longest, pdl.MOST + 1)):
             if tokens <= budget:
@@ -80,7 +82,7 @@ def _lengths(budget: int) -> Iterator[StepShape]:
 
 
 def _decoding(spec: ModelSpec, config: EngineConfig) -> Iterator[StepShape]:
-    """Steps of rows that feed themselves: those whose attention differs."""
+    """Yields pure decode steps whose attention kernels differ."""
     seen = set[object]()
     for decode_rows in range(1, bucket_of(config.max_num_seqs, DECODE) + 1):
         for splits in _cuts(spec, config, decode_rows):
@@ -92,7 +94,7 @@ def _decoding(spec: ModelSpec, config: EngineConfig) -> Iterator[StepShape]:
 def drafting(
     spec: ModelSpec, config: EngineConfig, draft: ModelSpec | None
 ) -> Iterator[StepShape]:
-    """Steps in which all rows that feed themselves have drafts: those that differ."""
+    """Yields steps in which all decode rows have drafts, and whose kernels differ."""
     how = config.speculation
     if how is None:
         return
@@ -125,7 +127,7 @@ def drafting(
 
 
 def _cuts(spec: ModelSpec, config: EngineConfig, rows: int) -> set[int]:
-    """Ranges that contexts of so many rows are cut into, of any length."""
+    """Returns the numbers of splits of contexts of any length, for so many rows."""
     length = min(config.max_model_len, spec.max_position_embeddings)
     longest = -(-length // config.block_size) * config.block_size
     contexts = {min(CONTEXT << i, longest) for i in range(longest.bit_length())}
@@ -134,7 +136,7 @@ def _cuts(spec: ModelSpec, config: EngineConfig, rows: int) -> set[int]:
 
 
 def _tuned(spec: ModelSpec, rows: int, splits: int) -> object:
-    """What tells kernels apart of so many rows that are cut so."""
+    """Returns a key of the attention kernels for so many rows and splits."""
     element = torch_dtype(spec.kv_dtype).itemsize
     heads = Heads(element, known_dim(spec.head_dim))
     tune = decode_tune(heads, rows * spec.kv_heads, splits)
@@ -142,7 +144,7 @@ def _tuned(spec: ModelSpec, rows: int, splits: int) -> object:
 
 
 def _prompts(tokens: int, chunks: int) -> StepShape:
-    """A step of prompts alone."""
+    """Returns a step of prompts alone."""
     longest = tokens - chunks + 1
     return StepShape(
         decode_rows=0, draws=chunks, tokens=tokens, chunks=chunks, longest=longest
@@ -150,13 +152,15 @@ def _prompts(tokens: int, chunks: int) -> StepShape:
 
 
 def _beside(decode_rows: int, budget: int) -> StepShape:
-    """A prompt beside rows that feed themselves."""
+    """Returns a step of a prompt beside decode rows."""
     tokens = max(1, min(64, budget - decode_rows))
     return evolve(_prompts(tokens, 1), decode_rows=decode_rows, draws=decode_rows + 1)
 
 
 def _besides(runner: ModelRunner) -> None:
-    """What does not depend on a step's inputs: changes of rows, and every way to draw."""
+    """Launch what does not depend on a step's inputs: changes of rows, and all ways to
+    sample.
+    """
     for pairs in (1, pdl.MOST):
         runner.backend.scatter(runner.rows.arena, runner.staging[: 2 * pairs])
     specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]

@@ -1,4 +1,4 @@
-"""What the driver asks of an executor, whatever it executes with."""
+"""The driver's interface to executors of any kind."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
@@ -6,33 +6,33 @@ from typing import TYPE_CHECKING, Protocol
 from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan, SampleApart
 
-if TYPE_CHECKING:  # so that who only plans need not load it
+if TYPE_CHECKING:  # not loaded by code that only plans
     import numpy as np
     from numpy.typing import NDArray
 
 
 class ExecutorError(RuntimeError):
-    """A step could not be executed; the engine takes it back and goes on."""
+    """A step could not be executed; the engine discards it and continues."""
 
 
 class LogitsError(ExecutorError):
-    """The model's logits for a request are not finite: there is nothing to
-    sample from.
-    """
+    """The model's logits for a request are not finite: no token can be sampled."""
 
 
 class UnsupportedPlanError(ExecutorError):
-    """A plan asks for something that this executor cannot do; it did nothing of it."""
+    """A plan asks for something that this executor cannot do; no part of it was
+    executed.
+    """
 
 
 def names_of(owners: Iterable[Open | None]) -> str:
-    """The requests that rows were opened for, as errors name them."""
+    """Returns the names of the requests that rows were opened for, for errors."""
     names = [f"{one.name[0]!r} (sample {one.name[1]})" if one else "?" for one in owners]
     return ", ".join(names)
 
 
 def not_finite(owners: Iterable[Open | None]) -> LogitsError:
-    """The error that names the requests that these rows were opened for."""
+    """Returns the error that names the requests that these rows were opened for."""
     return LogitsError(
         f"the model's logits are not finite for request {names_of(owners)}"
     )
@@ -42,31 +42,31 @@ class Executor(Protocol):
     """Runs plans in order. `minfer.plan` states the contract."""
 
     def launch(self, plan: Plan) -> None:
-        """Take a plan over; may return before it has run."""
+        """Launch a plan; may return before it has run."""
         ...
 
     def mask_lines(self, step: int) -> "NDArray[np.int32] | None":
-        """Memory [lines, words] for the masks of a plan that was taken over, if there is
-        any to lend: at least a line for each of its rows apart, of a bit for each token
-        id, the lowest first. Said before `sample`, once at most; what is written there
+        """Memory [lines, words] for the masks of a launched plan, if the executor has
+        any: at least a line for each of its rows apart, of a bit for each token id, the
+        lowest first. Called before `sample`, at most once; masks that are written there
         need not be copied.
         """
         ...
 
     def sample(self, apart: SampleApart) -> None:
-        """Sample the rows in `apart` of a plan that was taken over, with these masks.
+        """Sample the rows in `apart` of a launched plan, with these masks.
 
-        Said once for each plan that has such rows, before it is collected; steps that
-        failed or that nobody knows are ignored.
+        Called once for each plan with such rows, before it is collected; failed and
+        unknown steps are ignored.
         """
         ...
 
     def collect(self) -> Executed | Failed:
-        """Wait for the earliest plan taken over and not yet collected, and return its
+        """Wait for the earliest launched plan that was not collected yet, and return its
         results.
         """
         ...
 
     def close(self) -> None:
-        """Let go of memory and devices; no call follows."""
+        """Release memory and devices; no call may follow."""
         ...

@@ -1,9 +1,8 @@
-"""A step's words and rows on the device as a batch that a model runs.
+"""Builds a model's batch from a step's words and the rows on the device.
 
-Theory. Packed are, in this order: the last tokens of rows that feed themselves; further
-inputs of such rows (drafts, or for a draft model the tokens before), each in a line of
-its own; and inputs from history. The first two are decode rows to attention, the others
-chunks.
+Theory. The packed order is: the last tokens of decode rows; further inputs of such rows
+(drafts, or for a draft model the tokens before the last), each in a line of its own; and
+prefill tokens. The first two are decode rows to attention, the others chunks.
 """
 
 from typing import Final
@@ -26,7 +25,7 @@ OWNERS: Final = 2
 
 @frozen(eq=False)
 class Fed:
-    """What a step's tokens are, [tokens] each, int32 unless said otherwise."""
+    """A step's input tokens, [tokens] each, int32 unless noted."""
 
     tokens: Tensor  # ids
     positions: Tensor
@@ -36,29 +35,29 @@ class Fed:
 
 @frozen(eq=False)
 class Step:
-    """Who takes part in a step, and with what."""
+    """The rows and inputs of a step."""
 
-    decoding: Tensor  # [alone] device rows that feed themselves
+    decoding: Tensor  # [alone] device rows that decode
     further: Tensor | None = None  # [3, more]: their further inputs
     history: History[Tensor] | None = None
-    dry: bool = False  # for its own sake: nothing must be left as it was found
-    contests: tuple[Contest, ...] = ()  # of drafts among the further inputs, by place
+    dry: bool = False  # a dummy step: buffers are zeroed, as no kernel fills them
+    contests: tuple[Contest, ...] = ()  # places of drafts among the further inputs
 
     @property
     def decode_inputs(self) -> int:
-        """Inputs that are not from history."""
+        """Inputs that are not prefill tokens."""
         return len(self.decoding) + (0 if self.further is None else self.further.shape[1])
 
     @property
     def given(self) -> Tensor | None:
-        """[3, tokens]: all inputs but those of rows that feed themselves."""
+        """[3, tokens]: all inputs but the last tokens of decode rows."""
         if self.history is None or self.further is None:
             return self.further if self.history is None else self.history.tokens
         return torch.cat((self.further, self.history.tokens), 1)
 
     @property
     def rows(self) -> Tensor:
-        """[fed] the device rows of all that is not from history."""
+        """[fed] the device rows of all inputs that are not prefill tokens."""
         if self.further is None:
             return self.decoding
         return torch.cat((self.decoding, self.further[OWNERS]))
@@ -66,17 +65,17 @@ class Step:
 
 @define(eq=False)
 class Feeder:
-    """Makes the batches of one device's rows."""
+    """Builds the batches of one device's rows."""
 
     backend: Backend
     rows: DeviceRows
     block_size: int
 
     def decode_inputs(self, step: Step) -> Fed:
-        """Tokens, positions and slots of a step."""
+        """Gather tokens, positions and slots of a step."""
         rows, decoding, given = self.rows, step.decoding, step.given
         count = len(decoding) + (0 if given is None else given.shape[1])
-        # Zeros, as no kernel fills them.
+        # Zeros for a dummy step, as no kernel fills them.
         make = decoding.new_zeros if step.dry else decoding.new_empty
         tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
         slots = make(count, dtype=torch.int64)
@@ -105,8 +104,8 @@ class Feeder:
         fused: bool = False,
         verified: Verified | None = None,
     ) -> Batch:
-        """What a model runs, given a step's inputs; `sample` and `verified` are as in
-        `Batch`.
+        """Returns the batch of a step with these inputs; `sample` and `verified` are as
+        in `Batch`.
         """
         return Batch(
             tokens=decode_inputs.tokens,
@@ -124,8 +123,8 @@ class Feeder:
 
 
 def sampled(shape: StepShape, inputs: Inputs[Tensor]) -> Tensor | None:
-    """Which inputs' logits are wanted: those that are drawn from without drafts, then
-    drafts; None: all, in order.
+    """Returns the inputs whose logits are needed: those sampled from, then drafts; None:
+    all, in order.
     """
     if inputs.history is None:
         return None
@@ -139,7 +138,7 @@ def sampled(shape: StepShape, inputs: Inputs[Tensor]) -> Tensor | None:
 
 
 def verified_of(shape: StepShape, drafts: Drafts[Tensor], decode_inputs: Fed) -> Verified:
-    """Whose a step's drafts are, given its inputs."""
+    """Returns the layout of a step's drafts, given its inputs."""
     count = shape.verified
     return Verified(
         decode_rows=shape.decode_rows,
@@ -153,6 +152,6 @@ def verified_of(shape: StepShape, drafts: Drafts[Tensor], decode_inputs: Fed) ->
 def chunks_of(
     shape: StepShape, history: History[Tensor], flash: FlashWork | None = None
 ) -> Chunks:
-    """The chunks of history."""
+    """Returns the prefill chunks."""
     rows, starts, counts, offsets = history.chunks
     return Chunks(rows, starts, counts, offsets, shape.longest, flash)

@@ -1,12 +1,11 @@
-"""A forward's words: what goes to the device, as the host writes and the device reads it.
+"""A forward's words: what the host writes and the device reads.
 
 Theory. A forward's inputs are lines of int32, one after the other, each aligned: for
-tokens from history their ids, positions and rows; for the chunks they form, rows, starts,
-counts and offsets; for draws, rows and which token's logits they are from; for rows with
-drafts, how many, and which; and where rows are sampled apart, who is sampled now and
-whose logits are kept. (Of a step without inputs from history the device knows that
-already: `DeviceRows.apart`.) Draws of those come late, with words of their own: rows and
-positions.
+prefill tokens their ids, positions and rows; for the chunks they form, rows, starts,
+counts and offsets; for draws, rows and the token whose logits each uses; for rows with
+drafts, how many, and which; and for deferred sampling, the rows sampled now and the rows
+whose logits are kept. (For a step without prefill tokens the device has these already:
+`DeviceRows.apart`.) Deferred draws have words of their own: rows and positions.
 """
 
 from typing import Generic, TypeVar
@@ -24,24 +23,24 @@ Array = TypeVar("Array", Words, Tensor)
 
 @frozen(eq=False)
 class History(Generic[Array]):
-    """Inputs from history: what a forward is sent for them."""
+    """Words of prefill tokens."""
 
     tokens: Array  # [3, tokens]: ids, positions, device rows
     chunks: Array  # [4, chunks]: device rows, starts, counts, offsets
-    draws: Array  # [2, draws]: device rows that draw; which token's logits they are from
+    draws: Array  # [2, draws]: device rows to sample; the token whose logits each uses
 
 
 @frozen(eq=False)
 class Drafts(Generic[Array]):
-    """Of rows that have drafts: what a forward is sent for them."""
+    """Words of rows that have drafts."""
 
-    counts: Array  # [verified]: drafts of each
-    said: Array  # [drafts, verified]: tokens; below 0: the draft model says them
+    counts: Array  # [verified]: number of drafts of each
+    said: Array  # [drafts, verified]: tokens; below 0: the draft model makes them
 
 
 @frozen(eq=False)
 class Late(Generic[Array]):
-    """Of rows that are sampled late: what their draws are sent."""
+    """Words of deferred draws."""
 
     rows: Array  # [draws] device rows
     positions: Array  # [draws] of their tokens
@@ -49,18 +48,18 @@ class Late(Generic[Array]):
 
 @frozen(eq=False)
 class Inputs(Generic[Array]):
-    """A forward's words, as lines; None where a kind has none."""
+    """A forward's words, as lines; None for parts that its shape does not have."""
 
     history: History[Array] | None
     # [2, draws]: device rows that are sampled now; those whose logits are kept. None also
-    # where the device knows
+    # where the device has them already.
     apart: Array | None
     late: Late[Array] | None = None
     drafts: Drafts[Array] | None = None
 
     @classmethod
     def of(cls, words: Array, shape: StepShape) -> "Inputs[Array]":
-        """Views of words, which may be longer."""
+        """Returns views of words, which may be longer."""
         if not (shape.tokens or shape.late or shape.drafts):
             return cls(None, None)
         lines = views(words, shape)
@@ -77,7 +76,7 @@ class Inputs(Generic[Array]):
 
 
 def views(words: Array, shape: StepShape) -> list[Array]:
-    """The parts of a forward's words, as `layout` has them."""
+    """Returns the parts of a forward's words, in the order of `layout`."""
     parts: list[Array] = []
     begin = 0
     for lines, count in layout(shape):
@@ -89,7 +88,7 @@ def views(words: Array, shape: StepShape) -> list[Array]:
 
 
 def layout(shape: StepShape) -> tuple[tuple[int, int], ...]:
-    """Lines of words of each part of the inputs, and words of a line."""
+    """Returns the lines of each part of the inputs, and the words of a line."""
     history = ((3, shape.tokens), (4, shape.chunks), (2, shape.draws))
     if shape.late:
         return ((2, shape.draws),)
@@ -99,8 +98,8 @@ def layout(shape: StepShape) -> tuple[tuple[int, int], ...]:
 
 
 def dummy_words(shape: StepShape, scratch: int, length: int) -> Words:
-    """The words of a step that is made for its own sake: all of it is the scratch row's,
-    one chunk of as many inputs as a chunk of the kind has, at positions below `length`.
+    """Returns the words of a dummy step: all inputs belong to the scratch row, in one
+    chunk of the shape's longest length, at positions below `length`.
     """
     words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
     inputs = Inputs.of(words, shape)
@@ -118,13 +117,13 @@ def dummy_words(shape: StepShape, scratch: int, length: int) -> Words:
 
 
 def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> int:
-    """Words of the largest inputs, and changes: every table whole, what else rows keep,
-    who decodes.
+    """Returns the words of the largest inputs and changes: all block tables, all other
+    values of rows, and the decode rows.
     """
     inputs = 3 * tokens + 8 * draws + 64
-    if drafts:  # with their numbers; a line is aligned
+    if drafts:  # with their counts; a line is aligned
         inputs += 4 * (drafts + 2)
-    # Two words of each stream, those of its sampling, and its next token and position.
+    # Two words of each stream, those of sampling values, and the next token and position.
     kept = 2 * len(rows.streams) + len(ROW_FIELDS) + 2
     changes = rows.scratch * (rows.blocks + kept) + 3 * draws
     return inputs + 2 * changes

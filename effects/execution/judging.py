@@ -1,7 +1,7 @@
-"""Drafts on the device: as inputs of a step, and judged once the model ran.
+"""Drafts on the device: as inputs of a step, and verified after the model ran.
 
-All of it is launched in order, by number of places and not by what they hold, so it can
-be captured; verified.py says how.
+All launches are in order and depend on the number of places only, not on values, so a
+graph can hold them; see verified.py.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ def spread(
     drafts: Drafts[Tensor],
     guesses: Sequence[Guess],
 ) -> Step:
-    """A step with drafts as further inputs, [3, drafts * verified]; `guesses` are what a
-    draft model says, if one does.
+    """Returns a step with drafts as further inputs, [3, drafts * verified]; `guesses` are
+    the draft model's, if it makes them.
     """
     proposed = torch.stack([guess.tokens for guess in guesses]) if guesses else None
     most, verified = drafts.said.shape
@@ -46,9 +46,10 @@ def spread(
 
 
 def judge(sampler: Sampler, shape: StepShape, step: Step, logits: Tensor) -> None:
-    """Go on with those rows whose drafts stand; each that feeds itself has just drawn.
+    """Verify drafts after each decode row has sampled its first token: rows whose draft
+    is accepted sample another one, place by place.
 
-    `step` is as `spread` has made it, `logits` [drafts * verified, vocab] are of its
+    `step` is as `spread` returns it, `logits` [drafts * verified, vocab] are of its
     further inputs.
     """
     behind = dict(enumerate(step.contests[1:]))
@@ -75,7 +76,9 @@ def judge(sampler: Sampler, shape: StepShape, step: Step, logits: Tensor) -> Non
             accepted=accepted,
         )
         if at_once and bool((who == rows.scratch).all()):
-            return  # nothing is captured, and it can be told at once
+            # all drafts were rejected; on the CPU nothing is captured, so this can be
+            # tested
+            return
         here, at = logits[place * count : (place + 1) * count], first + place * apart
         sampler.sample(here, who, positions, shape.wants, at, behind.get(place))
         before = who

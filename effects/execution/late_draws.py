@@ -1,11 +1,11 @@
-"""Rows that are sampled apart: when the host has said so, and with which tokens allowed.
+"""Deferred sampling: rows that are sampled when the host has their masks.
 
-Theory. The forward of a step keeps the logits of such rows on the device, by row, and
-does not advance them. A row waits for one draw at a time, so one line of logits each is
-enough. When the host's masks come, these rows are drawn together, a mask being -inf for
-what it does not allow; they advance and are read back as others are. What a row kept is
-nobody's if it was given to another generation meanwhile: the first one's results are void
-then, so it gets any token, and the row is left alone.
+Theory. A step's forward keeps the logits of such rows on the device, by row, and does not
+advance the rows. A row waits for one draw at a time, so one line of logits for each row
+is enough. When the host sends the masks, these rows are sampled together: tokens that the
+mask does not allow get -inf; then the rows advance and are read back as others are. If a
+row was given to another generation meanwhile, its kept logits have no owner: the first
+generation's results are discarded, so it gets any token, and the row is not touched.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ from minfer.effects.execution.packing import Draw, picked
 from minfer.effects.execution.step_shape import StepShape
 from minfer.plan import Mask, Plan, SampleApart
 
-# [draws, `mask_words`]: a bit for each token id, the lowest first. As words, as those are
-# what the device reads.
+# [draws, `mask_words`]: a bit for each token id, the lowest first; int32, as the device
+# reads words.
 Bits = NDArray[np.int32]
 
 
-WORD: Final = 32  # tokens of a word of a mask
+WORD: Final = 32  # tokens in a word of a mask
 
 
 class MaskError(ExecutorError):
@@ -37,35 +37,34 @@ class MaskError(ExecutorError):
 
 @frozen(eq=False)
 class LateDraw:
-    """Draws of rows that were sampled apart."""
+    """Deferred draws of a step."""
 
     shape: StepShape
     words: Words  # as `Inputs.late`
     draw: Draw
-    masks: list[bytes]  # those of the draws; none of them: any token
-    gone: list[int]  # places of the plan whose rows belong to others now
-    # Where masks were written that `masks` does not have: lines of the memory lent for
-    # this step.
+    masks: list[bytes]  # of the draws; empty bytes: any token
+    gone: list[int]  # entries of the plan whose rows have new owners
+    # Where the masks are, if not in `masks`: lines of the memory lent for this step.
     step: int = -1
     lines: Sequence[int] | None = None
 
 
 class LatePacker:
-    """Packs draws that come late. From step to step mostly the same rows draw, each a
-    position further on: then all else is kept. (Who draws is the same record then; steps
+    """Packs deferred draws. From step to step mostly the same rows are sampled, each one
+    position further: then all else is reused. (The `Draw` is the same object then; steps
     with prompts or drafts have a new one each time.)
     """
 
     def __init__(self, rows: DeviceRows, pad: Callable[[StepShape], StepShape]) -> None:
-        """`pad` says which kind serves another."""
+        """`pad` returns the shape whose graph serves a shape."""
         self.rows = rows
         self.pad = pad
         self._kept: Draw | None = None  # of the last step
-        self._opened = -1  # rows had been opened by then
+        self._opened = -1  # value of `DeviceRows.opened` then
         self._late: LateDraw | None = None  # its draws
 
     def pack(self, plan: Plan, kept: Draw, told: SampleApart) -> LateDraw:
-        """The draws of those in `kept`, each of whom has taken its inputs. Raises
+        """Returns the deferred draws of `kept`, whose inputs have been computed. Raises
         MaskError.
         """
         before = self._late
@@ -75,7 +74,7 @@ class LatePacker:
             _, positions = words.reshape(2, -1)
             size = len(kept.places)
             positions[:size] = picked(plan.starts, kept.places)
-            positions[:size] += 1  # who decodes takes one input
+            positions[:size] += 1  # a decode row has one input
             return evolve(before, words=words, step=plan.step)
         late = pack_late(plan, kept, told, self.rows, self.pad)
         steady = not (plan.fills or plan.drafts or late.gone) and told.written
@@ -91,8 +90,8 @@ def pack_late(
     rows: DeviceRows,
     pad: Callable[[StepShape], StepShape],
 ) -> LateDraw:
-    """The draws of those in `kept`, each of whom has taken its inputs. `pad` says which
-    kind serves another. Raises MaskError.
+    """Returns the deferred draws of `kept`, whose inputs have been computed. `pad`
+    returns the shape whose graph serves a shape. Raises MaskError.
     """
     places, owners, gone = kept.places, kept.owners, list[int]()
     now = picked(rows.owners, picked(plan.rows, places))
@@ -133,7 +132,7 @@ def _kind(wants: Wants, draws: int) -> StepShape:
 
 
 def _words(plan: Plan, shape: StepShape, places: list[int], scratch: int) -> Words:
-    """What the draws are sent."""
+    """Returns the words of the draws."""
     words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
     late = Inputs.of(words, shape).late
     if late is None:
@@ -150,8 +149,8 @@ def _words(plan: Plan, shape: StepShape, places: list[int], scratch: int) -> Wor
 
 
 def _lines(plan: Plan, places: list[int]) -> Sequence[int]:
-    """In which lines the masks of these rows were written. A range where that is the
-    order in which they are read, as nearly always.
+    """Returns the lines in which the masks of these rows were written: a range where the
+    lines are in the order of the rows, as nearly always.
     """
     if tuple(places) == plan.apart:
         return range(len(places))
@@ -160,7 +159,7 @@ def _lines(plan: Plan, places: list[int]) -> Sequence[int]:
 
 
 def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes]:
-    """Masks of these rows, in order. Raises MaskError."""
+    """Returns the masks of these rows, in order. Raises MaskError."""
     by_row = {mask.index: mask.bits for mask in masks}
     if strangers := sorted(by_row.keys() - set(plan.apart)):
         raise MaskError(
@@ -171,8 +170,8 @@ def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes
 
 
 def write_masks(late: LateDraw, vocab: int, out: Bits) -> int:
-    """Write the masks of draws into the lines of `out` [draws, `mask_words`], one after
-    the other; returns how many. Raises MaskError where nothing is allowed.
+    """Write the masks of draws into the lines of `out` [draws, `mask_words`]; returns how
+    many. Raises MaskError where no token is allowed.
     """
     count = len(late.masks)
     lines = out[:count].view(np.uint8)
@@ -192,5 +191,5 @@ def write_masks(late: LateDraw, vocab: int, out: Bits) -> int:
 
 
 def mask_words(vocab: int) -> int:
-    """Words of a mask over a vocabulary."""
+    """Returns the words of a mask over a vocabulary."""
     return -(-vocab // WORD)

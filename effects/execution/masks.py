@@ -1,8 +1,8 @@
-"""The masks of a device: on their way there, and where the late draws read them.
+"""The masks on a device: their copies, and the buffer that deferred draws read.
 
-They are copied on a stream of their own, beside the forward that still runs. Where they
-lie is one place, as graphs read there: so a copy waits for the draws before, and the
-draws that follow wait for it.
+Masks are copied on a stream of their own, in parallel with the forward that still runs.
+The buffer is fixed, as graphs read it: so a copy waits for the previous draws, and the
+next draws wait for the copy.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from attrs import frozen
 from minfer.effects.execution.late_draws import Bits, LateDraw, mask_words, write_masks
 from minfer.effects.execution.streams import host_words, new_event, new_stream, on
 
-TURNS: Final = 4  # host buffers: as many copies can wait for the draws before them
+TURNS: Final = 4  # host buffers: so many copies can wait for the previous draws
 
 
 @frozen(eq=False)
@@ -27,43 +27,46 @@ class Buffer:
 
 
 class Masks:
-    """Those of the draws that come next."""
+    """The masks of the next deferred draws."""
 
     def __init__(self, draws: int, vocab: int, device: torch.device) -> None:
-        """Masks for so many draws. Takes memory once it is needed."""
+        """Masks for so many draws. Allocates memory at first use."""
         self._vocab = vocab
         self._device = device
         self._shape = draws, mask_words(vocab)
         self._host = deque[Buffer]()
         self._lent: dict[int, Buffer] = {}  # by step
         self._copies = new_stream(device)
-        self._drawn = new_event(device)  # when the last draws had read them
+        self._drawn = new_event(device)  # when the last draws had read the masks
         self._lines: torch.Tensor | None = None
 
     @property
     def lines(self) -> torch.Tensor:
         """[draws, words] int32: a bit for each token id, the lowest first."""
-        if self._lines is None:  # never while a graph is captured: that step ran before
+        # never while a graph is captured: a dummy step runs before
+        if self._lines is None:
             device = self._device
             self._lines = torch.full(self._shape, -1, dtype=torch.int32, device=device)
-            self.read()  # else a copy beside this stream could come before that
+            self.read()  # orders copies on the other stream after this
         return self._lines
 
     def lend(self, step: int) -> Bits:
-        """Memory for the masks of a step, a line for each draw, until they are sent."""
+        """Lend memory for the masks of a step, a line for each draw, until they are
+        sent.
+        """
         buffer = self._lent[step] = self._next()
         return buffer.words
 
     def forget(self, step: int | None = None) -> None:
-        """What was lent for a step, or for any, will not be sent."""
+        """Take back what was lent for a step, or for all: it will not be sent."""
         if step is None:
             self._lent.clear()
         else:
             self._lent.pop(step, None)
 
     def send(self, late: LateDraw, stream: torch.cuda.Stream | None = None) -> None:
-        """Have the masks of draws there before what is launched from now on; `stream` is
-        the current one, for who knows it. Raises MaskError.
+        """Copy the masks of draws to the device, before all that is launched from now on;
+        `stream` is the current one, if the caller has it. Raises MaskError.
         """
         lent = self._lent.pop(late.step, None)
         buffer, there = lent or self._next(), self.lines
@@ -74,7 +77,7 @@ class Masks:
             count = len(late.lines)
             if lent is None:
                 raise AssertionError(f"no masks of step {late.step} were written here")
-            if late.lines != range(count):  # rows have gone, or draw in another order
+            if late.lines != range(count):  # rows have new owners, or another order
                 buffer.words[:count] = buffer.words[list(late.lines)]
         if self._copies is None or self._drawn is None or buffer.copied is None:
             there[:count] = here[:count]
@@ -87,13 +90,13 @@ class Masks:
         stream.wait_event(buffer.copied)
 
     def read(self, stream: torch.cuda.Stream | None = None) -> None:
-        """What was launched so far, on the current `stream`, has read them."""
+        """Note that all reads of the masks were launched, on the current `stream`."""
         if self._drawn is not None:
             self._drawn.record(stream)
 
     def _next(self) -> Buffer:
-        """The host's buffer whose turn was longest ago, once its copy is done; none that
-        is lent.
+        """Returns the host buffer that was used least recently and is not lent, once its
+        copy is done.
         """
         while len(self._host) < TURNS + len(self._lent):
             lines = host_words(self._shape, self._device)

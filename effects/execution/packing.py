@@ -1,17 +1,15 @@
-"""A plan's forwards as words: what each needs that is not on the device yet.
+"""Packs a plan's forwards as words: all that is not on the device yet.
 
-Theory. What a forward is sent are the lines of its `Inputs`, written here with numpy, and
-read on the device as views of what was copied. Rows that feed themselves need no words:
-the device has all of it, and knows who decodes, and who of them is sampled apart, until
-that changes. Those of them that have drafts come first. A prompt's last input, if that is
-all that is left of it, is one that its row feeds itself. Padding belongs to the scratch
-row.
+Theory. The words of a forward are the lines of its `Inputs`, written here with numpy, and
+read on the device as views of the copy. Decode rows need no words: the device has their
+inputs, and keeps the list of decode rows, and of those with deferred sampling, until it
+changes. Rows with drafts come first. A prompt whose last token alone is left becomes a
+decode row. Padding belongs to the scratch row.
 
-Where steps have graphs, a plan with drafts and with chunks of history is two forwards.
-One would have to have a graph for each number of rows, drafts and inputs, and is a
-thousand launches without; so each of the two is of a kind that there is a graph for, and
-the weights are read twice. (Rows that are sampled apart are of one forward: then there is
-one.)
+Where steps have graphs, a plan with drafts and prefill chunks is two forwards. One
+forward would need a graph for each combination of rows, drafts and tokens, and is a
+thousand launches without; so each of the two has a shape with a graph, and the weights
+are read twice. (A plan with deferred sampling is always one forward.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,37 +38,39 @@ Item = TypeVar("Item")
 
 @frozen(eq=False)
 class Draw:
-    """Who draws, in order: entries of the plan, whose their rows were, places among what
-    is drawn.
+    """Rows to sample, in order: entries of the plan, the rows' owners, and lines of the
+    sampler's output.
     """
 
     places: list[int]
-    owners: list[Open | None]  # kept here, as rows change hands
+    owners: list[Open | None]  # kept here, as rows get new owners
     at: list[int] | None = None  # None: in order
-    # What is drawn behind drafts; of rows whose logits are kept, the lines of these.
+    # Where tokens behind drafts are; of deferred rows, none.
     further: Further | None = None
 
 
 @frozen(eq=False)
 class Forward:
-    """One forward of a plan: what it launches, what it is sent, and who draws."""
+    """One forward of a plan: its shape, its words, and the rows to sample."""
 
     shape: StepShape
     words: Words
     draw: Draw
-    longest: int  # the most tokens that a row which feeds itself attends to
-    kept: Draw | None = None  # who is sampled apart
-    wanted: Wanted | None = None  # the states of rows that are pooled
+    longest: int  # the most tokens that a decode row attends to
+    kept: Draw | None = None  # rows with deferred sampling
+    wanted: Wanted | None = None  # hidden states of rows that are pooled
     targets: Targets | None = None  # of rows whose prompts are scored
 
     @property
     def asks(self) -> bool:
-        """Whether something is wanted besides tokens."""
+        """Whether outputs besides tokens are requested."""
         return self.wanted is not None or self.targets is not None
 
 
 class Packer:
-    """Packs plans for a device's rows. It notes who decodes where that changes."""
+    """Packs plans for a device's rows. It sets the decode rows on the device when they
+    change.
+    """
 
     def __init__(
         self,
@@ -81,30 +81,31 @@ class Packer:
         remembers: bool = False,
         parts_drafts: bool = False,
     ) -> None:
-        """`pad` says which kind serves another; `drafts` is how many there is room for in
-        a step. `remembers`: rows keep the token before their last, too. `parts_drafts`:
-        rows with drafts and prompts are two forwards.
+        """`pad` returns the shape whose graph serves a shape; `drafts` is the room for
+        drafts in a step. `remembers`: rows also keep the token before their last.
+        `parts_drafts`: rows with drafts and prompts are two forwards.
         """
         self.rows = rows
         self.pad = pad
         self.drafts = drafts
         self.remembers = remembers
         self.parts_drafts = parts_drafts
-        self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
-        self.draw = Draw([], [])  # theirs, of those who are sampled at once
-        self.places: Sequence[int] = ()  # their entries of a plan
-        self.apart: tuple[int, ...] = ()  # entries of the plan that are sampled apart
-        self.kept: Draw | None = None  # theirs
+        self.members: tuple[int, ...] = ()  # rows in `rows.batch`
+        self.draw = Draw([], [])  # of those that are sampled at once
+        self.places: Sequence[int] = ()  # their entries of the plan
+        self.apart: tuple[int, ...] = ()  # entries of the plan with deferred sampling
+        self.kept: Draw | None = None  # of those with deferred sampling
         self.shape = StepShape(
             decode_rows=0, draws=0
-        )  # of a step in which they feed themselves
+        )  # of a pure decode step of these rows
 
     def forget(self) -> None:
-        """What the device knows of who decodes does not hold any more."""
+        """Mark the device's list of decode rows as outdated."""
         self.members = ()
 
     def forwards(self, plan: Plan) -> Iterator[Forward]:
-        """The forwards of a plan, in order; each has to be sent before the next is taken.
+        """Yields the forwards of a plan, in order; each has to be sent before the next is
+        taken.
 
         Rows must have been opened already.
         """
@@ -122,10 +123,10 @@ class Packer:
             yield self._decode(plan, rows, decoding)
 
     def _with_decode_rows(self, plan: Plan) -> Plan:
-        """The plan without fills of a single input that is drawn from: once the device
-        knows that token, such a row feeds itself. So do newcomers whose prompts are in
-        the cache but for the last token, or whose masks were not there in time; and there
-        are graphs for any number of rows that feed themselves.
+        """Returns the plan without fills of a single token that is sampled from: once the
+        token is on the device, such a row is a decode row. These are new requests whose
+        prompts are in the cache but for the last token, and rows whose masks were late.
+        There are graphs for any number of decode rows.
         """
         if not plan.fills or self.remembers:
             return plan
@@ -143,7 +144,7 @@ class Packer:
         return evolve(plan, fills=tuple(others))
 
     def _is_like_a_decode(self, plan: Plan, fill: Fill) -> bool:
-        """Whether a fill is one input, of whose row nothing but a token is wanted."""
+        """Returns whether a fill is one token, of a row that requests only tokens."""
         if len(fill.tokens) > 1 or not plan.most[fill.index]:
             return False
         owner = self.rows.owners[plan.rows[fill.index]]
@@ -152,7 +153,7 @@ class Packer:
         return owner.sampling.prompt_logprobs is None
 
     def _decode(self, plan: Plan, rows: tuple[int, ...], places: list[int]) -> Forward:
-        """Every row feeds itself."""
+        """Returns a pure decode forward."""
         if not self._knows(rows, places, plan.apart):
             self._decided(plan, rows, places)
         starts = picked(plan.starts, places) if plan.fills else plan.starts
@@ -167,17 +168,17 @@ class Packer:
     def _knows(
         self, rows: tuple[int, ...], places: Sequence[int], apart: tuple[int, ...]
     ) -> bool:
-        """Whether the device knows that these rows decode, at these entries of a plan,
-        and who of them is sampled apart.
+        """Returns whether the device has these decode rows, at these entries of a plan,
+        with the same deferred rows.
         """
         if apart != self.apart:
             return False
-        if rows is self.members:  # steady steps have the same tuple
+        if rows is self.members:  # steps in steady state have the same tuple
             return True
         return rows == self.members and places == self.places
 
     def _decided(self, plan: Plan, rows: tuple[int, ...], places: Sequence[int]) -> None:
-        """Tell the device who decodes, and who of them is sampled apart."""
+        """Set the decode rows and the deferred rows on the device."""
         size = bucket_of(len(rows), DECODE)
         self.rows.set_batch(rows, size)
         self.members, self.places, self.apart = rows, places, plan.apart
@@ -200,14 +201,14 @@ class Packer:
             self.rows.set_apart(lines)
 
     def _with_drafts(self, plan: Plan, shape: StepShape) -> StepShape:
-        """The kind of a step that verifies a plan's drafts, too; padded."""
+        """Returns the shape of a step that also verifies a plan's drafts; padded."""
         if not plan.drafts:
             return self.pad(shape)
         modelled = not all(draft.tokens for draft in plan.drafts)
         count, most = len(plan.drafts), most_of(plan)
         shape = evolve(shape, verified=count, drafts=most, proposes=modelled)
         shape = self.pad(shape)
-        # All that is asked for goes before padding.
+        # Requested drafts have priority over padding.
         for fewer in (min(shape.verified, power_from(count)), count):
             if shape.verified * most > self.drafts:
                 shape = evolve(shape, verified=fewer)
@@ -215,7 +216,7 @@ class Packer:
         return shape if shape.drafts <= room else evolve(shape, drafts=room)
 
     def _with_further(self, plan: Plan, forward: Forward) -> Forward:
-        """The forward, with what is said of drafts, if there are any."""
+        """Returns the forward with the words of drafts, if there are any."""
         shape = forward.shape
         told = Inputs.of(forward.words, shape).drafts
         if told is None:
@@ -228,9 +229,7 @@ class Packer:
         return evolve(forward, draw=evolve(forward.draw, further=further))
 
     def _mixed(self, plan: Plan, decoding: list[int]) -> Forward:
-        """Rows that feed themselves, if they are in this forward, and chunks of
-        history.
-        """
+        """Returns a forward of decode rows, if any are in it, and prefill chunks."""
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
         counts = [len(fill.tokens) for fill in plan.fills]
         here = [*decoding, *(fill.index for fill in plan.fills)]
@@ -300,7 +299,7 @@ class Packer:
         sizes[:] = counts
         offsets[:] = decode_inputs + np.cumsum(sizes) - sizes
         owners[:total] = np.repeat(where, counts)
-        # A chunk's first input is at its start, wherever it lies among the others.
+        # A chunk's first token is at its start, wherever it is among the others.
         positions[:total] = np.arange(total) + np.repeat(
             starts - offsets + decode_inputs, counts
         )
@@ -313,8 +312,8 @@ class Packer:
         drawing: list[int],
         decode_rows: int,
     ) -> None:
-        """Who draws: rows that feed themselves, then the chunks `drawing`, each from its
-        last input.
+        """Write the rows to sample: decode rows, then the chunks `drawing`, each from its
+        last token.
         """
         who, wanted = history.draws
         where, _, sizes, offsets = history.chunks
@@ -326,8 +325,8 @@ class Packer:
         wanted[chunks] = (offsets + sizes - 1)[drawing]
 
     def _split(self, plan: Plan, lines: Words, draw: Draw) -> tuple[Draw, Draw | None]:
-        """Who is sampled now, and who is sampled apart, if anybody is; `lines` [2, draws]
-        say so to the device.
+        """Returns the rows sampled now and the deferred rows, if any; writes both into
+        `lines` [2, draws] for the device.
         """
         lines[:] = self.rows.scratch
         apart = set(plan.apart)
@@ -349,7 +348,7 @@ class Packer:
 
 
 def _unfilled(plan: Plan) -> Sequence[int]:
-    """Entries whose rows feed themselves."""
+    """Returns the entries of decode rows."""
     every = range(len(plan.rows))
     if not plan.fills:
         return every
@@ -366,6 +365,6 @@ def _some(draw: Draw, which: list[int], at: Sequence[int]) -> Draw:
 
 
 def picked(column: Sequence[Item], places: Sequence[int]) -> tuple[Item, ...]:
-    """The entries at these places."""
-    # In C, which for a hundred of them is five times as fast.
+    """Returns the entries at these places."""
+    # In C, which is five times as fast for a hundred places.
     return itemgetter(*places, 0, 0)(column)[: len(places)] if places else ()

@@ -4,10 +4,10 @@
     the model ---> states ---> Pooler: of the last input, or summed up from chunk to chunk
     a prompt's end ---> its vector, float32, to the host beside the step's tokens
 
-The mean of a row is over all that it computed since it was opened, so its first chunk is
-the prompt's beginning: the engine sees to that, and begins such a row anew after a step
-that failed. Steps with pooled rows are launched one by one, never as a graph: how many
-states they need differs from step to step, and there is no token to wait for.
+A row's mean is over all tokens computed since it was opened, so its first chunk must be
+the prompt's beginning: the engine ensures that, and restarts such a row after a failed
+step. Steps with pooled rows are launched without a graph: the number of states differs
+from step to step, and no token waits for them.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ from minfer.plan import MEAN, Open, Plan, Pooled
 
 @frozen(eq=False)
 class Part:
-    """One chunk of a pooled row: which of the states are its, and what to do."""
+    """One chunk of a pooled row: its states, and what to do with them."""
 
     place: int  # in the plan's columns
     row: int  # device row
@@ -47,8 +47,8 @@ class Wanted:
     def of(
         cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
     ) -> "Wanted | None":
-        """What the chunks of a plan need, of so many inputs each, packed behind so many
-        decode rows; None if no row is pooled.
+        """Returns the states that the chunks of a plan need, with so many tokens each,
+        packed behind so many decode rows; None if no row is pooled.
         """
         tokens: list[NDArray[np.int32]] = []
         parts = list[Part]()
@@ -71,13 +71,13 @@ class Wanted:
 
 @frozen(eq=False)
 class Vectors:
-    """What comes back of a step: the vectors of prompts that have ended."""
+    """A step's results: the vectors of prompts that have ended."""
 
     parts: tuple[Part, ...]  # theirs
     values: Tensor  # on the host, [parts, hidden] float32, once the step is done
 
     def read(self, rows: int) -> Pooled:
-        """As results have them: one entry for each row. Raises LogitsError."""
+        """Returns one entry for each row, as results have them. Raises LogitsError."""
         found = self.values.numpy()
         finite = np.isfinite(found).all(1)
         if not finite.all():
@@ -92,16 +92,16 @@ class Vectors:
 
 @define(eq=False)
 class Pooler:
-    """What the device keeps of prompts that are pooled and have not ended."""
+    """The device's state of pooled prompts that have not ended."""
 
     rows: int
     hidden: int  # elements of a state
     dtype: torch.dtype  # of states
     device: torch.device
-    sums: Tensor | None = None  # [rows, hidden] float32, once there is a mean
+    sums: Tensor | None = None  # [rows, hidden] float32, once a mean is requested
 
     def tap(self, wanted: Wanted) -> Tap:
-        """Where the model is to put the states of a step."""
+        """Returns the buffer for a step's states."""
         tokens = torch.from_numpy(wanted.tokens)
         if is_gpu(self.device):
             tokens = tokens.pin_memory().to(self.device, non_blocking=True)
@@ -111,7 +111,9 @@ class Pooler:
         return Tap(tokens, states)
 
     def pool(self, wanted: Wanted, states: Tensor) -> Vectors | None:
-        """Add a step's `states` to their rows; on its way to the host, what has ended."""
+        """Add a step's `states` to their rows; returns the vectors of ended prompts,
+        which are being copied to the host.
+        """
         made = list[Tensor]()
         ended = list[Part]()
         for part in wanted.parts:
@@ -128,7 +130,9 @@ class Pooler:
         return Vectors(tuple(ended), host)
 
     def _summed(self, part: Part, own: Tensor) -> Tensor:
-        """The mean of a row's states so far."""
+        """Add a chunk's states to the row's sum; returns the sum so far over the prompt's
+        length.
+        """
         total = own.sum(0, dtype=torch.float32)
         if part.begins and part.ends:
             return total / part.owner.prompt

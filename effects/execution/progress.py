@@ -1,4 +1,4 @@
-"""How far an executor is with what it does before it is ready."""
+"""Progress of an executor's start."""
 
 from collections.abc import Callable
 from typing import Final
@@ -14,13 +14,13 @@ GRAPHS: Final = "capturing graphs"
 class Progress:
     """A stage, and how much of it is done."""
 
-    stage: str  # one of the above, or another's own
+    stage: str  # one of the above, or an executor's own
     done: int
-    total: int  # 0: it is not known
+    total: int  # 0: unknown
 
 
 Report = Callable[[Progress], None]
 
 
 def ignore_progress(_: Progress) -> None:
-    """Nobody is told."""
+    """Do nothing."""

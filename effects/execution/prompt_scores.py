@@ -4,11 +4,10 @@
     the model ---> logits of some of the inputs ---> Scorer: ranks, likeliest ids, values
     the end of the step ---> bytes for each row, to the host beside the step's tokens
 
-What a token's log-probability is does not depend on how its prompt is cut, so nothing is
-kept from chunk to chunk. Logits of a whole chunk may take more memory than there is:
-`AT_ONCE` positions are looked at together, or as many as sequences can be sampled, for
-which there is memory. Steps with scored rows are launched one by one, never as a graph,
-as those with pooled rows are.
+A token's log-probability does not depend on the chunks of its prompt, so nothing is kept
+from chunk to chunk. Logits of a whole chunk may not fit in memory: so `AT_ONCE` positions
+are scored together, or as many as sequences can be sampled, for which there is memory.
+Steps with scored rows are launched without a graph, as those with pooled rows are.
 """
 
 from typing import Final
@@ -40,24 +39,24 @@ class Stretch:
     first: int  # the index in the prompt of the token behind the first of them
     at: int  # of the first, among all that are scored
     count: int
-    width: int  # entries that are told of each: its own, and likeliest ones
+    width: int  # reported entries of each: its own, and likeliest ones
 
 
 @frozen(eq=False)
 class Targets:
-    """What a step's scored rows need."""
+    """The tokens that a step's scored rows need scores of."""
 
     inputs: NDArray[np.int32]  # among the packed tokens
     tokens: NDArray[np.int32]  # that follow them
-    widths: NDArray[np.int32]  # entries that are told of each
+    widths: NDArray[np.int32]  # reported entries of each
     stretches: tuple[Stretch, ...]
 
     @classmethod
     def of(
         cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
     ) -> "Targets | None":
-        """What the chunks of a plan need, of so many inputs each, packed behind so many
-        decode rows; None if no row's prompt is scored.
+        """Returns the tokens of a plan's chunks to score, with so many tokens each,
+        packed behind so many decode rows; None if no row's prompt is scored.
         """
         found = list[Stretch]()
         inputs = list[NDArray[np.int32]]()
@@ -68,7 +67,8 @@ class Targets:
             if owner is None or owner.sampling.prompt_logprobs is None:
                 continue
             start = plan.starts[fill.index]
-            followed = min(count, owner.prompt - 1 - start)  # the last is by the output
+            # the last token's is the output's
+            followed = min(count, owner.prompt - 1 - start)
             if followed > 0:
                 width = 1 + min(owner.sampling.prompt_logprobs, rows.vocab)
                 one = Stretch(fill.index, owner, start + 1, total, followed, width)
@@ -93,13 +93,13 @@ class Targets:
 
 @frozen(eq=False)
 class PromptScores:
-    """What comes back of a step: log-probabilities of tokens of prompts."""
+    """A step's results: log-probabilities of prompt tokens."""
 
     stretches: tuple[Stretch, ...]
     words: Tensor  # on the host once the step is done, as `kernels.logprobs` writes them
 
     def read(self, rows: int) -> Pooled:
-        """As results have them: one entry for each row. Raises LogitsError."""
+        """Returns one entry for each row, as results have them. Raises LogitsError."""
         words = self.words.numpy()
         out = [b""] * rows
         for one in self.stretches:
@@ -115,7 +115,7 @@ class PromptScores:
 
 
 class Scorer:
-    """Has the log-probabilities of a step's targets computed."""
+    """Computes the log-probabilities of a step's targets."""
 
     def __init__(self, backend: Backend, seqs: int) -> None:
         """`seqs` is how many sequences can be sampled at once."""
@@ -123,7 +123,7 @@ class Scorer:
         self.few = aligned(max(AT_ONCE, seqs))  # as kernels are compiled for
 
     def scored(self, targets: Targets) -> tuple[Scored, Tensor]:
-        """What the model is to be asked for, and where the scores will be, as
+        """Returns what the model has to output, and the buffer for the scores, as
         `kernels.logprobs` writes them.
         """
         count = len(targets.inputs)
@@ -131,7 +131,7 @@ class Scorer:
             self._sent, (targets.inputs, targets.tokens, targets.widths)
         )
         who = torch.arange(count, dtype=torch.int32, device=tokens.device)
-        # As wide for everybody: kernels are compiled for each width.
+        # The same width for all: kernels are compiled for each width.
         out = torch.zeros(
             count, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=tokens.device
         )
@@ -143,7 +143,7 @@ class Scorer:
         return Scored(inputs, self.few, take), out
 
     def fetched(self, targets: Targets, out: Tensor) -> PromptScores:
-        """On its way to the host."""
+        """Start copying the scores to the host; returns them."""
         host = torch.empty(out.shape, dtype=out.dtype, pin_memory=is_gpu(out.device))
         host.copy_(out, non_blocking=True)
         return PromptScores(targets.stretches, host)
