@@ -1,4 +1,4 @@
-"""The driver's interface to executors of any kind."""
+"""The driver's interface to executors."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol

@@ -1,9 +1,9 @@
-"""What comes back from the device: tokens and what is beside them, as results of a plan.
+"""Reads a plan's results from the device: tokens and further outputs.
 
 A forward's results are copied to host memory without waiting, and an event is recorded
-behind the copy; reading waits for that event alone, so the next step runs meanwhile. Host
-memory is read and written by copies in flight, so there is a ring of it: each forward
-takes its turn in a slot, which serves again when its plan must have been collected.
+after the copy; reading waits for that event only, so the next step runs meanwhile. Host
+memory is used by copies in flight, so there is a ring of slots: each forward takes the
+next slot, which is reused only after its plan must have been collected.
 """
 
 from collections import deque
@@ -25,12 +25,12 @@ from minfer.messages import Executed
 from minfer.params import MAX_LOGPROBS
 from minfer.plan import Logprobs, Open, Plan, Pooled, Scores, TokenLogprobs, Yields
 
-VOID = 0  # the token of a row whose generation is gone: nobody reads it
+VOID = 0  # the token of a row whose generation is gone: never read
 
 
 @define(eq=False)
 class Slot:
-    """A host buffer's turn: what goes to the device, and what comes back once `done`."""
+    """One forward's host buffers: its words, and its results once `done`."""
 
     words: Tensor  # pinned int32
     drawn: Tensor  # pinned int32 [draws]: tokens; -1 where the logits were not finite
@@ -44,7 +44,7 @@ class Slot:
 
     @classmethod
     def of(cls, words: int, draws: int, device: torch.device) -> "Slot":
-        """A slot for so many words and draws."""
+        """Returns a slot for so many words and draws."""
         return cls(
             words=host_words((words,), device),
             drawn=host_words((draws,), device),
@@ -53,14 +53,14 @@ class Slot:
         )
 
     def begin(self, draw: Draw | None, *, scored: bool) -> None:
-        """A forward takes its turn."""
+        """Reset the slot for a forward."""
         self.draw = draw
         self.scored = scored
         self.vectors = None
         self.prompt_scores = None
 
     def write(self, parts: Sequence[Words]) -> None:
-        """Put what goes to the device into `words`, one part after the other."""
+        """Write parts of words into `words`, one after the other."""
         total = sum(map(len, parts))
         np.concatenate(parts, out=self.words.numpy()[:total])
 
@@ -71,8 +71,8 @@ class Slot:
         count: int,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
-        """Copy what the first `count` draws came to, once it is there; `stream` is the
-        current one, for who knows it.
+        """Start copying the first `count` draws to the host; `stream` is the current one,
+        if the caller has it.
         """
         self.drawn[:count].copy_(drawn[:count], non_blocking=True)
         if self.scored:
@@ -81,7 +81,9 @@ class Slot:
             self.done.record(stream)
 
     def tokens(self, draw: Draw) -> list[int]:
-        """What was drawn, in the order of `draw`; waits for it. Raises LogitsError."""
+        """Wait for the sampled tokens; returns them in the order of `draw`. Raises
+        LogitsError.
+        """
         if self.done is not None:
             self.done.synchronize()
         at, found = draw.at, self.drawn.numpy()
@@ -93,8 +95,8 @@ class Slot:
         return drawn
 
     def behind_drafts(self, further: Further) -> Iterator[tuple[int, list[int]]]:
-        """What was drawn there, with the entries of the plan; it must be there. Raises
-        LogitsError.
+        """Yields the tokens sampled behind drafts, with the entries of the plan; the copy
+        must be done. Raises LogitsError.
         """
         drawn: list[int] = self.drawn[: further.end].tolist()
         for place, owner, lines in further.standing(drawn):
@@ -105,13 +107,13 @@ class Slot:
 
 
 class Ring:
-    """Slots that take turns."""
+    """A ring of slots."""
 
     def __init__(self, slots: int, words: int, draws: int, device: torch.device) -> None:
         self.slots = deque(Slot.of(words, draws, device) for _ in range(slots))
 
     def next(self) -> Slot:
-        """The slot whose turn was longest ago."""
+        """Returns the least recently used slot."""
         slot = self.slots[0]
         self.slots.rotate(-1)
         return slot
@@ -119,7 +121,7 @@ class Ring:
 
 @define(eq=False)
 class Beside:
-    """What comes beside a plan's tokens: a list for each of its rows that asked."""
+    """A plan's log-probabilities: a list for each row that requested them."""
 
     rows: int
     vocab: int
@@ -127,7 +129,7 @@ class Beside:
     scores: dict[int, list[float]] = field(factory=dict)
 
     def read(self, slot: Slot, draw: Draw) -> None:
-        """Add what a forward found."""
+        """Add a forward's log-probabilities."""
         words = slot.scores.numpy()
         at: Sequence[int] = range(len(draw.places)) if draw.at is None else draw.at
         for line, place, owner in zip(at, draw.places, draw.owners, strict=True):
@@ -153,7 +155,7 @@ class Beside:
             self.logprobs.setdefault(place, []).append(found)
 
     def columns(self) -> tuple[Scores, Logprobs]:
-        """As results have them: one entry for each row, or none at all."""
+        """Returns one entry for each row, as results have them, or none at all."""
         scores = tuple(tuple(self.scores.get(i, ())) for i in range(self.rows))
         logprobs = tuple(tuple(self.logprobs.get(i, ())) for i in range(self.rows))
         return scores if self.scores else (), logprobs if self.logprobs else ()
@@ -162,10 +164,10 @@ class Beside:
 def results(
     plan: Plan, slots: Sequence[Slot], vocab: int, gone: Sequence[int] = ()
 ) -> Executed:
-    """A plan's results, from the slots of its forwards; waits for them. Raises
+    """Wait for the slots of a plan's forwards; returns the plan's results. Raises
     LogitsError.
 
-    `gone` are entries of the plan whose rows belong to others by now.
+    `gone` are entries of the plan whose rows have new owners by now.
     """
     yields = _yields(plan, slots, gone)
     pooled = _of_prompts(slots, len(plan.rows))
@@ -180,7 +182,7 @@ def results(
 
 
 def _of_prompts(slots: Sequence[Slot], rows: int) -> Pooled:
-    """What is said of prompts: one entry for each row, or none at all."""
+    """Returns the outputs of prompts: one entry for each row, or none at all."""
     said = [one for slot in slots for one in (slot.vectors, slot.prompt_scores)]
     columns = [one.read(rows) for one in said if one is not None]
     each = zip(*columns, strict=True)  # a row is pooled or scored, and in one forward
@@ -197,7 +199,7 @@ def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:
         simple = draw.at is None and draw.further is None
         if simple and not plan.apart:
             return tuple(zip(drawn, strict=True))
-        # A row is in one forward, and drawn once.
+        # A row is in one forward, and sampled once.
         for place, token in zip(draw.places, zip(drawn, strict=True), strict=True):
             out[place] = token
         if draw.further is not None:

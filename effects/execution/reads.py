@@ -2,8 +2,8 @@
 numpy.
 
 In layers with a sliding window of w, a token at position q attends to positions above q -
-w up to q. What is read is prepared once for each window; blocks outside it are not looked
-at, nor are their ids, as they may have been given back.
+w up to q. Reads are prepared once for each window; blocks outside it are not read, nor
+are their ids used, as these blocks may have been released.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Chunk:
     last: int
     blocks: (
         Tensor | slice | None
-    )  # as in DecodeGroup; None: the chunk is its own whole context
+    )  # as in DecodeGroup; None: the chunk has no earlier context
     skip: int  # as in DecodeGroup
     context: int
     mask: (
@@ -69,7 +69,9 @@ class Reads:
 def plan_reads(
     batch: Batch, block_size: int, windows: Windows
 ) -> Mapping[int | None, Reads]:
-    """What layers read, by window; one that reaches past every context limits nothing."""
+    """Returns what layers read, by window; a window longer than every context limits
+    nothing.
+    """
     whole = batch.table.numpy()
     table, contexts = whole[batch.rows.numpy()], batch.contexts.numpy().astype(np.int64)
     spans = []
@@ -95,7 +97,7 @@ def _groups(
     """Split decode rows so that one long context does not pad all the short ones."""
     count, longest, skips = len(contexts), int(contexts.max()), np.zeros_like(contexts)
     if window < longest:
-        # Tables from the window on, and between which of their tokens it is.
+        # Tables from the window on, and the range of tokens in them.
         starts = np.maximum(contexts - window, 0)
         first = starts // block_size
         span = int(((contexts - 1) // block_size - first).max()) + 1
@@ -135,7 +137,7 @@ def _group(
     table = table[:, : -(-longest // block_size)]
     if len(contexts) == 1:
         return DecodeGroup(rows, _blocks(table[0]), skip, longest, None)
-    # Padding reads the row's own first block: entries past its last one may be anything.
+    # Padding reads the row's own first block: entries after its last one may be anything.
     used = np.arange(table.shape[1]) * block_size < contexts[:, None]
     ids = torch.from_numpy(np.where(used, table, table[:, :1]).reshape(-1))
     at = np.arange(skip, longest)
@@ -148,11 +150,11 @@ def _group(
 def _chunk(
     table: Table, at: int, first: int, last: int, block_size: int, window: int
 ) -> Chunk:
-    """Packed tokens [first, last), the first of them at position `at` of the table's
-    sequence.
+    """Returns the reads of packed tokens [first, last), the first of them at position
+    `at` of the table's sequence.
     """
     context = at + last - first
-    # Where the window of the first input begins, and the block that this is in.
+    # The window of the first input begins at `start`, in block number `block`.
     start = max(0, at + 1 - window)
     block, before = start // block_size, start // block_size * block_size
     blocks = mask = None
@@ -165,7 +167,7 @@ def _chunk(
 
 
 def _mask(beyond: NDArray[np.bool_]) -> Tensor | None:
-    """0 for what is attended to and -inf for what is `beyond`: float32, added to the
+    """Returns 0 where attended to and -inf where `beyond`: float32, added to the
     scores.
     """
     if not beyond.any():
@@ -174,8 +176,8 @@ def _mask(beyond: NDArray[np.bool_]) -> Tensor | None:
 
 
 def _blocks(ids: Table) -> Tensor | slice:
-    """Block ids as an index, or as a slice if they are consecutive and need
-    no gathering.
+    """Returns block ids as an index, or as a slice if they are consecutive and need no
+    gathering.
     """
     if len(ids) == 1 or (ids[1:] - ids[:-1] == 1).all():
         return slice(int(ids[0]), int(ids[-1]) + 1)

@@ -1,16 +1,18 @@
-"""Drafts under the rule "rejection": what is told of a place, and what rows draw there.
+"""Rejection sampling: how draft tokens are accepted or replaced under the rule
+"rejection".
 
-Theory. Places are judged one after the other whatever the rule (judging.py): a row draws
-in a place, and its draft stands if it is what was drawn. Under the default rule it draws
-as ever. Under this one (`minfer.speculate.rejection`) only the draw differs, for rows
-that have a draft there: they draw their draft if its coin says so, else something that it
-is not. Rows without a draft draw what they would without speculation, as do all behind
-their last draft; so who goes on, counts, log-probabilities and what comes back are one
-code for both rules. Under the default rule nothing of this is launched.
+Theory. Drafts are verified place by place whatever the rule (judging.py): a row samples
+in a place, and its draft is accepted if it equals the sampled token. Under the default
+rule sampling is as without drafts. Under this one (`minfer.speculate.rejection`) sampling
+differs for rows that have a draft there: they take their draft if its coin accepts it,
+else another token. Rows without a draft sample as without speculation, and so does every
+row after its last draft; so the code that finds the rows to continue, counts tokens,
+computes log-probabilities and reads results back is the same for both rules. Under the
+default rule nothing of this is launched.
 
-A draft model draws by a stream of its own then, and what it drew from is kept until its
-places have been judged: [drafts, rows, vocab] in the model's own type, or in float32
-where somebody's logits are shaped (`minfer.effects.models.shapes` counts it).
+A draft model then has a noise stream of its own, and its logits are kept until its places
+have been verified: [drafts, rows, vocab] in the model's own dtype, or in float32 where at
+least one row's logits are shaped (`minfer.effects.models.shapes` counts it).
 """
 
 from collections.abc import Sequence
@@ -28,20 +30,20 @@ from minfer.kernels.sample_reference import Ways
 
 @frozen(eq=False)
 class Guess:
-    """What a draft model drew, for a place of each row that has drafts."""
+    """A draft model's tokens of a place, for each row that has drafts."""
 
     tokens: Tensor  # [rows] int32
-    logits: Tensor | None  # [rows, vocab], shaped: from these, if anybody will ask
+    logits: Tensor | None  # [rows, vocab], shaped: what they were sampled from, if needed
 
 
 @frozen(eq=False)
 class Contest:
-    """The drafts of a place, for the rows that draw there."""
+    """The drafts of a place, for the rows that sample there."""
 
     tokens: Tensor  # [rows] int32
-    owners: Tensor  # [rows] int32: whose they are, or the scratch row's
-    said: Tensor  # [rows] bool: by the host, or by nobody
-    logits: Tensor | None  # [rows, vocab], shaped: what the others were drawn from
+    owners: Tensor  # [rows] int32: their rows, or the scratch row
+    said: Tensor  # [rows] bool: made by the host; or there is no draft
+    logits: Tensor | None  # [rows, vocab], shaped: what the draft model sampled from
 
 
 def contests(
@@ -50,8 +52,8 @@ def contests(
     inputs: Tensor,
     guesses: Sequence[Guess],
 ) -> tuple[Contest, ...]:
-    """The places of a step's drafts, if these rows have coins; `inputs` [3, drafts *
-    verified] are the drafts as inputs, `guesses` those of a draft model.
+    """Returns the places of a step's drafts, if these rows have coins; `inputs` [3,
+    drafts * verified] are the drafts as inputs, `guesses` those of a draft model.
     """
     if rows.coins is None:
         return ()
@@ -72,8 +74,8 @@ def contested(
     *,
     filtered: bool,
 ) -> Drawn:
-    """What device rows `who` [draws] draw, of whom the first have drafts; `drawn` is
-    what they draw without, from `logits` [draws, vocab], shaped.
+    """Returns the tokens of device rows `who` [draws], the first of which have drafts;
+    `drawn` is what they sample without drafts, from `logits` [draws, vocab], shaped.
     """
     if rows.coins is None:
         raise AssertionError("these rows have no coins")

@@ -1,9 +1,9 @@
 """Which kernel serves what on a device: a table decided by measurement.
 
-Rows that feed themselves are always Triton's: in blocks of 64, flash-attn took 1.02 to
-2.6 times as long at batches of 32 to 256 (H200, 2026-11-20). Chunks of prompts are
-flash-attn's from some length on, and products of gate and up are quack's where these
-packages are installed and serve the model.
+Decode rows always use Triton's kernels: in blocks of 64, flash-attn took 1.02 to 2.6
+times as long at batches of 32 to 256 (H200, 2026-11-20). Prefill chunks use flash-attn
+from some length on, and products of gate and up use quack, where these packages are
+installed and support the model.
 """
 
 from typing import Final
@@ -18,8 +18,8 @@ from minfer.kernels.flash import flash_missing
 from minfer.kernels.gated import FILLED
 from minfer.kernels.packages import QUACK, missing
 
-# For heads of up to 64 dimensions, and wider ones; below, Triton is as fast and starts
-# sooner.
+# For heads of up to 64 dimensions, and wider ones; for fewer inputs Triton is as fast,
+# and starts sooner.
 FLASH_FROM: Final = (2048, 512)
 
 
@@ -29,8 +29,9 @@ class Routes:
 
     # Inputs of the longest chunk from which flash-attn serves chunks; 0: never.
     flash_from: int = 0
-    # Inputs of a step up to which a CUDA graph is better, which flash-attn cannot be in.
-    # Without graphs it does not serve those either, so that results are the same.
+    # Inputs of a step up to which a CUDA graph is better, which cannot contain
+    # flash-attn. Without graphs flash-attn does not serve those steps either, so results
+    # are the same.
     captured: int = 0
     no_flash: str = ""  # why flash-attn never serves
     no_quack: str = ""  # why quack never serves products of gate and up
@@ -39,7 +40,9 @@ class Routes:
     def for_device(
         cls, spec: ModelSpec, block_size: int, budget: int, device: torch.device | str
     ) -> "Routes":
-        """What the device, the installed packages and steps of `budget` inputs allow."""
+        """Returns what the device, the installed packages and steps of `budget` inputs
+        allow.
+        """
         dtype = torch_dtype(spec.dtype)
         captured = captured_tokens(spec, budget)
         no_flash = flash_missing(spec.head_dim, dtype, block_size, torch.device(device))
@@ -60,7 +63,7 @@ class Routes:
         )
 
     def described(self) -> list[tuple[str, str]]:
-        """Lines for `minfer plan`."""
+        """Returns lines for `minfer plan`."""
         chunks = f"Triton; no flash-attn: {self.no_flash}"
         if not self.no_flash:
             chunks = f"flash-attn from {self.flash_from} tokens of a prompt at once "

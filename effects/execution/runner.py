@@ -1,21 +1,21 @@
-"""A model on a device, with what running it takes: its cache, rows, graphs and staging.
+"""A model on a device, with its cache, rows, graphs and staging buffer.
 
-Theory. The device owns its rows (`device_rows.py`). Running a forward is: pack its inputs
-and what it changes into one pinned buffer, copy that without waiting, scatter the
-changes; run the step, from embedding to tokens drawn and rows advanced; copy the tokens
-to pinned memory and record an event.
+Theory. The device owns its rows (`device_rows.py`). To run a forward: pack its inputs and
+row changes into one pinned buffer, copy that without waiting, scatter the changes; run
+the step, from embedding to sampled tokens and advanced rows; copy the tokens to pinned
+memory and record an event.
 
-A step's launches are a function of its `StepShape` (step_shape.py) and of what lies on
-the device, so it can be a CUDA graph: one for each shape, captured before it is needed
+A step's launches are a function of its `StepShape` (step_shape.py) and of the device's
+state, so a step can be a CUDA graph: one for each shape, captured before it is needed
 (warm_up.py), or while no request waits. A step whose shape has none yet is launched
 kernel by kernel, as are those with so many prefill tokens that launching them takes less
 than their work.
 
-Everything is on one stream, in order: a device buffer can be overwritten by the next
-step's copy as soon as that is enqueued.
+Everything is on one stream, in order: the next step's copy may overwrite a device buffer,
+as it is enqueued after all reads of it.
 
-Runners share nothing, so there can be several in a process. A draft model is no runner:
-it is part of its target's steps, and works on the same rows (draft_model.py).
+Runners share nothing, so there can be several in a process. A draft model has no runner
+of its own: it is part of its target's steps, and uses the same rows (draft_model.py).
 """
 
 import contextlib
@@ -68,12 +68,13 @@ class OwnModel:
     weights: Weights
 
     def __call__(self, batch: Batch, cache: Cache) -> Tensor:
-        """Logits [sampled, vocab] of a packed step."""
+        """Returns logits [sampled, vocab] of a packed step."""
         return forward(self.spec, self.weights, batch, cache)
 
     def with_few_layers(self) -> "OwnModel":
-        """The model cut behind a layer of each kind and one more, as the last layer is
-        narrowed to the sampled tokens: it launches the same kernels, fewer times.
+        """Returns the model with its first layers only: up to the first layer of each
+        type, and one more, as the last layer is narrowed to the sampled tokens. It
+        launches the same kernels, fewer times.
         """
         layers = self.spec.layers
         count = max(layers.index(layer) for layer in layers) + 2
@@ -83,12 +84,12 @@ class OwnModel:
 
 
 def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
-    """A step as a function of a batch and a cache."""
+    """Returns the function of a batch and a cache that runs the model."""
     return OwnModel(spec, weights) if isinstance(weights, Weights) else weights
 
 
 class ModelRunner:
-    """Runs forwards of one model. What is launched is done in order."""
+    """Runs forwards of one model, in order."""
 
     def __init__(
         self,
@@ -102,8 +103,8 @@ class ModelRunner:
         draft: DraftOf | None = None,
         keeps: bool = False,
     ) -> None:
-        """`checked`: a decode step that waits for the device, or takes memory, fails.
-        `keeps`: rows may be sampled apart in any step, so that graphs are for both.
+        """`checked`: a decode step that waits for the device, or allocates memory, fails.
+        `keeps`: any step may have deferred sampling, so all graphs support it.
 
         Raises MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not
         fit.
@@ -137,17 +138,18 @@ class ModelRunner:
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.checked = checked
         self.stream = new_stream(device)
-        self.captured = backend.routes.captured  # from history, of a step with a graph
+        # prefill tokens of a step with a graph, at most
+        self.captured = backend.routes.captured
         self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
         most = shapes.cuda_activation_bytes(
             spec, config, self.captured + config.max_num_seqs
         )
         self.captures = GraphCache(device, most)
         self.keeps = keeps and self.shortcuts.graphs
-        self.wait()  # what was made on another stream is there
+        self.wait()  # for work on other streams
 
     def dummy_step(self, shape: StepShape) -> None:
-        """Make a step for its own sake, while none is under way: it changes no row."""
+        """Run a dummy step, while no other step is in flight: it changes no row."""
         length = self.rows.blocks * self.config.block_size
         words = dummy_words(
             shape, self.rows.scratch, min(length, self.config.max_model_len)
@@ -157,7 +159,7 @@ class ModelRunner:
 
     @contextlib.contextmanager
     def few_layers(self) -> Iterator[None]:
-        """Cut the models short, for steps that are launched for their kernels' sake."""
+        """Cut the models short, for steps that only need to launch each kernel."""
         whole: list[tuple[ModelRunner | DraftModel, OwnModel]] = [
             (one, one.model)
             for one in (self, self.draft)
@@ -172,8 +174,8 @@ class ModelRunner:
                 one.model = model
 
     def capture(self, shape: StepShape) -> None:
-        """Have a graph of a kind, while no step is under way. A step before it loads what
-        its launches need, which a capture must not.
+        """Capture a shape's graph, while no step is in flight. A dummy step before it
+        loads what its launches need, which a capture must not do.
         """
         with self.few_layers():
             self.dummy_step(shape)
@@ -181,8 +183,8 @@ class ModelRunner:
         self.captures.capture(shape, self._step)
 
     def rehearsed(self, shape: StepShape) -> Callable[[], object]:
-        """Something that makes a step of a kind for its own sake as often as it is
-        called, by a graph where such steps have one. While none is under way.
+        """Returns a function that runs a dummy step of a shape, by a graph where such
+        steps have one. To be called while no step is in flight.
         """
         shape = self._with_splits(self.padded(shape), CONTEXT)
         if not self._may_be_captured(shape):
@@ -190,7 +192,7 @@ class ModelRunner:
         if shape not in self.captures.made:
             self.capture(shape)
         graph = self.captures.made[shape]
-        self.dummy_step(shape)  # what the graph reads is nobody's
+        self.dummy_step(shape)  # fills the graph's inputs with the scratch row
         self.rows.batch.fill_(self.rows.scratch)
         self.rows.apart.fill_(self.rows.scratch)
         return graph.replay
@@ -203,7 +205,9 @@ class ModelRunner:
         return self.shortcuts.graphs
 
     def padded(self, shape: StepShape) -> StepShape:
-        """The kind that serves another: padded if there can be a graph of it."""
+        """Returns the shape whose graph serves this shape: padded if it can have a
+        graph.
+        """
         if self.keeps and not shape.late:
             shape = evolve(shape, apart=True)
         return shape.padded() if self._may_be_captured(shape) else shape
@@ -212,7 +216,7 @@ class ModelRunner:
         return self.shortcuts.graphs and shape.fits(self.captured)
 
     def take(self, plan: Plan) -> None:
-        """Note the rows and blocks that a plan hands over."""
+        """Apply a plan's changes of rows and blocks."""
         rows = self.rows
         caches = [self.cache] if self.draft is None else [self.cache, self.draft.cache]
         for opened in plan.opens:
@@ -230,7 +234,7 @@ class ModelRunner:
                 cache.copy(plan.copies)
 
     def run(self, forward: Forward, slot: Slot) -> None:
-        """Send what a forward needs, run it, and have its tokens sent back."""
+        """Send a forward's words, run it, and start copying its tokens to the host."""
         shape = self._with_splits(forward.shape, forward.longest)
         slot.begin(forward.draw, scored=shape.scored)
         checked = self.checked and shape in self.captures.made and not forward.asks
@@ -245,14 +249,14 @@ class ModelRunner:
             slot.fetch(out, scores, shape.lines, self.stream)
 
     def catch_up(self, forwards: Sequence[tuple[StepShape, Words]], slot: Slot) -> None:
-        """Have the draft model alone take chunks of rows; the rows change before."""
+        """Have the draft model compute chunks of rows; row changes are sent before."""
         slot.begin(None, scored=False)
         self._send(slot, EMPTY)
         if self.draft is not None:
             self.draft.catch_up(forwards)
 
     def run_late(self, late: LateDraw, slot: Slot) -> None:
-        """Draw for rows that were sampled apart, and have their tokens sent back."""
+        """Run deferred draws, and start copying their tokens to the host."""
         slot.begin(late.draw, scored=late.shape.scored)
         self._send(slot, late.words)
         self.sampler.masks.send(late, self.stream)
@@ -262,25 +266,25 @@ class ModelRunner:
         slot.fetch(self.sampler.out, self.sampler.scores, count, self.stream)
 
     def forget(self) -> None:
-        """A step failed: what rows were to be told is told again when they are opened."""
+        """Drop unsent row changes after a failed step: rows are opened again."""
         self.rows.changes = []
 
     def wait(self) -> None:
-        """Until nothing that was launched touches the cache any more."""
+        """Wait until no launched work uses the cache any more."""
         wait(self.backend.device)
 
     def close(self) -> None:
-        """Let go of the weights and the cache; no call may follow."""
+        """Release the weights and the cache; no call may follow."""
         self.captures.made.clear()
-        # All that is on the device, even if somebody keeps this object: torch gives a
-        # segment back whole, and small tensors can lie at the end of the cache's.
+        # Drop all tensors on the device, even if this object stays referenced: torch
+        # frees whole segments, and small tensors can be at the end of the cache's.
         del self.cache, self.model, self.rows, self.staging, self.sampler
         del self.feeder, self.draft
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
     def cut(self, shape: StepShape, context: int) -> StepShape:
-        """The kind, for contexts of up to so many tokens."""
+        """Returns the shape with the splits for contexts of up to so many tokens."""
         splits = drafting = 1
         if shape.decode_rows:
             splits = self.backend.num_splits(shape.decode_rows, self.spec, context)
@@ -291,14 +295,18 @@ class ModelRunner:
         return evolve(shape, splits=splits, draft_splits=drafting)
 
     def _with_splits(self, shape: StepShape, longest: int) -> StepShape:
-        """The kind, for contexts of up to `longest` tokens: few differ."""
+        """Returns the shape with the splits for contexts of up to `longest` tokens,
+        rounded up so that there are few different ones.
+        """
         if not shape.decode_rows:
             return shape
         table = self.rows.blocks * self.config.block_size
         return self.cut(shape, min(max(CONTEXT, 1 << longest.bit_length()), table))
 
     def _send(self, slot: Slot, inputs: Words) -> None:
-        """Inputs and changes to the device in one copy; the rows change."""
+        """Send inputs and row changes to the device in one copy, and apply the
+        changes.
+        """
         changes = self.rows.take()
         total = len(inputs) + sum(map(len, changes))
         if not total:
@@ -309,7 +317,7 @@ class ModelRunner:
             self.backend.scatter(self.rows.arena, self.staging[len(inputs) : total])
 
     def _replay(self, shape: StepShape) -> None:
-        """A step, as its graph does it; launch by launch while there is none."""
+        """Run a step by its graph; kernel by kernel while there is none."""
         if not self._may_be_captured(shape):
             self._step(shape)
             return
@@ -326,10 +334,11 @@ class ModelRunner:
     def _step(
         self, shape: StepShape, dry: bool = False, errand: Errand | None = None
     ) -> None:
-        """A whole step, from what is on the device into the sampler's `out` and the rows.
+        """Run a whole step, from the words on the device to the sampler's `out` and the
+        rows.
 
-        `dry`: for its own sake. The rows that feed themselves are nobody's; so is then
-        what lies on the device of chunks and draws.
+        `dry`: a dummy step. The scratch row then takes the place of all decode rows; so
+        it does in the words of chunks and draws.
         """
         rows = self.rows
         inputs = Inputs.of(self.staging, shape)
@@ -373,7 +382,7 @@ class ModelRunner:
         positions: Tensor,
         logits: Tensor,
     ) -> None:
-        """From a step's logits to tokens; `positions` are those after its inputs."""
+        """Sample from a step's logits; `positions` are those after its inputs."""
         if not shape.draws:
             return
         who, ahead = step.decoding, positions[: shape.draws]
@@ -391,7 +400,7 @@ class ModelRunner:
         here = step.contests[0] if step.contests else None
         self.sampler.sample(first, who, ahead, shape.wants, contest=here)
         if step.further is not None:
-            # Of those who are sampled apart nobody has drawn: they are not among `who`.
+            # Deferred rows have not sampled: they are not among `who`.
             those = evolve(step, decoding=who[: shape.decode_rows])
             judge(self.sampler, shape, those, others)
 
@@ -402,7 +411,9 @@ class ModelRunner:
         return fuses and self.shortcuts.may_take(QUACK)
 
     def _chunks(self, shape: StepShape, history: History[Tensor]) -> Chunks:
-        """Where flash-attn serves them, its work; that is not captured."""
+        """Returns the chunks, with flash-attn's work where it serves them, which is not
+        captured.
+        """
         flash = None
         flash_from = self.shortcuts.flash_from
         wanted = 0 < flash_from <= shape.longest and shape.tokens > self.captured

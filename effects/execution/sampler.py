@@ -1,13 +1,11 @@
-"""From logits to tokens: shaped, drawn, kept as the rows' last ones, with
-log-probabilities.
+"""From logits to tokens: shaping, sampling, advancing rows, log-probabilities.
 
-What a row's sampling values are lies in `DeviceRows`; noise is a function of them and of
-the position (`minfer.sample`). Where a row of a step wants its logits changed
-(`minfer.shape`), all of that step's are float32 from then on: so nothing that draws need
-know of it, and steps in which nobody wants it launch nothing more. Log-probabilities are
-the model's own: neither temperature nor filters nor masks nor penalties change them. All
-of it is launched in order and can be captured; so can draws that come late
-(`late_draws.py`).
+Sampling values of rows are in `DeviceRows`; noise is a function of these and of the
+position (`minfer.sample`). Where at least one row of a step needs its logits changed
+(`minfer.shape`), all logits of the step become float32: so the sampling kernels do not
+depend on it, and other steps launch nothing more. Log-probabilities are the model's own:
+neither temperature nor filters nor masks nor penalties change them. All is launched in
+order and can be captured, also deferred draws (`late_draws.py`).
 """
 
 import torch
@@ -22,7 +20,7 @@ from minfer.plan import Open
 
 
 class Sampler:
-    """Draws for the rows of one device."""
+    """Samples for the rows of one device."""
 
     def __init__(
         self,
@@ -33,8 +31,8 @@ class Sampler:
         *,
         remembers: bool = False,
     ) -> None:
-        """`draws` is how many there can be in a step but for drafts, `lines` how many
-        come back, if more. `remembers`: rows keep the token before their last, too.
+        """`draws` is the most in a step without drafts, `lines` the most lines of output,
+        if more. `remembers`: rows also keep the token before their last.
         """
         self.backend = backend
         self.rows = rows
@@ -48,12 +46,12 @@ class Sampler:
         self.scores = torch.zeros(
             lines, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=device
         )
-        # [device rows, vocab]: logits of rows that are sampled apart, once there are any
+        # [device rows, vocab]: logits of rows with deferred sampling, once there are any
         self.kept: Tensor | None = None
         self.masks = Masks(draws, rows.vocab, device)
 
     def open(self, row: int, opened: Open) -> None:
-        """A row is taken over."""
+        """Reset a row for a new owner."""
         self.rows.open(row, opened)
         self.shaper.open(row, opened)
 
@@ -66,19 +64,19 @@ class Sampler:
         at: int = 0,
         contest: Contest | None = None,
     ) -> None:
-        """Draw for the device rows `who` [draws] from `logits` [draws, vocab], the tokens
-        at `positions`, and let the rows advance. What is drawn goes to the lines of `out`
-        and `scores` from `at` on. `contest`: drafts of the first of them, which coins let
-        stand.
+        """Sample for the device rows `who` [draws] from `logits` [draws, vocab], the
+        tokens at `positions`, and advance the rows. Results go to the lines of `out` and
+        `scores` from `at` on. `contest`: drafts of the first rows, which coins accept or
+        reject.
         """
         self._draw(logits, logits, who, positions, wants, at, contest)
 
     def guess(
         self, logits: Tensor, who: Tensor, positions: Tensor, wants: Wants
     ) -> Guess:
-        """What would be drawn for these rows [draws], which stay where they are; where
-        coins decide, by noise that is independent of theirs. Tokens that are guessed
-        before others do not count as output.
+        """Returns the tokens that these rows [draws] would sample, without advancing the
+        rows; with rejection sampling, by independent noise. Earlier drafts of a step do
+        not count as output.
         """
         rows, streams = self.rows, self.rows.draft_stream
         if wants.shaped:
@@ -89,15 +87,15 @@ class Sampler:
         return Guess(drawn.tokens, None if rows.coins is None else logits)
 
     def keep(self, logits: Tensor, rows: Tensor) -> None:
-        """Keep logits [draws, vocab] for device rows [draws] until `sample_kept`; not for
+        """Keep logits [draws, vocab] of device rows [draws] until `sample_kept`, but for
         the scratch row.
         """
-        if self.kept is None:  # never while a graph is captured: that step ran before
+        if self.kept is None:  # never while a graph is captured: a dummy step runs before
             self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
         self.backend.keep(logits, rows, self.kept, self.rows.scratch)
 
     def sample_kept(self, who: Tensor, positions: Tensor, wants: Wants) -> None:
-        """`sample`, from what was kept for these rows; only tokens that their masks
+        """`sample` from the kept logits of these rows; only tokens that their masks
         allow.
         """
         if self.kept is None:

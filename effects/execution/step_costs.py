@@ -1,9 +1,9 @@
-"""What steps cost on this device: measured before anybody is served.
+"""Measures the costs of steps on this device, before requests are served.
 
-By it the engine finds how many drafts pay (`minfer.speculate.length`). A size is a number
-of rows that feed themselves, in short contexts; a row with drafts is taken to cost what
-as many rows do. What more it costs to judge the drafts of one row is `fixed`, with an
-estimate of what the host does between two steps if it is the host that drafts.
+From these costs the engine finds the best number of drafts (`minfer.speculate.length`). A
+size is a number of decode rows, in short contexts; a row with drafts is assumed to cost
+as much as so many rows. `fixed` is what it costs more to verify the drafts of one row,
+with an estimate of the host's work between two steps if the host makes the drafts.
 """
 
 import time
@@ -21,17 +21,18 @@ from minfer.speculate.length import Costs
 from minfer.speculate.settings import DEVICE, Speculation
 
 REPEATS: Final = 5
-ROWS_STEP: Final = 4  # times as many rows, between two that a draft model is measured for
+# factor between two numbers of rows that a draft model is measured for
+ROWS_STEP: Final = 4
 LARGEST: Final = 512  # inputs: there are no drafts in larger steps
-# Seconds in which nothing runs on a GPU before a step that could not be planned ahead:
-# a turn of the engine's loop, with proposals. The CPU computes when results are asked
-# for, so it waits for the proposals alone.
+# Seconds in which a GPU is idle before a step that could not be planned ahead: a turn of
+# the engine's loop, with proposals. The CPU computes when results are requested, so it
+# waits for the proposals only.
 TURN: Final = {"cuda": 5e-4, "cpu": 1e-4}
 
 
 def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
-    """Seconds of steps, for an engine that speculates so; no step may be under
-    way.
+    """Returns the seconds of steps, for an engine with this speculation; no step may be
+    in flight.
     """
     drafts = drafts_from(how.drafts)
     shapes = _plain(runner.config, how, drafts)
@@ -40,7 +41,7 @@ def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
     verify = tuple(zip((shape.decode_inputs for shape in shapes), rising, strict=True))
     one = StepShape(decode_rows=1, draws=1, verified=1, drafts=drafts)
     judged = _seconds(runner, one)
-    # A forward more, of few inputs at least.
+    # One more forward, of the fewest inputs.
     beside = verify[0][1] if runner.parts_drafts else 0.0
     costs = Costs(verify, fixed=TURN[runner.backend.device.type], beside=beside)
     more = judged - costs.seconds(min(one.decode_inputs, shapes[-1].decode_inputs))
@@ -56,8 +57,8 @@ def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
 def _drafting(
     runner: ModelRunner, how: Speculation, largest: int
 ) -> Iterator[tuple[int, float]]:
-    """Numbers of rows, from one on, and what a forward of the draft model takes for them:
-    what a step takes longer in which it says the drafts.
+    """Yields numbers of rows, from one on, and the seconds of a draft model's forward for
+    them: the difference between steps with its drafts and steps with the host's.
     """
     seats = runner.config.max_num_seqs
     rows, most = 1, min(seats, how.rows or seats)
@@ -73,8 +74,8 @@ def _drafting(
 
 
 def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[StepShape]:
-    """Steps by rising number of inputs: of rows alone, and then, to have more inputs, of
-    as many rows as may have drafts, with drafts.
+    """Returns steps by ascending number of inputs: decode rows alone, and then, for more
+    inputs, as many rows as may have drafts, with drafts.
     """
     most = min(config.max_num_seqs, how.rows or config.max_num_seqs)
     rows, size = list[int](), 1
@@ -91,8 +92,8 @@ def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[StepShap
 
 
 def _seconds(runner: ModelRunner, shape: StepShape) -> float:
-    """The quickest of some steps of a kind, after one that compiles what it needs: what
-    else a machine does makes steps slower, never quicker.
+    """Returns the shortest time of some steps of a shape, after one that compiles
+    kernels: other load on the machine makes steps slower, never faster.
     """
     run = runner.rehearsed(shape)
     times = list[float]()

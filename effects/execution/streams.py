@@ -1,12 +1,12 @@
-"""A GPU's stream and what belongs to it, and what stands for them on the CPU.
+"""A GPU's streams, events and pinned memory, and their substitutes on the CPU.
 
-On a GPU, launching returns at once and the work is done in the order of its stream; host
-memory is pinned, so that copies need not wait either. On the CPU nothing of this exists:
-there is no stream, work is done when it is asked for.
+On a GPU, a launch returns at once and the work is done in the order of its stream; host
+memory is pinned, so that copies do not wait either. On the CPU there is no stream: work
+is done when it is called.
 
-While a graph is captured on one stream, nobody in the process may wait for all that the
-device does: CUDA refuses it, and spoils the capture. Engines of one process capture at
-moments of their own, so whoever does either holds `UNDISTURBED`.
+While a graph is captured on one stream, no thread of the process may wait for the whole
+device: CUDA refuses it, and the capture fails. Engines of one process capture
+independently, so a thread that does either holds `UNDISTURBED`.
 """
 
 import threading
@@ -16,23 +16,23 @@ from typing import Final
 import torch
 from torch import Tensor
 
-# For a thread that has it, it is free: a failed capture waits for the device.
+# Reentrant: a thread that captures waits for the device if the capture fails.
 UNDISTURBED: Final = threading.RLock()
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Whether work on this device goes on while the host does something else."""
+    """Returns whether this device works asynchronously to the host."""
     return device.type == "cuda"
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream of its own; None on the CPU."""
+    """Returns a new stream; None on the CPU."""
     # Torch's.
     return torch.cuda.Stream(device) if is_gpu(device) else None  # type: ignore[no-untyped-call]
 
 
 class On:
-    """What is launched meanwhile goes to a stream of the current device."""
+    """Makes a stream of the current device the current one in a `with` block."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
@@ -46,9 +46,9 @@ class On:
 
 
 def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[None]:
-    """What is launched meanwhile goes to a stream; nothing changes without one. As
-    `torch.cuda.stream`, which first finds out each time which devices there are: there
-    are steps of which that takes a hundredth.
+    """Returns a context in which launches go to a stream; it changes nothing without one.
+    Like `torch.cuda.stream`, which first looks up the devices each time: that takes a
+    hundredth of some steps.
     """
     if stream is None:
         return nullcontext()
@@ -58,25 +58,29 @@ def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[None]:
 
 
 def new_event(device: torch.device) -> torch.cuda.Event | None:
-    """Something that a stream can pass, and the host can wait for; None on the CPU."""
+    """Returns an event that a stream records and the host can wait for; None on the
+    CPU.
+    """
     # Torch's.
     return torch.cuda.Event() if is_gpu(device) else None  # type: ignore[no-untyped-call]
 
 
 def host_words(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Host memory for int32, from and to which the device copies without waiting."""
+    """Returns host memory for int32, from and to which the device copies without
+    waiting.
+    """
     return torch.empty(shape, dtype=torch.int32, pin_memory=is_gpu(device))
 
 
 def wait(device: torch.device) -> None:
-    """Until all that was launched is done."""
+    """Wait until all launched work is done."""
     if is_gpu(device):
         with UNDISTURBED:
             torch.cuda.synchronize(device)
 
 
 def give_back(device: torch.device) -> None:
-    """Let others have the memory that torch keeps for itself."""
+    """Release the memory that torch caches."""
     if is_gpu(device):
         with UNDISTURBED:  # it waits, too
             torch.cuda.empty_cache()

@@ -1,6 +1,6 @@
-"""How many of the CPU's cores work on a small model: one.
+"""The number of CPU threads for a small model: one.
 
-The others wake up too late to help with its products.
+Other threads wake up too late to help with its products.
 """
 
 import threading
@@ -11,26 +11,30 @@ import torch
 from minfer.effects.execution.streams import is_gpu
 from minfer.effects.models.spec import ModelSpec
 
-# Weights of a product up to which one thread is best: with one thread of two, the bundled
-# model (131,000) wrote 1.6 times as fast at batch 1, one with 262,000 as fast.
+# Weights of a product up to which one thread is best: with one thread instead of two, the
+# bundled model (131,000) generated 1.6 times as fast at batch 1, one with 262,000 as
+# fast.
 FOR_ONE_THREAD: Final = 1 << 17
 
 
 def is_for_one_thread(spec: ModelSpec, device: torch.device) -> bool:
-    """Whether a model's products on this device are too small for several threads."""
+    """Returns whether a model's products on this device are too small for several
+    threads.
+    """
     return (
         not is_gpu(device) and spec.hidden_size * spec.intermediate_size <= FOR_ONE_THREAD
     )
 
 
 def work_alone() -> None:
-    """Let torch use one thread for what this thread asks for; other threads keep their
+    """Let torch use one thread for the calls of this thread; other threads keep their
     number.
     """
     before = torch.get_num_threads()
     if before == 1:
         return
-    torch.set_num_threads(1)  # also of threads to come: let one set that right
+    # it also sets that of new threads: another thread restores it
+    torch.set_num_threads(1)
     other = threading.Thread(target=torch.set_num_threads, args=(before,))
     other.start()
     other.join()

@@ -1,13 +1,13 @@
-"""The torch executor: plans become launches; on a GPU results come a step later.
+"""The torch executor: launches plans; on a GPU results arrive a step later.
 
-A plan's rows and blocks are handed over to the model runner (`runner.py`), its forwards
-are packed (`packing.py`) and run one after the other, each in a slot of host memory that
-its tokens come back to (`read_back.py`). On a GPU all that is launched at once, and
-collecting a plan waits for its own tokens alone, so the next step runs while the host
-reads this one. The CPU does the same when its results are asked for.
+A plan's changes of rows and blocks go to the model runner (`runner.py`), its forwards are
+packed (`packing.py`) and run one after the other, each with a slot of host memory for its
+tokens (`read_back.py`). On a GPU all that is launched at once, and collecting a plan
+waits for its own tokens only, so the next step runs while the host reads this one. The
+CPU does the same when results are collected.
 
-Where a plan has rows that are sampled apart, its forward keeps their logits; they are
-drawn when `sample` says so (`late_draws.py`), and the others do not wait for that.
+If a plan has rows with deferred sampling, its forward keeps their logits; they are
+sampled when `sample` is called (`late_draws.py`), and other rows do not wait for that.
 """
 
 import threading
@@ -48,14 +48,15 @@ from minfer.speculate.settings import Speculation
 
 @define(eq=False)
 class Flight:
-    """A plan on its way: where its results will be, or why it could not be launched."""
+    """A launched plan: where its results will be, or why it could not be launched."""
 
     plan: Plan
-    slots: list[Slot] = field(factory=list)  # one for each forward, and for late draws
+    # one for each forward, and for deferred draws
+    slots: list[Slot] = field(factory=list)
     error: str = ""
-    kept: Draw | None = None  # who is sampled apart, once their logits are kept
-    told: SampleApart | None = None  # of these; None: the host has not said yet
-    gone: list[int] = field(factory=list)  # of these, whose rows were others' by then
+    kept: Draw | None = None  # rows with deferred sampling, once their logits are kept
+    told: SampleApart | None = None  # of these; None: the host has not sent it yet
+    gone: list[int] = field(factory=list)  # of these, whose rows had new owners by then
 
 
 PLAIN: Final = Wants(filtered=False, scored=False)
@@ -63,29 +64,29 @@ PLAIN: Final = Wants(filtered=False, scored=False)
 
 @frozen
 class Readiness:
-    """What an executor is to do before it is ready, and whom it tells."""
+    """What an executor does before it is ready, and where it reports progress."""
 
     report: Report = ignore_progress
-    likely: Wants = PLAIN  # of requests that say nothing
-    capturing: float = SECONDS  # how long, at most
-    grammars: bool = False  # whether requests may be bound by some
-    fewer_drafts: bool = False  # whether rows will have as many as pay
+    likely: Wants = PLAIN  # of requests with default sampling
+    capturing: float = SECONDS  # seconds of captures, at most
+    grammars: bool = False  # whether requests may have grammars
+    fewer_drafts: bool = False  # whether the number of drafts will vary
 
 
 def open_backend(
     spec: ModelSpec, config: EngineConfig, device: torch.device, *, kernels: bool
 ) -> Backend:
-    """The backend for a device; `kernels`: a GPU's, also on the CPU."""
+    """Returns the backend for a device; `kernels`: a GPU's backend, also on the CPU."""
     if not kernels and not is_gpu(device):
         return CpuBackend(device)
-    # Triton, which the CPU does without.
+    # Imports Triton, which the CPU does not need.
     from minfer.effects.execution.cuda_backend import CudaBackend
 
     return CudaBackend.make(spec, config, device)
 
 
 def unsupported(plan: Plan) -> str:
-    """What a plan asks for that cannot be executed yet, or nothing."""
+    """Returns what a plan asks for that cannot be executed yet, or nothing."""
     if plan.moves:
         return "blocks cannot be moved between tiers yet"
     if any(len(one.tables) != 1 for one in plan.opens) or any(
@@ -120,12 +121,12 @@ class TorchExecutor:
         readiness: Readiness = Readiness(),
         draft: DraftOf | None = None,
     ) -> None:
-        """Runs on `device`, where the weights are; those of the draft model, too.
+        """Runs on `device`, which has the weights, also those of the draft model.
 
-        `checked`: a decode step that waits for the device, or takes memory, fails.
+        `checked`: a decode step that waits for the device, or allocates memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises
         MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not fit,
-        and ConfigError for a speculation that cannot be.
+        and ConfigError for an impossible speculation.
         """
         check_speculation(config, modelled=draft is not None)
         self.device = torch.device(device)
@@ -150,10 +151,11 @@ class TorchExecutor:
             parts_drafts=self.runner.parts_drafts,
         )
         self.late_packer = LatePacker(self.runner.rows, self.runner.padded)
-        # A plan takes a slot for each of at most two forwards; or two for one, if rows
-        # are sampled apart.
+        # A plan takes a slot for each of at most two forwards; or two for one forward
+        # with deferred sampling.
         slots = (config.depth + 1) * 2 + 1
-        # What a draft model's cache lacks of rows, if there is one; that takes a slot.
+        # What a draft model's cache lacks of rows, if there is a draft model; it takes a
+        # slot.
         self.catch_up: CatchUp | None = None
         if modelled:
             budget, size = config.max_num_batched_tokens, config.block_size
@@ -161,10 +163,10 @@ class TorchExecutor:
             slots += config.depth + 1
         self.ring = Ring(slots, self.runner.room, self.runner.lines, self.device)
         self.flights: deque[Flight] = deque()
-        # Whether what is launched runs at once; else, when its results are asked for.
+        # Whether launched work runs at once; else, when its results are collected.
         self.at_once = is_gpu(self.device)
         self.in_one_thread = is_for_one_thread(spec, self.device)
-        # Who launches has it, and who does something in a quiet moment.
+        # Held while launching, and by background work.
         self.lock = threading.Lock()
         self.collecting = False
         self.background: Background | None = None
@@ -175,7 +177,7 @@ class TorchExecutor:
     # --- the executor's contract --------------------------------------------------------
 
     def launch(self, plan: Plan) -> None:
-        """Enqueue a plan. What goes wrong is said when it is collected."""
+        """Enqueue a plan. Errors are reported when it is collected."""
         flight = Flight(plan)
         self._note_work()
         with self.lock:
@@ -184,8 +186,8 @@ class TorchExecutor:
                 self._attempt(flight, self._launch)
 
     def mask_lines(self, step: int) -> Bits | None:
-        """Pinned memory, from which masks are copied to the device; none if there is
-        none to be had: then the step fails.
+        """Returns pinned memory, from which masks are copied to the device; None if there
+        is no memory: then the step fails.
         """
         try:
             return self.runner.sampler.masks.lend(step)
@@ -196,17 +198,17 @@ class TorchExecutor:
             return None
 
     def sample(self, apart: SampleApart) -> None:
-        """Have the rows drawn that are sampled apart in a plan that was launched."""
+        """Sample the deferred rows of a launched plan."""
         flight = next((one for one in self.flights if one.plan.step == apart.step), None)
         if flight is None:
-            return  # it failed, and that was said
+            return  # it failed, and was reported
         flight.told = apart
         if self.at_once and self._stands(flight):
             with self.lock:
                 self._attempt(flight, self._sample)
 
     def collect(self) -> Executed | Failed:
-        """Wait for the earliest plan's tokens."""
+        """Wait for the earliest plan's tokens; returns its results."""
         self.collecting = True
         try:
             return self._collect(self.flights.popleft())
@@ -228,7 +230,7 @@ class TorchExecutor:
         return Failed(flight.plan.step, flight.error)
 
     def close(self) -> None:
-        """Let go of the weights and the cache; no call may follow."""
+        """Release the weights and the cache; no call may follow."""
         if self.background is not None:
             self.background.close()
         self.runner.wait()
@@ -237,7 +239,7 @@ class TorchExecutor:
         del self.packer, self.late_packer
 
     def step_costs(self, how: Speculation) -> Costs:
-        """What steps cost here, for an engine that speculates so. Before any plan."""
+        """Measure steps for an engine with this speculation. Before any plan."""
         if self.in_one_thread:
             work_alone()
         with (
@@ -251,18 +253,20 @@ class TorchExecutor:
 
     @property
     def model(self) -> Model:
-        """A step as a function of a batch and a cache."""
+        """The function of a batch and a cache that runs the model."""
         return self.runner.model
 
     def make_cache(self, blocks: int, block_size: int, length: int) -> Cache:
-        """A cache that the model can run with, for positions below `length`."""
+        """Returns a cache that the model can run with, for positions below `length`."""
         runner = self.runner
         return runner.backend.make_cache(runner.spec, blocks, block_size, length)
 
     # --- before it is ready, and in quiet moments ---------------------------------------
 
     def _warm_up(self, spec: ModelSpec, readiness: Readiness) -> None:
-        """Have kernels and graphs before they are needed; the rest comes later."""
+        """Compile kernels and capture graphs before they are needed; the rest is done
+        later.
+        """
         warm_up = WarmUp(
             self.runner,
             spec,
@@ -282,18 +286,18 @@ class TorchExecutor:
     def _note_work(self) -> None:
         if self.background is not None:
             self.background.asked()
-            if self.runner.captures.launched:  # of kinds that nobody foresaw
+            if self.runner.captures.launched:  # shapes not captured in advance
                 self.background.start()
 
     # --- one plan -----------------------------------------------------------------------
 
     def _stands(self, flight: Flight) -> bool:
-        """Whether neither a plan nor one before it has failed."""
+        """Returns whether neither a plan nor one before it has failed."""
         upto = self.flights.index(flight) + 1
         return not any(one.error for one in islice(self.flights, upto))
 
     def _attempt(self, flight: Flight, work: Callable[[Flight], None]) -> None:
-        """Do a part of a plan's work, or note why that cannot be done."""
+        """Do a part of a plan's work; notes the error if it fails."""
         if self.in_one_thread:
             work_alone()
         shortcuts = self.runner.shortcuts
@@ -306,7 +310,7 @@ class TorchExecutor:
             flight.error = _said(error)
 
     def _launch(self, flight: Flight) -> None:
-        """Everything but the draws of rows that are sampled apart."""
+        """Launch all of a plan but its deferred draws."""
         plan = flight.plan
         how, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
@@ -324,7 +328,7 @@ class TorchExecutor:
             self.runner.run(forward, slot)
 
     def _sample(self, flight: Flight) -> None:
-        """The draws of rows that are sampled apart."""
+        """Launch a plan's deferred draws."""
         if flight.kept is None or flight.told is None:
             return
         late = self.late_packer.pack(flight.plan, flight.kept, flight.told)
@@ -349,7 +353,7 @@ class TorchExecutor:
         return found
 
     def _give_up(self) -> None:
-        """A plan failed: nothing that was handed over touches the cache any more."""
+        """Clear all after a failed plan; waits until no launched work uses the cache."""
         self.flights.clear()
         self.packer.forget()
         if self.catch_up is not None:
@@ -361,5 +365,5 @@ class TorchExecutor:
 
 
 def _said(error: Exception) -> str:
-    """What an error says; of those that are not an executor's own, also what it is."""
+    """Returns an error's message; with its type if it is not an executor's own error."""
     return str(error) if isinstance(error, ExecutorError) else repr(error)

@@ -1,22 +1,21 @@
-"""Rows with drafts, as the host sees them: from a plan's drafts to what comes of them.
+"""Rows with drafts, on the host: from a plan's drafts to the accepted tokens.
 
-Theory. A row that has drafts is one that feeds itself, and comes first among these. Its
-drafts are inputs more, each in a line of its own. To attention they are decode rows whose
+Theory. A row that has drafts is a decode row, and comes before those without. Its drafts
+are further inputs, each in a line of its own. To attention they are decode rows whose
 context ends with themselves, as all KV of a step is written before any of it is read; or,
 on a GPU, one chunk of a row, which reads the context once (`Verified` in
-models/batch.py).
-Then places are judged one after the other (judging.py): each draws by the sampler that
-serves all, with the noise of its position, and with the penalties of what stands before
-it. So what a row yields is what it would yield without drafts, whatever it
-asks for; and all is launched in order, so that a graph can hold it. Where the rule is
-"rejection", coins choose between a draft and what it is not (rejecting.py), and what a
-row yields has the same distribution only.
+models/batch.py). Then places are verified one after the other (judging.py): each samples
+by the usual sampler, with the noise of its position, and with the penalties of the tokens
+before it. So a row yields the same tokens as without drafts, whatever its sampling
+parameters; and all is launched in order, so that a graph can hold it. Under the rule
+"rejection", coins accept a draft or replace it (rejecting.py), and only the distribution
+of a row's tokens is the same.
 
-Rows that have fewer drafts than others leave lines to the scratch row. So there are few
-kinds of such steps, but a row with many drafts beside many with one costs more than it
-could.
+Rows with fewer drafts than others fill their lines with the scratch row. So there are few
+shapes of such steps, but a row with many drafts beside many with one costs more than it
+has to.
 
-Rows that are sampled apart (late_draws.py) have no drafts.
+Rows with deferred sampling (late_draws.py) have no drafts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,8 +50,9 @@ def flaw_of_drafts(
     *,
     modelled: bool,
 ) -> str:
-    """Why a plan's drafts cannot be verified, or nothing. `room` is for so many, of each
-    row as many as of the deepest; `modelled`: there is a draft model.
+    """Returns why a plan's drafts cannot be verified, or nothing. `room` is the most
+    drafts, counting as many for each row as the row with the most has; `modelled`: there
+    is a draft model.
     """
     if not plan.drafts:
         return ""
@@ -80,22 +80,20 @@ def flaw_of_drafts(
 
 
 def _owner_drafts(owner: Open | None) -> bool:
-    """Whether there can be drafts for what a row was opened for, before the plan, as it
-    feeds itself.
-    """
+    """Returns whether a row's owner, from before the plan, can have drafts."""
     return owner is None or not owner.pooling
 
 
 @frozen(eq=False)
 class Further:
-    """Where that comes back which rows drew behind drafts: after all other lines, a line
-    of rows for each place, then how many drafts of each row stand.
+    """Where the tokens sampled behind drafts are: after all other lines, a line of rows
+    for each place, then the number of tokens of each row.
     """
 
     places: list[int]  # entries of the plan
     owners: list[Open | None]
     first: int
-    apart: int  # lines of two places
+    apart: int  # lines between two places
     drafts: int
     verified: int  # rows of each place
 
@@ -103,17 +101,19 @@ class Further:
     def of(
         cls, shape: StepShape, places: list[int], owners: list[Open | None]
     ) -> "Further":
-        """What comes back of a step of this kind, of rows that have these entries."""
+        """Returns the results' layout for a step of this shape, and rows with these
+        entries.
+        """
         first, apart = aligned(shape.draws), aligned(shape.verified)
         return cls(places, owners, first, apart, shape.drafts, shape.verified)
 
     @property
     def end(self) -> int:
-        """Behind all lines."""
+        """The end of all lines."""
         return self.first + (self.drafts + 1) * self.apart
 
     def standing(self, drawn: Sequence[int]) -> Iterator[tuple[int, Open | None, range]]:
-        """Of each row the lines that it drew, given all lines."""
+        """Yields each row's lines of accepted places, given all lines."""
         counts = self.first + self.drafts * self.apart
         for v, (place, owner) in enumerate(zip(self.places, self.owners, strict=True)):
             begin = self.first + v
@@ -122,19 +122,19 @@ class Further:
 
 
 def most_of(plan: Plan) -> int:
-    """The most drafts that a row of a plan has."""
+    """Returns the most drafts that a row of a plan has."""
     return max(plan.counts[draft.index] - 1 for draft in plan.drafts)
 
 
 def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
-    """Entries of a plan, those with drafts before the others."""
+    """Returns entries of a plan, those with drafts before the others."""
     drafted = {draft.index for draft in drafts}
     here = [i for i in entries if i in drafted]
     return [*here, *(i for i in entries if i not in drafted)] if here else [*entries]
 
 
 def write_drafts(plan: Plan, places: Sequence[int], into: Drafts[Words]) -> None:
-    """The drafts of the rows with these entries, in order."""
+    """Write the drafts of the rows with these entries, in order."""
     said = {draft.index: draft.tokens for draft in plan.drafts}
     for v, place in enumerate(places):
         count = plan.counts[place] - 1

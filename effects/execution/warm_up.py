@@ -1,10 +1,10 @@
-"""What a GPU's executor does before it is ready, and in quiet moments after that.
+"""What a GPU's executor does before it is ready, and later when it is idle.
 
-Before: all kernels that traffic can need are compiled side by side, or found on disk, and
-loaded (dummy_steps.py); other packages' kernels, which compile themselves, are made to;
-graphs are captured for as long as there is time (capture_order.py). The rest of the
-graphs, and of kinds that were launched one by one meanwhile, comes while nobody is
-served. None of it is needed: what fails is said, and done without.
+Before: all kernels that traffic can need are compiled in parallel, or found on disk, and
+loaded (dummy_steps.py); other packages' kernels, which compile at first use, are used
+once; graphs are captured for a limited time (capture_order.py). The other graphs, and
+those of shapes that were launched without one, are captured while the executor is idle.
+None of it is required: failures are logged, and the executor continues without.
 """
 
 import logging
@@ -33,29 +33,33 @@ _log = logging.getLogger("minfer.executor")
 
 @define(eq=False)
 class WarmUp:
-    """What is still to be done of it."""
+    """The remaining work."""
 
     runner: ModelRunner
     spec: ModelSpec
     report: Report
-    likely: Wants  # how those draw who say nothing of it
+    likely: Wants  # default sampling of requests
     seconds: float = SECONDS
-    fewer_drafts: bool = False  # whether rows have as many as pay
+    fewer_drafts: bool = False  # whether the number of drafts varies
     pending: deque[StepShape] = field(factory=deque)
     stopped: bool = False  # graphs cannot be captured, or do not fit
 
     def before_ready(self) -> None:
-        """Everything that must not come under load, and as many graphs as time allows."""
+        """Do all that must not happen under load, and capture graphs for a limited
+        time.
+        """
         self._compile()
         self._packages()
         self.pending.extend(self._order())
-        # Every step of rows comes in several numbers of drafts.
+        # Every decode step has several numbers of drafts.
         drafting = self.runner.config.speculation is not None
         self._capture_for(self.seconds * (DRAFTING if drafting else 1))
         self.runner.wait()
 
     def piece(self) -> bool:
-        """Capture one more graph, of what was wanted first; whether there is another."""
+        """Capture one more graph, the most wanted first; returns whether another
+        remains.
+        """
         shape = self._next()
         if shape is not None:
             self._capture(shape)
@@ -64,14 +68,14 @@ class WarmUp:
     # --- kernels ------------------------------------------------------------------------
 
     def _compile(self) -> None:
-        """Have all of Triton's kernels on disk, and loaded."""
+        """Compile all of Triton's kernels, or find them on disk, and load them."""
         from minfer.kernels.compiling import compiled
 
         self.report(Progress(KERNELS, 0, 0))
         try:
             found = compiled(self._dummy_steps, self._report_kernels)
         except Exception as error:
-            # The first step will say so again, if it cannot do otherwise.
+            # The first step will fail too, if it has no other way.
             _log.warning("kernels are compiled one by one, as they are needed: %r", error)
             return
         _log.info(
@@ -88,7 +92,7 @@ class WarmUp:
             )
 
     def _dummy_steps(self) -> None:
-        """Without other packages' kernels, which would run."""
+        """Launch dummy steps, without other packages' kernels, which would run."""
         shortcuts = self.runner.shortcuts
         before = shortcuts.flash_from, shortcuts.fused
         shortcuts.flash_from, shortcuts.fused = 0, False
@@ -142,7 +146,7 @@ class WarmUp:
             self._capture(shape)
 
     def _next(self) -> StepShape | None:
-        """The kind to capture: one that was wanted, else the next in order."""
+        """Returns the shape to capture: one that steps needed, else the next in order."""
         captures = self.runner.captures
         if self.stopped or not self.runner.shortcuts.graphs:
             self.stopped = True
@@ -155,7 +159,7 @@ class WarmUp:
         return None
 
     def _capture(self, shape: StepShape) -> None:
-        """Capture a kind, or do without graphs from now on."""
+        """Capture a shape; if that fails, disable graphs."""
         shortcuts = self.runner.shortcuts
         shortcuts.begin()
         try:
@@ -169,12 +173,12 @@ class WarmUp:
             full = isinstance(error, torch.OutOfMemoryError)
             if full or not tried:
                 _log.warning("no more graphs are captured: %r", error)
-            # What was blamed is done without; else it would fail again.
+            # A blamed acceleration is disabled; any other failure would happen again.
             self.stopped = full or not tried
             self.runner.captures.forget(shape)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """As steps are run."""
+        """A context as of steps."""
         with torch.inference_mode(), on(self.runner.stream):
             yield
