@@ -1,8 +1,9 @@
-"""The library for programs that serve many at once: an async iterator per request.
+"""The library for programs that serve many requests at once: an async iterator per
+request.
 
-The engine's thread rings once for all that a turn brought, and the event loop wakes the
-readers concerned. Nobody polls, and what a slow reader did not take yet comes in one
-piece.
+The engine's thread notifies the event loop once for all news of a turn, and the loop
+wakes the readers concerned. No reader polls, and a slow reader gets all news since its
+last read in one piece.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 
 class AsyncLLM(ServedModel):
-    """A model that serves the tasks of one event loop. Settings and errors:
-    `ServedModel`'s.
+    """A model that serves the tasks of one event loop. Settings and errors are those of
+    `ServedModel`.
     """
 
     def _attach(self, client: EngineClient, first: int) -> None:
@@ -43,12 +44,12 @@ class AsyncLLM(ServedModel):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = 0  # in that loop
         self._fresh: deque[asyncio.Event] = deque()  # of readers whose requests have news
-        self._ringing = False  # the loop was asked to set them
+        self._ringing = False  # a callback to set them is scheduled
         self.front.after.append(self._ring)
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is closed, or broke, and serves nobody any more."""
+        """Whether the engine is closed or broken, and serves no requests."""
         return self.client.dead is not None
 
     def generate(
@@ -61,16 +62,16 @@ class AsyncLLM(ServedModel):
         streaming: bool = True,
         shown: Iterable[str] = (),
     ) -> AsyncGenerator[RequestOutput]:
-        """Complete a prompt, and yield what is new of it (vLLM's DELTA); the last is
+        """Complete a prompt, and yield new output as it comes (vLLM's DELTA); the last is
         `finished`.
 
-        Without `streaming` there is one output, at the end; a beam search has no other,
-        with the best sequences in their order. Special tokens are left out of the text,
-        but for those that are `shown`. Other arguments are as for
-        `LLM.generate`; ids of live requests must differ. Raises RequestError,
-        OverloadedError if too many wait, and EngineDeadError, at once or, if things
-        changed since, at the first output: only then the request enters the engine.
-        Closing the iterator, or cancelling its task, cancels it.
+        Without `streaming` there is one output, at the end; so it always is for a beam
+        search, with the best sequences in their order. Special tokens are left out of the
+        text, but for those that are `shown`. Other arguments are as for `LLM.generate`;
+        ids of live requests must differ. Raises RequestError, OverloadedError if too many
+        wait, and EngineDeadError, at once or, if things changed since, at the first
+        output: only then the request enters the engine. Closing the iterator, or
+        cancelling its task, cancels it.
         """
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
@@ -149,8 +150,8 @@ class AsyncLLM(ServedModel):
         request_id: str | None = None,
         urgency: Urgency = Urgency(),
     ) -> AsyncGenerator[RequestOutput]:
-        """As `embed`, in the form of `generate`: one output, whose only sample has no
-        token, and the vector as it was computed.
+        """Make a vector like `embed`, in the form of `generate`: one output, whose only
+        sample has no token, and the vector as it was computed.
         """
         return self._deltas(*self._pooled(prompt, pooling, request_id, urgency))
 
@@ -200,7 +201,7 @@ class AsyncLLM(ServedModel):
                 # Log-probabilities of a long prompt take a while to read.
                 long = job.scores is not None and job.scores.unread
                 output = await asyncio.to_thread(job.take) if long else job.take()
-                if job.rejected:  # all else was checked: the line was full by then
+                if job.rejected:  # all else was checked: the queue was full by then
                     raise OverloadedError(f"{job.rejected}; try again later")
                 yield output
                 if output.finished:
@@ -213,19 +214,19 @@ class AsyncLLM(ServedModel):
     def _hear(self, news: asyncio.Event, job: Assembly) -> None:
         """Note, in the engine's thread, that a request has news."""
         self._fresh.append(news)
-        if job.error is not None:  # no turn follows, after which it would be rung for
+        if job.error is not None:  # no turn follows that would notify the loop
             self._ring()
 
     def _ring(self) -> None:
         if self._fresh and not self._ringing and self._loop is not None:
             self._ringing = True
-            # RuntimeError: the loop is closed, and nobody reads any more.
+            # RuntimeError: the loop is closed, and there are no readers.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._answer)
 
     def _answer(self) -> None:
         """Wake the readers that have news, in the event loop."""
-        self._ringing = False  # first: what comes from now on rings again
+        self._ringing = False  # first, so that later news schedule another call
         while self._fresh:
             self._fresh.popleft().set()
 
@@ -233,10 +234,10 @@ class AsyncLLM(ServedModel):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)  # which waits for the step that runs
+        await asyncio.to_thread(self.close)  # close waits for the step that runs
 
 
 def _check_id(name: object) -> None:
-    """Raise RequestError for what cannot name a request; None is for no name."""
+    """Raise RequestError for an invalid request id; None means no id."""
     if name is not None and (not isinstance(name, str) or not name):
         raise RequestError(f"request_id must be a string that is not empty, not {name!r}")

@@ -1,10 +1,10 @@
 """A beam search as rounds of ordinary requests: what to submit next, and when it is over.
 
 Theory. In a round each beam is a request: the search's prompt and the beam's output so
-far, of which one token is generated. What matters is not this token but the likeliest
-ones beside it, with their log-probabilities: `minfer.beam` chooses the next beams of
-them. The request of a beam finds the KV of its parent in the prefix cache, as the blocks
-of the round before are published by then.
+far, of which one token is generated. This token is not used, but the likeliest tokens
+with their log-probabilities: from them `minfer.beam` chooses the next beams. The request
+of a beam finds the KV of its parent in the prefix cache, as the blocks of the round
+before are published by then.
 
     Rounds --requests--> engine --Candidates, one for each beam--> Rounds.following
 
@@ -35,13 +35,14 @@ from minfer.plan import TokenLogprobs
 from minfer.request import Request, SamplingParams
 from minfer.state import Turn
 
-NOTHING: Final = Hypothesis((), 0.0, 0.0, "length")  # where fewer were found than asked
+# fills up where fewer than requested were found
+NOTHING: Final = Hypothesis((), 0.0, 0.0, "length")
 
 
 @frozen(kw_only=True)
 class SearchRequest(Request):
-    """What is asked for as one request: a search of so many beams, of which the `n` best
-    sequences are returned. No engine gets it: its rounds are submitted instead.
+    """A beam search as one request: with so many beams, of which the `n` best sequences
+    are returned. No engine gets it: its rounds are submitted instead.
     """
 
     width: int
@@ -51,7 +52,7 @@ class SearchRequest(Request):
 
 @frozen
 class Beam:
-    """One of the sequences that a search goes on with."""
+    """One of the sequences that a search continues."""
 
     output: tuple[int, ...]
     logprob: float  # of the output: a sum of float64
@@ -62,14 +63,14 @@ class Beam:
 class Rounds:
     """A search between two rounds."""
 
-    about: BeamRound  # of the round to come; its beam means nothing
+    about: BeamRound  # of the next round; its `beam` is not used
     stop_ids: frozenset[int]
-    beams: tuple[Beam, ...] = (Beam((), 0.0),)  # none: the search is over
+    beams: tuple[Beam, ...] = (Beam((), 0.0),)  # empty: the search is over
     done: tuple[Hypothesis, ...] = ()  # the best, best first
 
     @classmethod
     def of(cls, request: SearchRequest) -> "Rounds":
-        """A search that begins."""
+        """Returns a new search."""
         about = BeamRound(
             id=request.id,
             width=request.width,
@@ -86,13 +87,15 @@ class Rounds:
         return not self.beams
 
     def found(self, count: int) -> tuple[Hypothesis, ...]:
-        """The best `count` outputs of a search that is over."""
+        """Returns the best `count` outputs of a search that is over."""
         return (*self.done, *(NOTHING,) * count)[:count]
 
     def following(self, offers: Sequence[Candidates]) -> "Rounds":
-        """The search after a round in which its beams offered these, in their order."""
+        """Returns the search after a round with these candidates of its beams, in
+        order.
+        """
         outputs = [beam.output for beam in self.beams]
-        padding = self.about.width - len(offers)  # fewer beams than it is wide
+        padding = self.about.width - len(offers)  # fewer beams than the width
         search = Search(
             logprobs=(*[beam.logprob for beam in self.beams], *(0.0,) * padding),
             offers=(*offers, *(None,) * padding),
@@ -121,9 +124,9 @@ class Rounds:
 def replayed(
     turns: Iterable[Turn], begun: Mapping[str, Rounds] = MappingProxyType({})
 ) -> dict[str, Rounds]:
-    """The searches of a journal, by id, as far as its turns go; `begun` are those that
-    journals before it began. With its first round a search begins anew: an id may come
-    again once its search has ended.
+    """Returns a journal's searches, by id, after all its turns; `begun` are those that
+    began in earlier journals. A first round begins a new search: an id may be used again
+    once its search has ended.
     """
     found, offers = dict(begun), dict[tuple[str, int], Candidates]()
     for turn in turns:
@@ -144,7 +147,9 @@ def replayed(
 
 
 def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]:
-    """What beams of searches offer by the results of a step: search and beam -> offer."""
+    """Returns the candidates of beams in the results of a step: search and beam ->
+    candidates.
+    """
     run = turn.before.running
     plan = next((p for p in turn.before.inflight if p.step == event.step), None)
     if plan is None or not event.logprobs:
@@ -160,17 +165,17 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
     return found
 
 
-_NEVER: Final = float("-inf")  # the log-probability of a beam that only fills a place
+_NEVER: Final = float("-inf")  # the log-probability of a padding beam
 
 
 def offer_of(beam: int, said: Sequence[TokenLogprobs]) -> Candidates | None:
-    """What a beam offers whose token came with these log-probabilities; None: nothing
-    that can be compared.
+    """Returns a beam's candidates, from the log-probabilities of its token; None if they
+    cannot be compared.
     """
     if len(said) != 1 or not said[0].likeliest:
         return None
     likeliest, logprobs = said[0].likeliest, said[0].logprobs
-    if not all(one < float("inf") for one in logprobs):  # as NaN is not, either
+    if not all(one < float("inf") for one in logprobs):  # NaN is not, either
         return None
     return Candidates(beam, likeliest, logprobs)
 
@@ -178,8 +183,8 @@ def offer_of(beam: int, said: Sequence[TokenLogprobs]) -> Candidates | None:
 def requests_of(
     rounds: Rounds, asked: SearchRequest
 ) -> tuple[Rounds, tuple[Request, ...]]:
-    """The requests of the round to come, one for each beam, and the search with their
-    content keys noted, from which those of later rounds are continued.
+    """Returns the requests of the next round, one for each beam, and the search with
+    their content keys, which those of later rounds extend.
     """
     about, size = rounds.about, asked.block_size
     sampling = SamplingParams(

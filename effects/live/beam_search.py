@@ -1,7 +1,7 @@
-"""What users say of a beam search, and what they get. Names are vLLM's.
+"""A beam search's parameters and outputs. Names are vLLM's.
 
-A search is asked for as a request of its own kind: no token is drawn, so of all sampling
-parameters only those are here that say how far it goes.
+A search is a request of its own type: no token is sampled, so it has only those sampling
+parameters that set its length.
 """
 
 from typing import Any
@@ -21,8 +21,8 @@ class BeamSearchParams:
 
     Hypotheses are ranked by log-probability / length^`length_penalty`, where the length
     is that of the output, the token that ends it included. `early_stopping` is true (the
-    search is over once there are `beam_width` hypotheses), false (once no beam's score is
-    above the worst of theirs) or "never" (once no beam's could come to be), as in
+    search ends once there are `beam_width` hypotheses), false (once no beam's score is
+    above the worst of theirs) or "never" (once no beam's score can become so), as in
     transformers.
     """
 
@@ -39,18 +39,20 @@ class BeamSearchParams:
             raise ParameterError("n", f"must not exceed the {self.beam_width} beams")
         if self.max_tokens is not None:
             check_number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
-        _ = self.how, self.sampling  # which check the rest
+        _ = self.how, self.sampling  # these check the other fields
 
     @property
     def how(self) -> BeamSearch:
-        """What the engine is told."""
+        """The engine's parameters."""
         return BeamSearch(
             length_penalty=self.length_penalty, early_stopping=self.early_stopping
         )
 
     @property
     def sampling(self) -> SamplingParams:
-        """What is the same for a request that samples; `n` are the sequences returned."""
+        """The parameters shared with requests that sample; `n` are the sequences
+        returned.
+        """
         return SamplingParams(
             temperature=0.0,
             n=self.beam_width if self.n is None else self.n,
@@ -71,14 +73,14 @@ class BeamSearchSequence:
 
 @frozen(kw_only=True)
 class BeamSearchOutput:
-    """What a search has found."""
+    """The results of a search."""
 
     sequences: tuple[BeamSearchSequence, ...]  # the best first
-    request: RequestOutput  # the same without the prompt, and what serving it took
+    request: RequestOutput  # the same without the prompt, and the request's metrics
 
     @classmethod
     def of(cls, found: RequestOutput, tokenizer: Tokenizer | None) -> "BeamSearchOutput":
-        """What a request came to, once it has ended."""
+        """Returns the results of a request that has ended."""
         ids, prompt = found.prompt_token_ids, found.prompt
         if prompt is None:
             prompt = "" if tokenizer is None else tokenizer.decode(ids)
@@ -95,7 +97,9 @@ class BeamSearchOutput:
 
 
 def searches_for(params: Any, count: int) -> list[BeamSearchParams]:
-    """One set of parameters for each of `count` prompts. Raises ParameterError."""
+    """Returns one set of parameters for each of `count` prompts. Raises
+    ParameterError.
+    """
     several = [params] * count if isinstance(params, BeamSearchParams) else params
     if not isinstance(several, list | tuple) or len(several) != count:
         why = "must be BeamSearchParams: one, or one for each prompt"

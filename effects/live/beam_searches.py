@@ -1,11 +1,12 @@
-"""The beam searches of a front: rounds go to the engine, news of one request come back.
+"""The beam searches of a front: it submits their rounds, and reports each search as one
+request.
 
     Front --SearchRequest--> Searches --rounds, ordinary requests--> engine client
     Front <-- news of it --- Searches <------- news of them -------- engine client
 
-Whoever listens to the front hears of one request: when it came, when it was first
-admitted, how it ended and with which sequences. A round is submitted as soon as all beams
-of the round before have ended, in the thread in which news come.
+The front gets news of one request: its arrival, its first admission, its end and the
+sequences. A round is submitted as soon as all beams of the round before have ended, in
+the thread that gets the news.
 """
 
 import threading
@@ -33,25 +34,23 @@ _NO_NUMBERS = "the model gave a beam no log-probabilities that can be compared"
 
 @define(eq=False)
 class _Live:
-    """A search that goes on."""
+    """A live search."""
 
     asked: SearchRequest
     rounds: Rounds
     offers: dict[int, Candidates] = field(factory=dict)  # of this round, by beam
     names: set[str] = field(factory=set)  # of this round's requests that have not ended
-    cached: int = 0  # tokens of the prompt that the prefix cache gave the first round
-    failed: Finished | None = None  # of its requests, the first that did not end well
+    cached: int = 0  # prompt tokens from the prefix cache in the first round
+    failed: Finished | None = None  # the first of its requests that did not end well
     cancelled: bool = False
 
     def fail(self, done: Finished) -> None:
-        """Note how one of its requests has ended that should not have."""
+        """Note the end of one of its requests that failed."""
         self.failed = self.failed or done
 
 
 class Searches:
-    """The searches that one front has the engine do. Methods may be called from any
-    thread.
-    """
+    """The searches of one front. Methods may be called from any thread."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -61,18 +60,18 @@ class Searches:
 
     @property
     def live(self) -> tuple[str, ...]:
-        """The searches that go on, by id."""
+        """The ids of live searches."""
         return tuple(self._live)
 
     def check(self, request: Request) -> None:
-        """Raise what a request would be refused with now, as `EngineClient.check`: a
-        search begins as one sample.
+        """Raise the error with which a request would be refused now, as
+        `EngineClient.check`: a search begins as one sample.
         """
         one = isinstance(request, SearchRequest)
         self._client.check(evolve(request, n=1) if one else request)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Have requests served, searches among them, as `EngineClient.submit`."""
+        """Submit requests, searches among them, as `EngineClient.submit`."""
         if not any(isinstance(one, SearchRequest) for one in requests):
             self._client.submit(requests)
             return
@@ -92,9 +91,11 @@ class Searches:
                 raise
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
-        """End requests, as `EngineClient.cancel`; of searches, all that runs of them."""
+        """End requests, as `EngineClient.cancel`; of searches, all their running
+        requests.
+        """
         with self._lock:
-            wanted = dict.fromkeys(ids)  # in their order, as a journal has them
+            wanted = dict.fromkeys(ids)  # in their order, for the journal
             mine = [self._live[name] for name in wanted if name in self._live]
             names = dict.fromkeys(name for name in wanted if name not in self._live)
             for search in mine:
@@ -105,7 +106,7 @@ class Searches:
             return frozenset(served & wanted.keys() | found)
 
     def heard(self, message: Message) -> list[Message]:
-        """What a front is to hear of what the engine said."""
+        """Returns what a front gets for a message of the engine."""
         if not self._live:
             return [message]
         with self._lock:
@@ -116,7 +117,7 @@ class Searches:
                     return [self._died(message)]
 
     def _next_round(self, search: _Live) -> tuple[Request, ...]:
-        """The requests of a search's round, from now on known as such."""
+        """Register and return the requests of a search's next round."""
         search.rounds, requests = requests_of(search.rounds, search.asked)
         search.offers = {}
         search.names = {one.id for one in requests}
@@ -129,7 +130,7 @@ class Searches:
             self._beams.pop(beam, None)
 
     def _died(self, death: Died) -> Died:
-        """A death, of which each search hears once."""
+        """Returns a death with the ids of searches instead of their beams'."""
         each = (self._beams.get(name) for name in death.ids)
         mine = [found[0].asked.id for found in each if found is not None]
         others = [name for name in death.ids if name not in self._beams]
@@ -140,7 +141,7 @@ class Searches:
     # --- news ---------------------------------------------------------------------------
 
     def _read(self, news: News) -> list[Message]:
-        """News without those of beams, and with those of their searches."""
+        """Returns news without those of beams, and with those of their searches."""
         beams = self._beams
         places = {
             at: beams[name] for at, (name, _) in enumerate(news.ids) if name in beams
@@ -172,8 +173,8 @@ class Searches:
         return [told, *([dead] if dead else [])]
 
     def _reasons(self, news: News) -> tuple[About, ...]:
-        """Reasons, of which those of beams count as of their search: its first admission,
-        and that one was preempted.
+        """Returns reasons, with those of beams as their search's: its first admission,
+        and preemptions.
         """
         out = list[About]()
         for one in news.reasons:
@@ -187,8 +188,8 @@ class Searches:
         return tuple(out)
 
     def _arrived(self, news: News) -> tuple[str, ...]:
-        """The requests that came in line; a search comes with its first round, and takes
-        its place with it.
+        """Returns the requests that entered the waiting queue; a search enters with its
+        first round, and keeps that round's place.
         """
         out = list[str]()
         for name in news.arrived:
@@ -203,8 +204,8 @@ class Searches:
         return tuple(out)
 
     def _advanced(self, ended: Iterable[Finished]) -> tuple[list[_Live], Died | None]:
-        """Go on with searches of which requests have ended; returns those that are over,
-        and of whom an engine that is dead says nothing more.
+        """Continue searches of which requests have ended; returns those that are over,
+        and a death with those that a dead engine did not take.
         """
         over, lost, why = list[_Live](), list[str](), ""
         for search in self._settled(ended):
@@ -232,9 +233,9 @@ class Searches:
         return over, Died(tuple(lost), why) if lost else None
 
     def _settled(self, ended: Iterable[Finished]) -> list[_Live]:
-        """Note ends of beams' requests; returns the searches whose round is over. What is
-        left of a round of which one did not end well is cancelled; a client without a
-        link says at once, while these news are read, that it has ended.
+        """Note ends of beams' requests; returns the searches whose round is over. If one
+        request of a round failed, the others are cancelled; a client without a link
+        reports their ends at once, while these news are read.
         """
         touched = dict[str, _Live]()
         for done in ended:
@@ -256,14 +257,14 @@ class Searches:
 
 
 def _without(column: tuple[T, ...], places: Mapping[int, object]) -> tuple[T, ...]:
-    """A column without the entries at some places."""
+    """Returns a column without the entries at some places."""
     if not places or not column:
         return column
     return tuple([one for at, one in enumerate(column) if at not in places])
 
 
 def _with_outputs(news: News, search: _Live) -> News:
-    """News that say, too, how a search has ended: if well, with the best sequences."""
+    """Returns news with a search's end: if it ended well, with the best sequences."""
     name, count, failed = search.asked.id, search.asked.n, search.failed
     if failed is not None:
         ends = tuple(

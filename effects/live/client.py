@@ -1,21 +1,21 @@
-"""The engine client: the only way to an engine, and all that anybody may ask of one.
+"""The engine client: the only interface to an engine.
 
-Theory. Text, HTTP and templates are on one side of this line, the engine is on the other.
-What crosses it is requests and wishes one way, and messages the other way: frozen records
+Theory. Text, HTTP and templates are on one side of this interface, the engine is on the
+other. Requests and commands cross it one way, and messages the other way: frozen records
 of plain data, so that they mean the same in this process and through a socket.
 
     submit, cancel, finish --->  +--------+
-                                 | engine |     News: all that a turn brought, at once
-    hear(News | Died)      <---  +--------+     Died: nobody will hear anything any more
+                                 | engine |     News: all outputs of a turn, at once
+    hear(News | Died)      <---  +--------+     Died: no more messages will come
 
-A message is for a listener, which is a front: whoever keeps the requests that it has
-submitted, spells their tokens and finds their stop strings (`minfer.effects.live.front`).
-News come in the order of turns, and a turn is one message however many requests it
-concerns, so that a step's outputs cross once.
+A message is for a listener, which is a front: the front keeps the requests that it has
+submitted, detokenizes their tokens and finds their stop strings
+(`minfer.effects.live.front`). News come in the order of turns, and a turn is one message
+however many requests it concerns, so that a step's outputs cross once.
 
-Two forms: `minfer.effects.live.worker.Worker` runs the engine in a thread of this
-process. One across processes is to come; the times here are those of the system's
-monotonic clock, which all processes of a machine share.
+Two implementations: `minfer.effects.live.worker.Worker` runs the engine in a thread of
+this process, `minfer.effects.live.link.remote.Remote` speaks to one in another process.
+Times are those of the system's monotonic clock, which all processes of a machine share.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,39 +37,42 @@ from minfer.plan import Logprobs, Pooled
 from minfer.request import Request
 from minfer.sequence import Place, SampleIds
 
-# What the engine may say of a request besides its tokens and its end, with the time of
+# What the engine reports of a request besides its tokens and its end, with the time of
 # the news that it is in.
 About = Admitted | Held | Preempted | Missed | Ended
 
 
 @frozen(kw_only=True)
 class News:
-    """What one turn of the engine brought to the requests of a listener."""
+    """One turn's outputs and events, for the requests of a listener."""
 
     time: float  # of the turn, in seconds
     # New tokens by sample, as two columns in the order of the batch: a sample may have
     # none, and never has any after its end.
     ids: SampleIds = ()
     tokens: tuple[tuple[int, ...], ...] = ()
-    # A column too, if anybody asked: a token's log-probabilities for each new token.
+    # Also a column, if requested: a token's log-probabilities for each new token.
     logprobs: Logprobs = ()
-    # A column too, if any prompt was pooled: the vectors of samples that ended with it.
+    # Also a column, if any prompt was pooled: the vectors of samples that ended with it.
     pooled: Pooled = ()
-    # A column too, if anybody had some: drafts. Those that stood are tokens but the last.
+    # Also a column, if there were any: drafts. Accepted ones are all tokens but the last.
     drafts: tuple[int, ...] = ()
     finished: tuple[Finished, ...] = ()  # samples that ended, after these tokens
-    arrived: tuple[str, ...] = ()  # requests that came in line, before the reasons
-    # Of these, where rounds of searches are in line that did not say it themselves.
+    # requests that entered the waiting queue, before the reasons
+    arrived: tuple[str, ...] = ()
+    # Of these, the queue places of search rounds that did not have one of their own.
     places: Mapping[str, Place] = field(factory=dict)
     reasons: tuple[About, ...] = ()
-    # Seconds in which somebody waited so far, by what who was next in line waited for: a
-    # request's own are the difference from when it arrived to when it was admitted.
+    # Seconds in which requests waited so far, by what blocked the head of the queue: a
+    # request's own are the difference between its arrival and its admission.
     waits: Mapping[str, float] = field(factory=dict)
 
 
 @frozen
 class Died:
-    """The engine serves nobody any more; of these requests nothing more will come."""
+    """The engine serves no requests any more; for these requests nothing more will
+    come.
+    """
 
     ids: tuple[str, ...]
     why: str
@@ -81,39 +84,39 @@ Listener = Callable[[Message], None]  # in the engine's thread: be quick, do not
 
 @frozen(kw_only=True)
 class Snapshot:
-    """How an engine is at a moment, for metrics and health."""
+    """An engine's state at a moment, for metrics and health."""
 
     time: float  # seconds
-    dead: str  # why it serves nobody any more, or nothing
+    dead: str  # why it serves no requests any more, or nothing
     draining: bool  # it takes no new requests
     requests: int  # being served
     running: int  # samples
     waiting: int  # samples
-    # Samples that wait, by what for: who is next in line for its cause, the others for
+    # Waiting samples, by cause: what blocks the head of the queue; the others wait for
     # their turn.
     waiting_for: Mapping[str, int]
-    blocks: int  # KV blocks there are
-    blocks_free: int  # that could be handed out; some of them are cached:
-    blocks_cached: int  # on which nobody stands, kept until the space is needed
+    blocks: int  # all KV blocks
+    blocks_free: int  # that can be allocated; some of them are cached:
+    blocks_cached: int  # not in use, kept until the space is needed
     resets: int  # how often the prefix cache was reset
-    # Seconds in which requests waited and no step was planned. 0 if nobody waits, or the
-    # policy has them wait.
+    # Seconds in which requests waited and no step was planned. 0 if no request waits, or
+    # the policy lets them wait.
     stalled: float
     failing: int  # steps that failed since the last good one
     totals: Totals  # since the start
-    # Whether turns are written to a journal now; None: nobody asked for one.
+    # Whether turns are written to a journal now; None: no journal is configured.
     journal_writing: bool | None = None
-    journal_errors: int = 0  # attempts to write one that failed
-    # What all fronts have counted, where they are processes of their own.
+    journal_errors: int = 0  # failed attempts to write one
+    # Counts of all fronts, where they are processes of their own.
     fronts: Totals = NOTHING_COUNTED
 
 
 class EngineClient(Protocol):
-    """An engine, as its callers see it. Methods may be called from any thread."""
+    """An engine's interface for its callers. Methods may be called from any thread."""
 
     @property
     def dead(self) -> BaseException | None:
-        """Why the engine serves nobody any more, if so."""
+        """Why the engine serves no requests any more, if so."""
         ...
 
     @property
@@ -125,7 +128,7 @@ class EngineClient(Protocol):
 
     @property
     def working(self) -> bool:
-        """Whether news may come. False: nobody is served, or nobody ever will be."""
+        """Whether news may come. False: no request is served, or none can be any more."""
         ...
 
     @property
@@ -138,67 +141,69 @@ class EngineClient(Protocol):
         ...
 
     def listen(self, listener: Listener, *, early: bool = False) -> None:
-        """Have a listener hear all messages from now on.
+        """Have a listener get all messages from now on.
 
-        With `early`, in a turn in which samples start, who came and all reasons are told
-        before the step runs, and the rest of its news after that: should that step kill
-        the engine's process, it is known whose it was.
+        With `early`, in a turn in which samples start, arrivals and all reasons are
+        reported before the step runs, and the rest of its news after that: if that step
+        kills the engine's process, the requests in it are known.
         """
         ...
 
     def check(self, request: Request) -> None:
-        """Raise what a request would be refused with now, as far as that is known.
+        """Raise the error with which a request would be refused now, as far as that is
+        known.
 
         EngineDeadError (DrainingError if it drains), RequestError if one with this id is
-        being served, OverloadedError if the line is full.
+        being served, OverloadedError if the waiting queue is full.
         """
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Serve requests: all of them enter the same turn, or none.
 
-        A request whose `output` has tokens goes on after them: news hold what comes then,
-        and lengths count from the first. Raises EngineDeadError, and RequestError for an
-        id that is being served. A line that is full is told as an end, "rejected".
+        A request whose `output` has tokens continues after them: news hold what comes
+        then, and lengths count from the first. Raises EngineDeadError, and RequestError
+        for an id that is being served. If the queue is full, requests end with the reason
+        "rejected".
         """
         ...
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """End requests; returns those that were being served.
 
-        Their last news come as ever. Unknown ids are left alone.
+        Their last news come as usual. Unknown ids are ignored.
         """
         ...
 
     def finish(self, ends: Sequence[Finish]) -> None:
         """End samples at a length in output tokens, for a reason, such as a stop string.
 
-        The engine may have told of more tokens by then, which do not count.
+        The engine may have reported more tokens by then, which do not count.
         """
         ...
 
     def reset_cache(self) -> None:
-        """Find nothing any more of what the prefix cache holds now.
+        """Make all blocks in the prefix cache unusable for new requests.
 
         The engine has no event for that. Blocks are found by content keys, and a key
-        covers all that is before it, so the edge makes the keys of new requests from
-        `resets` too: no request made from now on meets a key from before. What is cached
-        goes as its space is needed, requests that run are not disturbed, and a journal of
-        it replays as any other. Raises EngineDeadError.
+        covers all tokens before it, so the keys of new requests also depend on `resets`:
+        no request made from now on matches an earlier key. Cached blocks are evicted as
+        their space is needed, running requests are not disturbed, and a journal of it
+        replays as any other. Raises EngineDeadError.
         """
         ...
 
     def snapshot(self) -> Snapshot:
-        """How the engine is now."""
+        """Returns the engine's state now."""
         ...
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Take no new requests, and wait until nobody is served, at most `timeout` s.
+        """Take no new requests, and wait until none is served, at most `timeout` s.
 
         Returns whether that is so. From then on `submit` raises DrainingError.
         """
         ...
 
     def close(self) -> None:
-        """Cancel everything and let go of the engine. May be called again."""
+        """Cancel all requests and release the engine. May be called again."""
         ...

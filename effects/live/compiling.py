@@ -1,10 +1,10 @@
-"""Requests whose grammars are being compiled: they come in line once that is done.
+"""Requests whose grammars are being compiled: they enter the waiting queue afterwards.
 
-Compiling takes from a millisecond to a second. Meanwhile the engine knows nothing of such
-a request, so its neighbours' steps do not wait; clients take turns (`store.py`). Whoever
-was to be cancelled is let in at once, to be told so as ever, and what it waited for is
-not compiled, unless others wait for it too. What cannot be compiled is let in, too: it
-ends by name when its first mask is due.
+Compiling takes from a millisecond to a second. Meanwhile the engine does not know such a
+request, so the steps of others do not wait; clients take turns (`store.py`). A cancelled
+request enters at once, so that its end is reported as usual, and its grammar is not
+compiled, unless others wait for it too. A request whose grammar cannot be compiled
+enters, too: it ends with an error when its first mask is due.
 """
 
 import threading
@@ -23,31 +23,31 @@ Begun = Future[Grammar]
 
 @frozen(eq=False)
 class Held:
-    """Requests that wait, and what for."""
+    """Waiting requests, and the grammars that they wait for."""
 
     batch: Batch
     begun: tuple[Begun, ...]
 
 
 class Compiling:
-    """Who waits. Its caller holds a lock, which `then` may take again."""
+    """The waiting requests. Its caller holds a lock, which `then` may take again."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._held: dict[str, Held] = {}  # by the id of each in it
+        self._held: dict[str, Held] = {}  # by the id of each request in it
 
     def __len__(self) -> int:
         return len(self._held)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a request waits."""
+        """Returns whether a request waits."""
         return name in self._held
 
     def hold(
         self, requests: Sequence[Request], then: Callable[[list[str]], object]
     ) -> bool:
-        """Whether requests that are to come in together have to wait; then `then` is
-        called with their ids, by whatever thread.
+        """Returns whether requests that enter together have to wait; then `then` is
+        called with their ids, by any thread.
         """
         if self._grammars is None:
             return False
@@ -66,7 +66,7 @@ class Compiling:
         return True
 
     def release(self, ids: Iterable[str]) -> list[Batch]:
-        """The batches that these requests are in, whole: they wait no more."""
+        """Returns the whole batches of these requests, which wait no more."""
         found = []
         for name in ids:
             if (held := self._held.get(name)) is not None:
@@ -79,7 +79,7 @@ class Compiling:
 
 
 def _when_all_done(begun: Sequence[Begun], then: Callable[[], object]) -> None:
-    """Call `then` once, when all are done, or were left."""
+    """Call `then` once, when all are done or cancelled."""
     left = len(begun)
     lock = threading.Lock()
 

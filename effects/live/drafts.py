@@ -1,14 +1,14 @@
-"""What the host drafts: a proposer is told of every token, and asked what may follow.
+"""Drafts made by the host: a proposer gets every token, and proposes what may follow.
 
-Theory. All that a proposer has to know is in plans and their results: a row that is
-opened says what is known of its sample, and each result says what came after. So it is
-told before the engine is, and what it proposes goes into the same turn as the result
-behind which it is: the engine can plan the next step with it at once. Samples under a
-grammar have no drafts, as their masks would have to be made behind each draft.
+Theory. All that a proposer needs is in plans and their results: an opened row has its
+sample's known tokens, and each result has the tokens after them. So the proposer gets
+them before the engine does, and its proposals enter the same turn as the result that they
+follow: the engine can plan the next step with them at once. Samples with a grammar have
+no drafts, as their masks would have to be made behind each draft.
 
-Proposing takes time in which no step is planned. So a prompt is read a part a turn, and
-while nothing comes of proposals, as they are not expected to pay, they are made in fewer
-and fewer turns.
+No step is planned while the proposer works. So it reads a prompt in parts, one a turn,
+and while the engine uses no proposals, as they are not expected to pay, they are made in
+fewer and fewer turns.
 """
 
 from collections import deque
@@ -27,28 +27,28 @@ from minfer.speculate.settings import HOST
 from minfer.state import EngineState, Transition
 
 READ_IN_A_TURN: Final = 512  # tokens
-MOST_SKIPPED: Final = 32  # turns without proposals, after others of which nothing came
+MOST_SKIPPED: Final = 32  # turns without proposals, after unused ones
 
 
 class Drafts(Protocol):
-    """Who says the host's drafts. In the driver's thread."""
+    """Makes the host's drafts. In the driver's thread."""
 
     def heard(
         self, results: Iterable[Executed | Failed], state: EngineState
     ) -> tuple[Event, ...]:
-        """Learn what a step has yielded, before the engine does; returns what may follow.
+        """Read a step's results, before the engine does; returns proposals.
 
         `state` has the step in flight.
         """
         ...
 
     def turned(self, transition: Transition) -> None:
-        """Learn what the engine has made of it."""
+        """Note the engine's transition."""
         ...
 
 
 class NoDrafts:
-    """The host drafts nothing."""
+    """Makes no drafts."""
 
     def heard(
         self,
@@ -64,14 +64,15 @@ class NoDrafts:
 
 @define(eq=False)
 class Reader:
-    """What the proposer was told of a sample."""
+    """What the proposer has read of a sample."""
 
     gen: int  # the generation that it is read from
-    last: int  # index of the last token that it may have
+    last: int  # index of the last token that the sample may have
     stops: frozenset[int]
-    known: int = 0  # tokens that there are
-    over: bool = False  # the last of them ends it
-    unread: deque[tuple[int, ...]] = field(factory=deque)  # of them, what was not told
+    known: int = 0  # tokens of the sample so far
+    over: bool = False  # the last of them ends the sample
+    # those that the proposer has not read
+    unread: deque[tuple[int, ...]] = field(factory=deque)
 
 
 class HostDrafts:
@@ -79,16 +80,17 @@ class HostDrafts:
 
     def __init__(self, config: EngineConfig, proposer: Proposer) -> None:
         how = config.speculation
-        self.most = 0 if how is None else how.drafts  # of a sample
+        self.most = 0 if how is None else how.drafts  # per sample
         rows = 0 if how is None else how.rows
-        self.rows = rows or config.max_num_seqs  # in steps of more there are none
+        self.rows = rows or config.max_num_seqs  # no drafts in steps of more rows
         self.proposer = proposer
         self.library: Any = proposer.start()
         self.readers: dict[SampleId, Reader] = {}
         self.names: dict[int, SampleId] = {}  # by generation
         self.proposed = False  # in this turn
-        self.skip = 0  # so many turns
-        self.skipped = 0  # the last time: twice as many, if nothing comes of it again
+        self.skip = 0  # turns to skip
+        # the last number; doubled, if the next proposals are unused, too
+        self.skipped = 0
 
     def heard(
         self, results: Iterable[Executed | Failed], state: EngineState
@@ -99,7 +101,7 @@ class HostDrafts:
         for result in results:
             if isinstance(result, Executed):
                 grown += self._grown(state, result)
-        if self.skip or len(state.running) > self.rows:  # it is read when it is asked
+        if self.skip or len(state.running) > self.rows:  # unread tokens are read later
             self.skip = max(0, self.skip - 1)
             return ()
         self._read(grown)
@@ -121,12 +123,12 @@ class HostDrafts:
             return
         if any(plan.drafts for plan in plans):
             self.skip = self.skipped = 0
-        elif plans:  # the engine has gone on without
+        elif plans:  # the engine planned without the proposals
             self.skipped = min(MOST_SKIPPED, 2 * self.skipped or 1)
             self.skip = self.skipped
 
     def _forget(self, samples: Iterable[SampleId]) -> None:
-        """Let go of what is kept of samples that ended."""
+        """Drop the state of samples that ended."""
         for name in samples:
             reader = self.readers.pop(name, None)
             if reader is not None:
@@ -134,17 +136,17 @@ class HostDrafts:
                 self.library = self.proposer.ended(self.library, name)
 
     def _opened(self, gen: int, opened: Open, state: EngineState) -> None:
-        """A sample begins, or begins again, with all that is known of it."""
+        """Begin to read a sample that starts or is resumed, with all its known tokens."""
         name, run = opened.name, state.running
         if name not in run.ids:
-            return  # it gave way within the turn, to others of a step planned later
+            return  # preempted within the turn, by a step planned later
         request = run.seqs[run.ids.index(name)].request
         if request.lockstep or not may_draft(request, HOST):
             return
         reader = self.readers.get(name)
         if reader is not None:
             self.names.pop(reader.gen, None)
-        # What came of steps after it had given way does not count.
+        # Tokens of steps after its preemption do not count.
         if reader is None or reader.known > len(opened.known):
             reader = Reader(gen, opened.last, request.stop_ids)
             self.readers[name] = reader
@@ -156,13 +158,13 @@ class HostDrafts:
         self._grow(reader, opened.known[reader.known :])
 
     def _grown(self, state: EngineState, result: Executed) -> list[SampleId]:
-        """Who has more tokens by the results of the earliest plan: of who has given way
-        since, they do not count.
+        """Note the results of the earliest plan; returns the samples that have more
+        tokens. Results of samples that were preempted since do not count.
         """
         plan, there = state.inflight[0], set(state.running.gens)
         grown = list[SampleId]()
         if type(result.yields) is not tuple or len(result.yields) != len(plan.gens):
-            return grown  # results that cannot be
+            return grown  # malformed results
         for gen, tokens in zip(plan.gens, result.yields, strict=True):
             name = self.names.get(gen)
             if tokens and name is not None and gen in there:
@@ -178,8 +180,8 @@ class HostDrafts:
             reader.over = stopped or reader.known > reader.last
 
     def _read(self, first: list[SampleId]) -> None:
-        """Tell the proposer what is new, as much as may be in a turn: `first` of those
-        that have just got tokens, so that nobody waits for another one's prompt.
+        """Pass new tokens to the proposer, as many as allowed in a turn: first those of
+        samples with new results, so that no sample waits for another one's prompt.
         """
         left = READ_IN_A_TURN
         for name in [*first, *self.readers]:
@@ -195,7 +197,9 @@ class HostDrafts:
                 self.library = self.proposer.grew(self.library, name, tokens)
 
     def _said(self, name: SampleId) -> Propose:
-        """What the proposer says, if it was told all."""
+        """Returns the proposal for a sample; empty while some of its tokens are
+        unread.
+        """
         reader, tokens = self.readers[name], tuple[int, ...]()
         if not reader.unread:
             tokens = self.proposer.propose(self.library, name, self.most).tokens

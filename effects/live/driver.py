@@ -3,19 +3,19 @@ commands.
 
 All that is nondeterministic enters here, as events of a turn: arrivals, cancels, results,
 time. A turn is handed to `record` before its commands are performed, so that a journal
-holds everything that anybody was told.
+holds everything that was reported to clients.
 
-Rows under a grammar are sampled apart, by masks that the host makes while the device
-runs. A mask is a function of the tokens so far, so making those of a step begins when the
-last token before it is known; the next step, which feeds what these rows draw, is planned
-by then, and launched once they have been drawn:
+Rows with a grammar have deferred sampling, by masks that the host makes while the device
+runs. A mask is a function of the tokens so far, so making the masks of a step begins when
+the last token before it is known; the next step, whose inputs are the tokens of these
+rows, is planned by then, and launched once they have been sampled:
 
     device   forward 1 ........ draws 1   forward 2 ........ draws 2   forward 3
     host       tokens 0, plan 2, masks 1    tokens 1, plan 3, masks 2
 
 So the device waits for the host only where masks take longer than a forward. With more
-steps in flight, a step may feed rows of one whose masks await tokens of another row: it
-is held until these are there.
+steps in flight, a step may need tokens of one whose masks await tokens of another row:
+its launch is delayed until these are there.
 """
 
 import contextlib
@@ -56,12 +56,12 @@ SWITCH: Final = 5e-4  # seconds
 
 @define
 class Switching:
-    """How many loops of this process have threads take turns sooner; the interval is the
-    process's.
+    """How many loops of this process shortened the interpreter's switch interval, which
+    is global to the process.
     """
 
     loops: int = 0
-    before: float = 0.0  # seconds: what it was without them
+    before: float = 0.0  # seconds: the interval without them
     lock: threading.Lock = field(factory=threading.Lock)
 
 
@@ -69,36 +69,36 @@ _switching: Final = Switching()
 
 
 class Recorder(Protocol):
-    """Who is shown every turn before its commands are performed: a journal."""
+    """Gets every turn before its commands are performed: a journal."""
 
     def __call__(self, turn: Turn) -> None:
-        """Take a turn down."""
+        """Record a turn."""
         ...
 
     def close(self, state: EngineState) -> None:
-        """Learn that no turn follows; `state` is the last."""
+        """End the record; `state` is the last."""
         ...
 
 
 @define(eq=False)
 class Apart:
-    """A step that was launched, whose rows apart wait for their masks."""
+    """A launched step whose deferred rows wait for their masks."""
 
     plan: Plan
-    masked: "Future[Masked] | None" = None  # None: a token before it is not known yet
+    masked: "Future[Masked] | None" = None  # None: an earlier token is not known yet
     sampled: bool = False
-    gens: frozenset[int] = field(init=False)  # whose rows these are
+    gens: frozenset[int] = field(init=False)  # owners of these rows
 
     def __attrs_post_init__(self) -> None:
         self.gens = frozenset(map(self.plan.gens.__getitem__, self.plan.apart))
 
     def feeds(self, gens: Iterable[int]) -> bool:
-        """Whether some of these rows are fed by what is drawn here."""
+        """Returns whether one of these rows needs a token that this step samples."""
         return not self.gens.isdisjoint(gens)
 
     @property
     def is_there(self) -> bool:
-        """Whether the masks have been made."""
+        """Whether the masks are ready."""
         return self.masked is not None and self.masked.done()
 
 
@@ -118,10 +118,9 @@ class Driver:
         masks: MaskMaker | None = None,
         drafts: Drafts | None = None,
     ) -> None:
-        """`masks` is asked which tokens rows that are sampled apart may draw, once all
-        before them are known: the plan that they are in was launched by then, and the
-        next one waits for the answer. None: any token. `drafts` says what the host
-        drafts.
+        """`masks` makes the masks of rows with deferred sampling, once all tokens before
+        them are known: their plan was launched by then, and the next one waits for the
+        masks. None: any token. `drafts` makes the host's drafts.
         """
         self.config = config
         self.executor = executor
@@ -129,17 +128,17 @@ class Driver:
         self.record = record
         self.masks = NoMasks() if masks is None else masks
         self.drafts = NoDrafts() if drafts is None else drafts
-        self.apart: list[Apart] = []  # in order of their steps
+        self.apart: list[Apart] = []  # in the order of their steps
         self.held: deque[Plan] = deque()  # steps that cannot be launched yet, in order
-        self.ends: list[Finish] = []  # that who makes masks asks for
+        self.ends: list[Finish] = []  # ends that the mask maker requests
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
         self.policy_warnings = PolicyWarnings(config.policy)
         self.masks.listen(self.post)
         self.masks.write_to(executor.mask_lines)
-        self.turns = 0  # taken so far
+        self.turns = 0  # turns taken so far
         self.taken: tuple[Event, ...] = ()  # the events of the last one
-        # When a turn is due even if nothing happens, on the clock.
+        # When a turn is due even without events, on the clock.
         self.wake: float | None = None
 
     @property
@@ -153,13 +152,13 @@ class Driver:
 
     def turn(self, before: Callable[[Transition], None] | None = None) -> Transition:
         """Take one turn; waits for the earliest step in flight, if there is one. `before`
-        sees what was decided before it is done.
+        gets the transition before its commands are performed.
         """
         result = self._collected()
         waiting = [self.inbox.popleft() for _ in range(len(self.inbox))]
-        # Ends before results: what was drawn for these rows does not count.
+        # Ends before results: tokens that these rows have sampled do not count.
         ends, self.ends = self.ends, []
-        # Pauses come last: whoever may go on, by what came in, may be paused again.
+        # Pauses come last: events that resume a sample may be followed by its next pause.
         arrived = [one.request for one in waiting if isinstance(one, Submit)]
         pauses = self.masks.arrived(arrived)
         now = Tick(self.clock())
@@ -187,14 +186,14 @@ class Driver:
                     self._launch_held()
                 case WakeAt(moment):
                     self.wake = moment
-                case Emit(finished=finished):  # the rest is the caller's
+                case Emit(finished=finished):  # the caller does the rest
                     ended = [(one.id, one.sample) for one in finished]
                     self.masks.forget(ended)
         return transition
 
     def _launch_held(self) -> None:
-        """Launch steps in their order, up to one that feeds rows whose masks await
-        tokens.
+        """Launch steps in their order, up to one that needs tokens of rows whose masks
+        are not begun.
         """
         while self.held:
             gens = self.held[0].gens
@@ -203,7 +202,7 @@ class Driver:
             self._launch(self.held.popleft())
 
     def _launch(self, plan: Plan) -> None:
-        """Hand a plan over, once all is drawn that its rows feed themselves."""
+        """Launch a plan, once all tokens that its decode rows need are sampled."""
         for apart in self.apart:
             if apart.is_there or apart.feeds(plan.gens):
                 self._sample(apart)
@@ -214,15 +213,17 @@ class Driver:
             self._begin_masks()
 
     def _begin_masks(self) -> None:
-        """Have masks made of the steps whose rows apart have no token in flight before
-        it.
+        """Begin the masks of steps without earlier tokens of their deferred rows in
+        flight.
         """
         for apart in self.apart:
             if apart.masked is None and not self._awaits_tokens(apart):
                 apart.masked = self.masks.begin(apart.plan, self.state)
 
     def _awaits_tokens(self, apart: Apart) -> bool:
-        """Whether a step in flight before it yields tokens for its rows apart."""
+        """Returns whether an earlier step in flight yields tokens for its deferred
+        rows.
+        """
         gens = apart.gens
         for plan in self.state.inflight:
             if plan.step >= apart.plan.step:
@@ -232,10 +233,10 @@ class Driver:
         return False
 
     def _collected(self) -> tuple[Executed | Failed, ...]:
-        """The results of the earliest step in flight, if there is one.
+        """Returns the results of the earliest step in flight, if there is one.
 
-        Its own masks are waited for. Those of later steps are handed on once they are
-        there: before the next step is launched, if they are in time.
+        Waits for that step's own masks. Masks of later steps are sent when they are
+        ready: before the next step is launched, if they are in time.
         """
         if not self.state.inflight:
             return ()
@@ -251,7 +252,7 @@ class Driver:
         return (result,)
 
     def _sample(self, apart: Apart) -> None:
-        """Have the rows drawn that waited for masks, once these are there."""
+        """Wait for a step's masks, and sample its deferred rows with them."""
         if apart.sampled:
             return
         if apart.masked is None:
@@ -266,14 +267,14 @@ class Driver:
         self.apart = [one for one in self.apart if not one.sampled]
 
     def _forget_void(self) -> None:
-        """Steps that are in flight no more, as one before them failed, are not done."""
+        """Drop steps that are in flight no more, as an earlier one failed."""
         if self.apart or self.held:
             flying = {plan.step for plan in self.state.inflight}
             self.apart = [one for one in self.apart if one.plan.step in flying]
             self.held = deque(plan for plan in self.held if plan.step in flying)
 
     def close(self) -> None:
-        """Let go of the executor and end the record."""
+        """Close the executor and end the record."""
         self.masks.close()
         self.executor.close()
         if self.record is not None:
@@ -282,8 +283,8 @@ class Driver:
 
 @contextlib.contextmanager
 def prompt_switches() -> Iterator[None]:
-    """Threads that compute in Python let others have the interpreter ten times as soon,
-    while the loop runs: by default its step would wait 5 ms for each of them.
+    """Have Python threads switch ten times as often while the loop runs: by default each
+    of the loop's steps would wait 5 ms for every thread that computes.
     """
     with _switching.lock:
         if not _switching.loops:
@@ -301,10 +302,11 @@ def prompt_switches() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Automatic garbage collection off while the loop runs; records cannot form cycles.
+    """Disable automatic garbage collection while the loop runs; records cannot form
+    cycles.
 
-    A full collection over a large state stops the loop for tens of milliseconds. What a
-    busy loop leaves behind is freed by reference counts; the rest is collected when the
+    A full collection over a large state stops the loop for tens of milliseconds.
+    Reference counts free the garbage of a busy loop; the rest is collected when the
     engine is idle.
     """
     was = gc.isenabled()

@@ -1,9 +1,9 @@
-"""The edge: what users say becomes `Request` values, or a typed error that names what was
-wrong.
+"""The input processor: user input becomes `Request` values, or a typed error that names
+the wrong field.
 
 All is decided here, before anything runs: token ids (`minfer.effects.live.prompts`),
-seeds, stop ids, lengths, content keys. The engine's own `objection` has the last word, so
-nothing that passes here is turned down later.
+seeds, stop ids, lengths, content keys. The engine's own `objection` is checked last, so a
+request that passes here is not refused later.
 """
 
 import hashlib
@@ -42,12 +42,12 @@ MAX_CLIENT: Final = 256  # characters of a client's name
 
 @frozen(kw_only=True)
 class Urgency:
-    """What scheduling policies may heed besides arrival. Raises RequestError for a wrong
+    """What scheduling policies may use besides arrival. Raises RequestError for a wrong
     value.
     """
 
     priority: int = 0  # lower runs first
-    client: str = ""  # who asks
+    client: str = ""  # the client's name
     deadline: float = math.inf  # seconds from arrival
 
     def __attrs_post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Urgency:
 
 
 def params_for(params: Params, count: int) -> list[SamplingParams]:
-    """One set of parameters for each of `count` prompts."""
+    """Returns one set of parameters for each of `count` prompts."""
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence):
@@ -79,7 +79,7 @@ def params_for(params: Params, count: int) -> list[SamplingParams]:
 
 
 def urgencies_for(priority: Sequence[int] | None, count: int) -> list[Urgency]:
-    """A priority for each of `count` prompts; lower runs first under the priority
+    """Returns a priority for each of `count` prompts; lower runs first under the priority
     policy.
     """
     if priority is None:
@@ -108,10 +108,11 @@ def make_request(
     resets: int = 0,
     bad_words: BadWords = (),
 ) -> Request:
-    """The engine's request after `count` others. RequestError if it could never run.
+    """Returns the engine's request after `count` others. Raises RequestError if it could
+    never run.
 
     `bad_words` are those of the parameters as token ids. `resets` is how often the prefix
-    cache was reset: what was cached before the last time is not found.
+    cache was reset: earlier cached blocks are not found.
     """
     config = setup.config
     stops = _stops(setup, params)
@@ -150,7 +151,7 @@ def make_search(
     name: str = "",
     resets: int = 0,
 ) -> SearchRequest:
-    """A beam search as one request; as `make_request` otherwise.
+    """Returns a beam search as one request; otherwise as `make_request`.
 
     All its rounds have the root key of a request of its prompt, made from `count` where
     nothing is shared: so they find each other's KV.
@@ -181,7 +182,7 @@ def make_search(
 
 
 def _stops(setup: Setup, params: SamplingParams) -> frozenset[int]:
-    """The token ids that end a sample."""
+    """Returns the token ids that end a sample."""
     stops = frozenset(params.stop_token_ids)
     return stops if params.ignore_eos else stops | setup.stop_ids
 
@@ -195,7 +196,9 @@ def make_pooled_request(
     name: str = "",
     resets: int = 0,
 ) -> Request:
-    """The engine's request for a prompt as a vector; as `make_request` otherwise."""
+    """Returns the engine's request for a prompt as a vector; otherwise as
+    `make_request`.
+    """
     if pooling not in POOLINGS:
         known = " or ".join(map(repr, POOLINGS))
         raise RequestError(f"pooling must be {known}, not {pooling!r}", param="pooling")
@@ -221,7 +224,7 @@ def make_pooled_request(
 
 
 def check_constraint(grammars: Grammars, asked: StructuredOutputs) -> None:
-    """Compile a constraint, unless it was. Raises RequestError if that cannot be done."""
+    """Compile a constraint, unless it was. Raises RequestError if that is impossible."""
     try:
         grammars.get(asked)
     except GrammarError as error:
@@ -230,7 +233,7 @@ def check_constraint(grammars: Grammars, asked: StructuredOutputs) -> None:
 
 
 def _check_prompt(setup: Setup, length: int) -> None:
-    """Raise TooLongError for a prompt that does not fit, without any output."""
+    """Raise TooLongError for a prompt that does not fit, even without output."""
     config = setup.config
     if length > config.max_model_len:
         raise TooLongError(
@@ -254,7 +257,7 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
         why = f"stop_token_ids: {largest} is outside the vocabulary; ids are from 0 to"
         raise RequestError(f"{why} {vocab_size - 1}", param="stop_token_ids")
     if params.structured_outputs is not None:
-        # Together with these there might be no token at all that may come.
+        # Together with these no token at all might be allowed.
         beside = {
             "allowed_token_ids": params.allowed_token_ids,
             "bad_words": params.bad_words,
@@ -277,7 +280,7 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
 
 
 def _check_beams(setup: Setup, width: int, stop_ids: int) -> None:
-    """Raise RequestError for a search that is wider than what can be had."""
+    """Raise RequestError for a search that is too wide."""
     most = setup.config.max_num_seqs
     if width > most:
         why = f"{width} beams need as many sequences at once; max_num_seqs is {most}"
@@ -289,8 +292,8 @@ def _check_beams(setup: Setup, width: int, stop_ids: int) -> None:
 
 
 def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> int:
-    """Output tokens at most, after a prompt of `length`, for so many beams that share the
-    cache. TooLongError if none fits.
+    """Returns the most output tokens after a prompt of `length`, for so many beams that
+    share the cache. Raises TooLongError if none fits.
     """
     if params.max_tokens == 0:
         _check_prompt(setup, length)
@@ -301,7 +304,7 @@ def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> 
     able = setup.spec.max_position_embeddings
     if length >= whole:
         raise too_long(length, whole, able)
-    slots = blocks * config.block_size + 1  # the last token needs none
+    slots = blocks * config.block_size + 1  # the last token needs no slot
     most = max(1, min(whole - length, params.max_tokens or slots - length))
     needs = blocks_for(length + most, config.block_size)
     if needs > blocks:
@@ -317,8 +320,8 @@ def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> 
 
 
 def _share(setup: Setup, beams: int) -> int:
-    """Blocks that each of so many beams may take, so that all of them can run at once,
-    whatever they share.
+    """Returns the blocks that each of so many beams may take, so that all of them can run
+    at once even if they share nothing.
     """
     config = setup.config
     spare = max(1, config.watermark) if beams > 1 else 0
@@ -326,7 +329,7 @@ def _share(setup: Setup, beams: int) -> int:
 
 
 def _seed(setup: Setup, count: int) -> int:
-    """A seed that follows from the engine's, for the request after `count` others: 63
+    """Returns a seed derived from the engine's, for the request after `count` others: 63
     bits.
     """
     derived = hashlib.sha256(f"{setup.args.seed}/{count}".encode()).digest()[:8]
@@ -334,7 +337,9 @@ def _seed(setup: Setup, count: int) -> int:
 
 
 def _root(setup: Setup, asked: Asked, count: int, resets: int) -> Key:
-    """The key before a prompt's first block: who can share what is cached of it."""
+    """Returns the key before a prompt's first block, which decides who shares its cached
+    blocks.
+    """
     salt = asked.salt if setup.args.enable_prefix_caching else f"request {count}".encode()
     made = root_key(setup.fingerprint, salt)
     return root_key(made, f"reset {resets}".encode()) if resets else made

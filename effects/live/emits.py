@@ -1,4 +1,4 @@
-"""What one turn brought, as columns over all of its samples."""
+"""A turn's outputs, as columns over all of its samples."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -13,26 +13,26 @@ T = TypeVar("T")
 
 
 def joined(columns: list[tuple[T, ...]]) -> tuple[T, ...]:
-    """Columns one after the other; the usual one as it is."""
+    """Returns the concatenated columns; a single one without a copy."""
     return columns[0] if len(columns) == 1 else tuple(chain.from_iterable(columns))
 
 
 def logprobs_of(emits: list[Emit]) -> Logprobs:
-    """The column of log-probabilities, if anybody asked for some."""
+    """Returns the column of log-probabilities, if any were requested."""
     if not any(emit.logprobs for emit in emits):
         return ()
     return joined([emit.logprobs or ((),) * len(emit.ids) for emit in emits])
 
 
 def pooled_of(emits: list[Emit]) -> Pooled:
-    """The column of pooled vectors, if there are any."""
+    """Returns the column of pooled vectors, if there are any."""
     if not any(emit.pooled for emit in emits):
         return ()
     return joined([emit.pooled or (b"",) * len(emit.ids) for emit in emits])
 
 
 def column_of(steps: Sequence[Drafted], ids: SampleIds) -> tuple[int, ...]:
-    """How many drafts each sample had; nothing, if nobody had any."""
+    """Returns how many drafts each sample had; empty if there were none."""
     if not steps:
         return ()
     counts = dict[SampleId, int]()

@@ -1,11 +1,11 @@
 """The engine's process: a model, the worker that steps it, and links to the fronts.
 
-It listens before it loads, so that fronts hear how far it is. When the engine breaks the
-process ends: what it served is asked for again of the next one, which begins with a
-memory that nobody has spoiled.
+It listens before it loads, so that fronts can report its progress. When the engine breaks
+the process ends: the fronts resubmit its requests to the next process, which starts with
+clean memory.
 
-Its parent tells it to end (`STOP`). What a terminal or a service manager sends to all
-processes is the parent's to judge: while fronts finish what they serve, they need it.
+Only its parent ends it (by `STOP`). It ignores the signals that a terminal or a service
+manager sends to all processes: while fronts finish their requests, they need the engine.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from minfer.effects.live.served import ServedModel
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.setup.settings import EngineArgs
 
-BROKEN: Final = 70  # exit code: the engine broke, and may be started again
-STOP: Final = signal.SIGUSR2  # what a parent tells a process that is to end now
+BROKEN: Final = 70  # exit code: the engine broke, and may be restarted
+STOP: Final = signal.SIGUSR2  # the parent's signal to end now
 log = logging.getLogger("minfer.engine")
 
 
@@ -43,8 +43,8 @@ def run_engine(
     """Serve so many fronts at `path`, until a `STOP`; returns the exit code.
 
     `ready` is called when the model is loaded, and `beat` some times a second, from the
-    first moment on, while it loads or its steps end. Raises ConfigError and the like for
-    what cannot be loaded.
+    start on, while it loads or its steps complete. Raises ConfigError and the like if it
+    cannot be loaded.
     """
     over, loaded = threading.Event(), threading.Event()
     causes: list[str] = []
@@ -80,8 +80,8 @@ def run_engine(
 
 
 def _as_before(args: EngineArgs, path: Path) -> EngineArgs:
-    """The settings, with as many KV blocks as the engine of before had: what fronts have
-    let in, and what it served, needs them. How much memory is free differs each time.
+    """Returns the settings with as many KV blocks as the previous engine had: requests
+    that it served, or that fronts accepted, need them. Free memory differs each time.
     """
     file = _blocks_file(path)
     if not file.exists():
@@ -93,7 +93,7 @@ def _as_before(args: EngineArgs, path: Path) -> EngineArgs:
 def _note_blocks(path: Path, count: int) -> None:
     part = path.with_name("blocks.part")
     part.write_text(str(count))
-    part.rename(_blocks_file(path))  # whole, whenever the process is killed
+    part.rename(_blocks_file(path))  # atomic, even if the process is killed
 
 
 def _blocks_file(path: Path) -> Path:
@@ -101,16 +101,16 @@ def _blocks_file(path: Path) -> Path:
 
 
 def _obey(over: threading.Event, loaded: threading.Event) -> None:
-    """Have `STOP`, and nothing else, end this process."""
+    """Have `STOP`, and no other signal, end this process."""
 
     def stop(*_: object) -> None:
         over.set()
-        if not loaded.is_set():  # nobody is served, and it may take minutes
+        if not loaded.is_set():  # no request is served, and loading may take minutes
             os._exit(0)
 
     signal.signal(STOP, stop)
     for one in (signal.SIGTERM, signal.SIGINT):
-        # No SIG_IGN, which processes that are started from here would inherit.
+        # Not SIG_IGN, which child processes would inherit.
         signal.signal(one, lambda *_: None)
 
 

@@ -1,4 +1,4 @@
-"""What callers are told: requests that cannot be served, engines that serve nobody."""
+"""Errors for callers: requests that cannot be served, engines that serve no requests."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ PROGRAM_ENDS: Final = (
 
 
 class RequestError(ValueError):
-    """A request cannot be served: that at `index` of its list, because of its field
+    """A request cannot be served: the one at `index` of its list, because of its field
     `param`.
     """
 
@@ -19,25 +19,25 @@ class RequestError(ValueError):
 
 
 class TooLongError(RequestError):
-    """The context or the cache cannot hold prompt and output, whoever else is served."""
+    """The context or the cache cannot hold prompt and output, whatever the load."""
 
 
-_FAR: Final = 2  # times what fits, beyond which a prompt need not be read to its end
-_LEAST_LIST: Final = 4096  # items of a list that are read, whatever fits
+_FAR: Final = 2  # times the limit, beyond which a prompt is not read to its end
+_LEAST_LIST: Final = 4096  # items of a list that are always read
 
 
 def far_too_long(context: int) -> TooLongError:
-    """The error about a prompt that may not have been read to its end: so it does not say
-    how long that is.
+    """Returns the error about a prompt that may not have been read to its end: it does
+    not name its length.
     """
-    # Programs look for the words "maximum context length is", here and below.
+    # Programs search for the words "maximum context length is", here and below.
     why = f"the prompt is far too long: this model's maximum context length is {context}"
     return TooLongError(f"{why} tokens; shorten the prompt")
 
 
 def too_long(length: int, context: int, able: int) -> TooLongError:
-    """The error about a prompt of so many tokens, where an output is to follow. The model
-    is `able` to have a longer context, perhaps.
+    """Returns the error about a prompt of so many tokens that leaves no room for output.
+    The model itself may be `able` to have a longer context.
     """
     if length > _FAR * max(context, _LEAST_LIST):
         return far_too_long(context)
@@ -55,8 +55,8 @@ class OverloadedError(RequestError):
 
 
 class EngineDeadError(RuntimeError):
-    """The engine is closed, or broke; it serves nobody any more."""
+    """The engine is closed or broken; it serves no requests any more."""
 
 
 class DrainingError(EngineDeadError):
-    """The engine finishes what it serves, and takes nothing new."""
+    """The engine finishes its requests, and takes no new ones."""

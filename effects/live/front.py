@@ -1,16 +1,16 @@
-"""A front: the callers' side of the line to the engine.
+"""A front: the callers' end of the engine client.
 
 It keeps the requests that were submitted through it, each as an `Assembly` that turns
-tokens into text, and hands every message of the engine client on to them. Stop strings
-are found here, and the engine is told where the samples ended.
+tokens into text, and passes every message of the engine client on to them. It finds stop
+strings, and reports to the engine where the samples ended.
 
     caller ---> submit ----------------> client ---> engine
        ^                                    |
        +--- sink <--- Assembly <--- hear <--+
                          +--- finish -----> client
 
-In this process `hear` runs in the engine's thread: what is to be said is handed to a sink
-there, and whoever asked takes it in a thread of their own.
+In this process `hear` runs in the engine's thread: it passes outputs to a sink, and the
+caller takes them from there in its own thread.
 """
 
 import threading
@@ -25,33 +25,35 @@ from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.text.assembly import Assembly
 from minfer.messages import Admitted, Preempted, clip
 
-POLL: Final = 0.02  # seconds from one look to the next, of who waits for an end
+POLL: Final = 0.02  # seconds between two checks while waiting for an end
 
 
 class Front:
-    """The requests of one process, on their way through an engine client.
+    """The requests of one process that use an engine client.
 
-    `on_end` hears of each request that the engine has ended, once its sink was told, and
-    `after` is called when all that a message brought is out: both in the thread in which
-    messages come. The engine breaks if they raise.
+    `on_end` is called with each request that the engine has ended, after its sink, and
+    `after` is called when all outputs of a message are delivered: both in the thread in
+    which messages come. The engine breaks if they raise.
     """
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.searches = Searches(client)
         self.jobs: dict[str, Assembly] = {}  # by id, until they end
-        self.entry = threading.Lock()  # of those who submit
+        self.entry = threading.Lock()  # held while submitting
         self.on_end: list[Callable[[Assembly], None]] = []
         self.after: list[Callable[[], None]] = []
         client.listen(self.hear)
 
     def check(self, job: Assembly) -> None:
-        """Raise what a request would be refused with now: see `EngineClient.check`."""
+        """Raise the error with which a request would be refused now: see
+        `EngineClient.check`.
+        """
         self._check_new(job)
         self.searches.check(job.request)
 
     def submit(self, jobs: Sequence[Assembly]) -> None:
-        """Have requests served: all of them, or none. Raises as `EngineClient.submit`."""
+        """Submit requests: all of them, or none. Raises as `EngineClient.submit`."""
         with self.entry:
             for job in jobs:
                 self._check_new(job)
@@ -67,12 +69,13 @@ class Front:
                 raise
 
     def cancel(self, ids: Iterable[str] | None = None) -> None:
-        """End requests, or all; their outputs come as they are, "cancelled"."""
+        """End requests, or all; their outputs so far end as "cancelled"."""
         self.searches.cancel(list(self.jobs) if ids is None else ids)
 
     def drop(self, jobs: Iterable[Assembly]) -> None:
-        """Cancel requests and wait until they are gone: nobody wants their outputs."""
-        # One that was refused for its id must not take the other one of that id with it.
+        """Cancel requests whose outputs are not needed, and wait until they are gone."""
+        # A request refused for its duplicate id must not cancel the other one with that
+        # id.
         names = {job.request.id for job in jobs if self.jobs.get(job.request.id) is job}
         served = self.searches.cancel(names)
         for name in names - served:  # an interrupt came before they were submitted
@@ -81,13 +84,13 @@ class Front:
             time.sleep(POLL)
 
     def abandon(self, error: Exception) -> None:
-        """Cancel all, and tell everybody at once: a step that runs may take a while."""
+        """Cancel all, and fail their jobs at once: a running step may take a while."""
         self.cancel()
         for job in list(self.jobs.values()):
             job.fail(error)
 
     def hear(self, message: Message) -> None:
-        """Hand on what the engine said."""
+        """Pass a message of the engine on."""
         for told in self.searches.heard(message):
             match told:
                 case News():
@@ -134,7 +137,7 @@ class Front:
                     ended(job)
 
     def _note(self, news: News) -> None:
-        """Tell requests when they came in line, were let in, or were sent back."""
+        """Note when requests entered the queue, were admitted, or were preempted."""
         for name in news.arrived:
             if name in self.jobs:
                 self.jobs[name].times.line = news.waits
@@ -144,17 +147,17 @@ class Front:
                 times.note(reason, news.time, news.waits)
 
     def _note_drafts(self, news: News) -> None:
-        """Tell requests what became of their drafts."""
+        """Note the requests' drafts, and how many were accepted."""
         each = zip(news.ids, news.tokens, news.drafts, strict=False)
         for (name, _), tokens, drafts in each:
             if drafts and (job := self.jobs.get(name)) is not None:
                 job.times.drafted(drafts, len(tokens))
 
     def _bury(self, death: Died) -> None:
-        """Tell those whose requests died with the engine, once."""
+        """Fail the requests that died with the engine, once."""
         for name in death.ids:
             if (job := self.jobs.pop(name, None)) is not None:
                 broke = EngineDeadError(death.why)
-                # Its traceback says where: in a policy, for example.
+                # Its traceback shows the place: in a policy, for example.
                 broke.__cause__ = self.client.dead
                 job.fail(broke)

@@ -1,14 +1,14 @@
-"""What an engine tells its listeners: what each turn brought, and that it serves nobody
-any more.
+"""Reports an engine's news to its listeners: the outputs of each turn, and the engine's
+death.
 
-Theory. A turn is one message however many requests it concerns, told once all of it has
-been done. Only who starts is told before, if a listener asks for that: the step that runs
-them may be the last thing that the process does.
+Theory. A turn is one message however many requests it concerns, sent after all its
+commands have been performed. Only admissions are reported before the step runs, if a
+listener requests that: the step may be the last thing that the process does.
 
-A death is told without the lock that guards who is served. Listeners take locks of their
-own, and who holds those comes here for that one: they would wait for each other. But
-whom it concerns is known while the lock is held. So it is noted then, and whoever lets go
-of the lock tells of it.
+A death is reported without holding the lock that guards the served requests. Listeners
+take locks of their own, and threads that hold those take this lock, too: that would be a
+deadlock. But the ids of the requests concerned are known only while the lock is held. So
+the death is noted then, and reported by the thread that releases the lock.
 """
 
 import threading
@@ -26,18 +26,18 @@ from minfer.state import EngineState, Transition
 
 
 class Telling:
-    """Who listens to an engine, and what they have not been told yet."""
+    """An engine's listeners, and the news that they have not received yet."""
 
     def __init__(self, config: EngineConfig, lock: threading.Condition) -> None:
-        """`lock` guards who is served."""
+        """`lock` guards the served requests."""
         self._config = config
         self._lock = lock
-        self._holders = 0  # calls, one within the other, that hold it by `locked`
+        self._holders = 0  # nested calls that hold the lock by `locked`
         self._listeners: list[Listener] = []
-        self._early = False  # who starts is told before the step
-        self._untold: Died | None = None  # as long as the lock is held
-        # Seconds in which somebody waited, by what who was next in line waited for; made
-        # anew, never changed.
+        self._early = False  # report admissions before the step
+        self._untold: Died | None = None  # while the lock is held
+        # Seconds in which requests waited, by what blocked the head of the queue;
+        # replaced, never changed.
         self._waits: Mapping[str, float] = {}
 
     def listen(self, listener: Listener, *, early: bool = False) -> None:
@@ -46,7 +46,7 @@ class Telling:
         self._early = self._early or early
 
     def tell(self, message: Message) -> None:
-        """Have all listeners hear it; the caller does not hold the lock."""
+        """Send a message to all listeners; the caller does not hold the lock."""
         for hear in self._listeners:
             hear(message)
 
@@ -55,8 +55,8 @@ class Telling:
     def decided(
         self, before: EngineState, events: Iterable[Event], transition: Transition
     ) -> None:
-        """A turn has been decided, and nothing of it done: note how long somebody has
-        waited, and tell who starts, if that is wanted.
+        """Note the waiting time of a turn that was decided but not performed yet, and
+        report its admissions, if a listener requests that.
         """
         self._note_waits(before, transition.state)
         if self._is_early(transition):
@@ -76,7 +76,7 @@ class Telling:
         transition: Transition,
         drafts: Sequence[Drafted],
     ) -> News | None:
-        """What a turn brought that is not told yet, if anything."""
+        """Returns a turn's news that were not reported yet, if any."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
         said = self._is_early(transition)
         reasons = () if said else _reasons(transition)
@@ -106,7 +106,9 @@ class Telling:
             self._waits = {**self._waits, cause: spent}
 
     def _is_early(self, transition: Transition) -> bool:
-        """Whether who came, and all reasons, are told before the turn's step runs."""
+        """Returns whether arrivals and all reasons are reported before the turn's step
+        runs.
+        """
         return self._early and any(
             isinstance(one, Admitted) for one in transition.reasons
         )
@@ -115,7 +117,7 @@ class Telling:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock, and tell of a death that was noted meanwhile."""
+        """Hold the lock, and report a death that was noted meanwhile."""
         with self._lock:
             self._holders += 1
             try:
@@ -127,11 +129,13 @@ class Telling:
             self.tell_death()
 
     def died(self, ids: tuple[str, ...], why: str) -> None:
-        """Note a death, and of whom nothing more will come; the caller holds the lock."""
+        """Note a death, and the requests that get no more news; the caller holds the
+        lock.
+        """
         self._untold = Died(ids, why)
 
     def tell_death(self) -> None:
-        """Tell of a death that nobody was told of; the caller does not hold the lock."""
+        """Report a death that was noted; the caller does not hold the lock."""
         with self._lock:
             died, self._untold = self._untold, None
         if died is not None:
@@ -139,12 +143,12 @@ class Telling:
 
 
 def _arrived(events: Iterable[Event]) -> tuple[str, ...]:
-    """The requests that came in line."""
+    """Returns the requests that entered the waiting queue."""
     return tuple(event.request.id for event in events if isinstance(event, Submit))
 
 
 def _places(events: Iterable[Event], state: EngineState) -> dict[str, Place]:
-    """The places of the rounds of searches that came in line and brought none along."""
+    """Returns the queue places of new beam search rounds that had none of their own."""
     came = [event.request for event in events if isinstance(event, Submit)]
     found = {
         one.id: state.requests.get(one.id)
@@ -155,5 +159,5 @@ def _places(events: Iterable[Event], state: EngineState) -> dict[str, Place]:
 
 
 def _reasons(transition: Transition) -> tuple[About, ...]:
-    """What the engine says of requests besides their tokens and ends."""
+    """Returns the engine's reports about requests, besides tokens and ends."""
     return tuple(one for one in transition.reasons if isinstance(one, About))
