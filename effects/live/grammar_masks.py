@@ -1,15 +1,15 @@
 """Masks of requests that have a constraint, made while the device runs.
 
-Theory. A grammar's state is a function of grammar and tokens. So nothing of it is in the
-engine's state: here is a matcher for each sample, as a cache. Each time a row of it is
-due, the matcher is moved to where the sample is: forward by what came, back by what does
-not count any more. Who is resumed, or comes back after a preemption, finds it, or gets a
-new one that is fed from the beginning.
+Theory. A grammar's state is a function of grammar and tokens, so it is not part of the
+engine's state: this class caches a matcher for each sample. Each time a mask of a row is
+due, the matcher is moved to the sample's position: forward by new tokens, back by tokens
+that do not count any more. A sample that is resumed, also after a preemption, finds its
+matcher, or gets a new one that reads all its tokens.
 
 Most masks take some ten microseconds, and those of all rows are made at once, on all
-processors, while the forward runs that they are for (`begin`). A few take milliseconds:
-where a grammar is ambiguous, or its strings are bounded. Their neighbours would wait for
-these. So there is one bound, MASK_WAIT, for one mask:
+processors, during the forward that they are for (`begin`). A few take milliseconds: where
+a grammar is ambiguous, or its strings are bounded. Other requests would wait for these.
+So there is one bound, MASK_WAIT, for one mask:
 
     a request arrives                 a thread makes the first mask of each sample, unless
                                       it gets a matcher that served others (idle.py)
@@ -20,9 +20,9 @@ these. So there is one bound, MASK_WAIT, for one mask:
     a mask that was made with those   threads make all further masks of that request
     of others exceeded the bound
 
-Whoever has a matcher that cannot go on ends, by name, and the row draws what it likes
-this once: that token does not count. So does who may not end by the grammar, where its
-request bars all ends of sequence, and nothing else is left: then the output is over.
+A sample whose matcher cannot continue ends with an error, and its row samples any token
+once more: that token does not count. A sample also ends if its grammar allows only ends
+of sequence, all of which its request bars: then the output is complete.
 """
 
 import time
@@ -68,8 +68,8 @@ class GrammarMasks:
         self._block_size = block_size
         self._ends = ends
         self._walks: dict[SampleId, Walk] = {}
-        self._slow: dict[SampleId, Walk] = {}  # those whose masks threads make
-        self._pauses = deque[Pause]()  # that the engine is to be told
+        self._slow: dict[SampleId, Walk] = {}  # those whose masks are made by threads
+        self._pauses = deque[Pause]()  # to be sent to the engine
         self._threads = Threads(FOR_SLOW, "minfer-masks")
         self._post: Callable[[Event], object] = self._nobody
         self._lend: Callable[[int], Lines | None] = lends_nothing
@@ -90,7 +90,9 @@ class GrammarMasks:
         raise AssertionError(f"nobody listens to {event}")
 
     def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
-        """As `MaskMaker` says: those whose matcher is not there yet, and slow ones."""
+        """As `MaskMaker` says: returns pauses of samples without a matcher yet, and of
+        slow ones.
+        """
         for request in requests:
             if request.sampling.structured_outputs:
                 for sample in range(request.n):
@@ -100,8 +102,8 @@ class GrammarMasks:
         return told
 
     def turned(self, transition: Transition) -> None:
-        """As `MaskMaker` says: slow samples that were planned are paused again; of those
-        whose last token came, the next mask is made.
+        """As `MaskMaker` says: pauses slow samples again once they are planned; makes the
+        next mask of those whose last token came.
         """
         if not self._slow:
             return
@@ -109,7 +111,7 @@ class GrammarMasks:
         slow = [
             (i, walk)
             for i, name in enumerate(run.ids)
-            if (walk := self._slow.get(name)) is not None  # threads take some out
+            if (walk := self._slow.get(name)) is not None  # threads remove some
         ]
         planned = _planned(transition)
         for i, walk in slow:
@@ -117,19 +119,19 @@ class GrammarMasks:
                 self._pause(walk)
         flying = {gen for plan in transition.state.inflight for gen in plan.gens}
         for i, walk in slow:
-            # In this order: a job that is done has said that it may go on. Who was never
-            # planned but to be filled knows all tokens before its first mask.
+            # In this order: a job that is done has already resumed its sample. A sample
+            # that was planned only for prefill has all tokens before its first mask.
             if walk.busy or not walk.paused:
                 continue
             if walk.is_new or run.gens[i] not in flying:
                 self._make_alone(due_at(walk, run, i, self._block_size))
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
-        """As `MaskMaker` says: at once, in the driver's thread. It has nothing else to
-        do, and the library works on all processors.
+        """As `MaskMaker` says: at once, in the driver's thread, which has nothing else to
+        do; the library works on all processors.
         """
         batch = self._due(plan, state.running)
-        if not (batch.moves or batch.made):  # then there may be no library either
+        if not (batch.moves or batch.made):  # there may be no library either
             return at_once(Masked(ends=batch.end(())))
         count, words = batch.count, self._grammars.words
         lent = self._lend(plan.step)
@@ -156,7 +158,7 @@ class GrammarMasks:
         self._walks.clear()
         self._slow.clear()
 
-    # --- who is where -------------------------------------------------------------------
+    # --- samples ------------------------------------------------------------------------
 
     def _walk(self, name: SampleId, request: Request) -> Walk:
         walk = self._walks.get(name)
@@ -166,10 +168,10 @@ class GrammarMasks:
         return walk
 
     def _prepare(self, request: Request, sample: int) -> None:
-        """A sample arrives: it may draw once its matcher and first mask are there, which
-        are made when it has a seat. Who waits in line needs neither; but where a matcher
-        is idle that served another output, it takes that, and nothing has to be waited
-        for.
+        """Prepare a sample that arrives: it is paused until its matcher and first mask
+        are there, which are made once it is running; in the waiting queue it needs
+        neither. But if there is an idle matcher that served another output, the sample
+        takes it and waits for nothing.
         """
         walk = self._walk((request.id, sample), request)
         asked = request.sampling.structured_outputs
@@ -187,10 +189,10 @@ class GrammarMasks:
     # --- masks --------------------------------------------------------------------------
 
     def _due(self, plan: Plan, run: Running) -> Batch:
-        """The masks that are to be made for a plan, a line for each of its rows apart.
+        """Returns the masks to make for a plan, a line for each of its deferred rows.
 
-        Nearly always a row goes on by the token that came last; what is done then is done
-        for each row of each step, so it is written down here and not called.
+        Nearly always a row has one new token; this case runs for each row of each step,
+        so it is inlined here.
         """
         batch = Batch.of(plan)
         walks, ids, seqs, known, fresh = (
@@ -202,7 +204,7 @@ class GrammarMasks:
         )
         move, of_line, lengths = batch.moves.append, batch.walks, batch.lengths
         for line, i in enumerate(_places(plan, run)):
-            if i is None:  # it has ended, or begins again
+            if i is None:  # it has ended, or was resumed
                 batch.free.append(line)
                 continue
             walk, request = walks.get(ids[i]), seqs[i].request
@@ -225,9 +227,11 @@ class GrammarMasks:
         return batch
 
     def _due_otherwise(self, batch: Batch, line: int, run: Running, i: int) -> None:
-        """The mask of a row that does not just go on, or was made by a thread."""
+        """Prepare the mask of a row with other than one new token, or with a mask by a
+        thread.
+        """
         walk = batch.walks[line]
-        walk.settle()  # it was planned too early, if that takes any time
+        walk.settle()  # this waits only if it was planned too early
         due = due_at(walk, run, i, self._block_size)
         if due.is_made and walk.failed is None:
             batch.made.append(line)
@@ -241,7 +245,7 @@ class GrammarMasks:
             batch.moves.append(Move(walk.matcher, due.back, due.tokens, line))
 
     def _written(self, batch: Batch, lines: Lines, plan: Plan, run: Running) -> Masked:
-        """Write the masks of a step; returns who of it is at its end."""
+        """Write the masks of a step; returns the samples that end."""
         batch.errors |= self._make_at_once(batch, lines)
         if batch.errors:
             self._try_anew(batch, lines, _places(plan, run), run)
@@ -262,12 +266,14 @@ class GrammarMasks:
         return Masked(ends=ends)
 
     def _make_at_once(self, batch: Batch, lines: Lines) -> dict[int, GrammarError]:
-        """The masks of a step, but for those that are there."""
+        """Make the masks of a step, but for those that are ready; returns errors by
+        line.
+        """
         moves = batch.moves
         try:
             errors = self._grammars.masks(moves, lines)
-        # A library's panic, which is of no other kind: those of the step that have a
-        # grammar end, and the others go on.
+        # A library's panic, which is no Exception: samples of the step with a grammar
+        # end, and the others continue.
         except BaseException as error:
             errors = {one.line: GrammarError(str(error)) for one in moves}
         for one in moves:
@@ -278,8 +284,8 @@ class GrammarMasks:
     def _try_anew(
         self, batch: Batch, lines: Lines, places: Sequence[int | None], run: Running
     ) -> None:
-        """Of those who cannot go on, whoever had a matcher that served others before goes
-        through a new one; as far as that gets is as far as its output may.
+        """Retry failed samples whose matcher had served others before with a new matcher;
+        if that fails, too, the output is at its end.
         """
         for line in [*batch.errors]:
             walk, i = batch.walks[line], places[line]
@@ -296,22 +302,24 @@ class GrammarMasks:
                 fill(lines[line], bits)
 
     def _anew(self, due: Due) -> bytes | GrammarError:
-        """The mask of an output that goes through a new matcher, with all its tokens."""
+        """Returns the mask of an output from a new matcher, which reads all its
+        tokens.
+        """
         matcher = self._open(due.walk)
         if matcher is None:
             return due.walk.failed or GrammarError("there is no matcher")
         return _moved(matcher, due)
 
     def _was_late(self, request: Request) -> None:
-        """A step waited too long for a mask: threads make those of this request."""
+        """Have threads make this request's masks: a step waited too long for one."""
         for name, walk in self._walks.items():
             if walk.request is request:
                 walk.late = True
                 self._slow[name] = walk
 
     def _make_alone(self, due: Due) -> None:
-        """Have a thread make the mask of a slow sample, and say so; unless it is there,
-        as the sample was planned to be filled.
+        """Have a thread make the mask of a slow sample, and resume it then; at once if
+        the mask is ready, as the sample was planned for prefill.
         """
         if due.is_made:
             due.walk.paused = False
@@ -322,19 +330,19 @@ class GrammarMasks:
     def _alone(self, due: Due) -> None:
         walk = due.walk
         try:
-            if self._walks.get(walk.name) is walk:  # else it has left meanwhile
+            if self._walks.get(walk.name) is walk:  # else the sample has ended
                 self._make(due)
-        # Whatever it is: a sample that stayed paused would wait for ever.
+        # Any error: otherwise the sample would stay paused forever.
         except BaseException as error:
             walk.failed = GrammarError(f"making its mask failed: {error!r}")
         walk.paused = False
         now = self._walks.get(walk.name)
-        # Who has its id by now is told by a job of its own.
+        # A new sample with the same id is resumed by its own job.
         if now is walk or now is None or not now.busy:
             self._post(Pause(*walk.name, paused=False))
 
     def _make(self, due: Due) -> None:
-        """The mask of a slow sample, and whether it is slow any more."""
+        """Make the mask of a slow sample; notes if the sample is not slow any more."""
         walk = due.walk
         matcher = walk.matcher or self._open(walk)
         begun = time.thread_time()
@@ -342,7 +350,7 @@ class GrammarMasks:
             bits = _moved(matcher, due)
             if isinstance(bits, GrammarError) and matcher.served:
                 walk.spoil()
-                whole = due.whole or due.tokens  # of one that was given it just now
+                whole = due.whole or due.tokens  # the tokens, if the matcher is new
                 bits = self._anew(evolve(due, back=0, tokens=whole))
                 walk.given = due.length
             walk.allowed = Allowed(due.length, bits)
@@ -351,7 +359,7 @@ class GrammarMasks:
             del self._slow[walk.name]
 
     def _open(self, walk: Walk) -> Matcher | None:
-        """Give a sample a matcher; if there can be none, it may draw nothing, ever."""
+        """Give a sample a matcher; if that fails, it may sample no token, ever."""
         asked = walk.request.sampling.structured_outputs
         if asked is None:
             raise AssertionError(f"{walk.name} has no constraint")
@@ -360,8 +368,8 @@ class GrammarMasks:
             self._give(walk, idle or self._grammars.get(asked).matcher())
         except GrammarError as error:
             walk.failed = error
-        # Whatever it is, the others of the step go on; and a library's panic is of no
-        # other kind.
+        # Any error, also a library's panic, which is no Exception: the others of the step
+        # continue.
         except BaseException as error:
             walk.failed = GrammarError(str(error))
         return walk.matcher
@@ -372,7 +380,9 @@ class GrammarMasks:
 
 
 def _places(plan: Plan, run: Running) -> Sequence[int | None]:
-    """Where the rows apart of a plan are among those that run; None: nowhere."""
+    """Returns the indices of a plan's deferred rows among the running samples; None if a
+    row's sample does not run.
+    """
     if plan.gens == run.gens:
         return plan.apart
     places = dict(zip(run.gens, range(len(run)), strict=True))
@@ -380,14 +390,14 @@ def _places(plan: Plan, run: Running) -> Sequence[int | None]:
 
 
 def _planned(transition: Transition) -> set[int]:
-    """Generations that the turn's plans have."""
+    """Returns the generations in the turn's plans."""
     commands = transition.commands
     plans = [one.plan for one in commands if isinstance(one, Execute)]
     return {gen for plan in plans for gen in plan.gens}
 
 
 def _moved(matcher: Matcher, due: Due) -> bytes | GrammarError:
-    """The mask of a matcher that was moved where it is due."""
+    """Move a matcher to where its mask is due; returns the mask."""
     try:
         matcher.rollback(due.back)
         matcher.advance(due.tokens)

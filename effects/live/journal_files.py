@@ -1,7 +1,7 @@
-"""Journals in files: found, read without torch, and written whole.
+"""Journal files: finding them, reading them without torch, and writing whole ones.
 
-A run is one file or several, its segments: `RUN-000001.journal` and on. What an engine
-writes while it runs is `minfer.effects.live.journal_writer`'s.
+A run is one file or several, its segments: `RUN-000001.journal` and on. Those of a
+running engine are written by `minfer.effects.live.journal_writer`.
 """
 
 import json
@@ -24,12 +24,12 @@ from minfer.runs.replay import Journal, open_segments
 from minfer.state import Turn
 
 SUFFIX: Final = ".journal"
-_SECOND: Final = len("20200101T000000Z")  # what a run's name begins with: when it did
-_SEGMENT: Final = re.compile(r"-\d{6}$")  # what its number adds to a run's name
+_SECOND: Final = len("20200101T000000Z")  # the start time, the first part of a run's name
+_SEGMENT: Final = re.compile(r"-\d{6}$")  # a segment's number, after the run's name
 
 
 def create(path: Path) -> int:
-    """A new file, open for writing, that only its owner may read: prompts are in it."""
+    """Create a file for writing, readable by its owner only: it contains prompts."""
     return os.open(
         path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
     )
@@ -49,14 +49,14 @@ def write_journal(
     turns: Iterable[Turn],
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a whole journal of one segment to a file; nothing is left of it if it fails.
+    """Write a whole journal of one segment to a file; a failure leaves no file.
 
     Raises ConfigError if it cannot be written.
     """
     part = path.with_name(path.name + ".part")
     data = records.encode_journal(config, turns, about)
     try:
-        part.unlink(missing_ok=True)  # a process that was killed may have left it
+        part.unlink(missing_ok=True)  # a killed process may have left it
         file = create(part)
         try:
             write_all(file, data)
@@ -72,14 +72,14 @@ def write_journal(
 
 @frozen
 class RunFiles:
-    """A run, and the files that its journal is in."""
+    """A run and its journal files."""
 
     name: str
     files: tuple[Path, ...]
 
     def open(self, policies: Iterable[Policy] = ()) -> Journal:
-        """Its journal; `policies` are examples of policies that do not come with minfer.
-        Raises JournalError.
+        """Returns the run's journal; `policies` are examples of policies that do not come
+        with minfer. Raises JournalError.
         """
         classes = {**RECORDS, **{type(one).__name__: type(one) for one in policies}}
         content = {str(file): _mapped(file) for file in self.files}
@@ -87,8 +87,8 @@ class RunFiles:
 
 
 def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
-    """The journal in a file, or the latest recorded run's in a folder, else its last
-    file's; `policies` are those of `RunFiles.open`. Raises JournalError.
+    """Returns the journal in a file; of a folder, that of the latest recorded run, else
+    of its last file. `policies` are those of `RunFiles.open`. Raises JournalError.
     """
     return runs_in(path)[-1].open(policies)
 
@@ -96,8 +96,8 @@ def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
 def journals_with(
     path: Path, text: str, policies: Iterable[Policy] = ()
 ) -> list[Journal]:
-    """The journals of a folder, or the one in a file, in which a text stands, such as a
-    request's id, in their order; if it stands in none, what `read_journal` gives.
+    """Returns the journals of a folder, or the one in a file, that contain a text, such
+    as a request's id, in order; if none does, the one that `read_journal` returns.
 
     Raises JournalError.
     """
@@ -110,10 +110,10 @@ def journals_with(
 
 
 def runs_in(path: Path) -> list[RunFiles]:
-    """The run in a file, or the recorded ones in a folder, in order; the latest comes
-    last. Raises JournalError.
+    """Returns the run in a file, or the recorded ones in a folder, in order; the latest
+    comes last. Raises JournalError.
     """
-    if not (path.is_file() or path.is_dir()):  # a pipe, too, would never end
+    if not (path.is_file() or path.is_dir()):  # reading a pipe would never end
         raise JournalError(f"{path}: there is no such file or folder")
     if path.is_file():
         return [RunFiles(path.stem, (path,))]
@@ -130,15 +130,15 @@ def runs_in(path: Path) -> list[RunFiles]:
 
 
 def _age(file: Path) -> tuple[str, list[int], str]:
-    """What orders segments: the second in which their run began, then numbers, whose 10
-    comes after their 9.
+    """Returns the sort key of segments: the second in which their run began, then
+    numbers, by value.
     """
     numbers = re.findall(r"\d+", file.stem[_SECOND:])
     return file.stem[:_SECOND], [int(number) for number in numbers], file.name
 
 
 def _mapped(path: Path) -> Any:
-    """A file's content, read as it is needed."""
+    """Returns a file's content, mapped into memory."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -1,18 +1,18 @@
-"""The journal of an engine that runs, written turn by turn beside it.
+"""Writes the journal of a running engine, turn by turn.
 
 A run writes `DIR/RUN-000001.journal` and on; each is a segment that begins with a
-snapshot, so old ones can go: what is kept is bounded. A turn is written before anybody
-hears of it, with one system call; a process that is killed loses at most the turn it was
-writing. States are values, so their digests and snapshots are made by a thread while the
-engine goes on: until a new segment's snapshot is there, turns go to the old one, and they
-are repeated in the new one.
+snapshot, so old ones can be deleted: the size is bounded. A turn is written before its
+news are reported, with one system call; a process that is killed loses at most the turn
+that it was writing. States are values, so a thread makes their digests and snapshots
+while the engine continues: until a new segment's snapshot is there, turns go to the old
+segment, and they are repeated in the new one.
 
     writing --- the disk is full, the folder is gone ---> failed     turns are not written
        ^                                                     |
        +--- a new run, which begins with a snapshot <--------+       tried again and again
 
-An engine never stops for its journal. Turns that were not written are in no run: what
-came before is one, what comes after is another.
+An engine never stops for its journal. Turns that could not be written are in no run: the
+turns before belong to one, the turns after to another.
 """
 
 import errno
@@ -40,32 +40,30 @@ from minfer.runs.redact import redacted, redacted_config
 from minfer.runs.redact_state import can_be_redacted, redacted_state
 from minfer.state import EngineState, Turn
 
-SEGMENTS: Final = 16  # that are kept: a segment is that share of the size they may have
-FIRST_PAUSE: Final = 1.0  # seconds until a journal that failed is tried again; doubled
+SEGMENTS: Final = 16  # that are kept; each has this share of the allowed size
+FIRST_PAUSE: Final = 1.0  # seconds until a failed journal is retried; doubled
 LONGEST_PAUSE: Final = 60.0  # each time, up to this
-LOOK: Final = 64  # turns from one look at whether the file is still in its folder
+LOOK: Final = 64  # turns between two checks that the file is still in its folder
 _log = logging.getLogger("minfer.journal")
 
 
 @frozen
 class _Mark:
-    """What the thread makes of a state: the record of its digest and a head, if it is
-    time.
-    """
+    """A thread's results for a state: the record of its digest and a head, if due."""
 
     record: bytes
     head: bytes
 
 
 class Writer:
-    """Records the turns of one engine; give it to the driver as `record`.
+    """Records the turns of one engine; pass it to the driver as `record`.
 
     Raises ConfigError if the folder cannot be written, or the policy is not made of
     records. A disk that fails later stops the journal, not the engine: that is logged,
-    `failed` says why as long as it lasts, and `errors` counts all attempts that failed.
-    `redact`: write no token ids (`minfer.runs.redact`). Of an engine with a sliding
-    window there are no snapshots without them: that journal is one segment, which ends
-    where it fails, or when it is as large as all may be.
+    `failed` holds the cause as long as it lasts, and `errors` counts all failed attempts.
+    `redact`: write no token ids (`minfer.runs.redact`). With a sliding window there are
+    no redacted snapshots: that journal is one segment, which ends where it fails, or when
+    it reaches the size allowed for all segments.
     """
 
     def __init__(
@@ -87,15 +85,15 @@ class Writer:
         self.turns = 0
         self.pool = ThreadPoolExecutor(1, "minfer-journal")
         self.job: Future[_Mark] | None = None
-        self.since: list[bytes] = []  # turns since the state that the job looks at
+        self.since: list[bytes] = []  # turns since the state of the job
         self.failed: Exception | None = None
         self.errors = 0
         self.closed = False
         self.folder = folder
         self.numbers = count()  # of runs that begin in the same second
-        self.older: list[Path] = []  # segments of runs that this engine wrote before
+        self.older: list[Path] = []  # segments of this engine's earlier runs
         self.pause = FIRST_PAUSE
-        self.again = 0.0  # when writing is tried again, on the engine's clock
+        self.again = 0.0  # when writing is retried, on the engine's clock
         first = _head(config, self.shown, self.about, redact=redact)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -107,7 +105,7 @@ class Writer:
             raise ConfigError(f"{what}; name a folder that can be written") from None
 
     def __call__(self, turn: Turn) -> None:
-        """Write a turn; it is with the operating system when this returns."""
+        """Write a turn; the operating system has it when this returns."""
         if self.closed or (self.failed is not None and not self.snapshots):
             return
         try:
@@ -119,9 +117,9 @@ class Writer:
             self._fail(error, turn.transition.state.time)
 
     def _fail(self, error: Exception, now: float) -> None:
-        """Note that nothing can be written; told once, however often it is tried."""
+        """Note that writing failed; logged once, however often it is retried."""
         self.errors += 1
-        self.job = None  # what it makes is of a run that has ended
+        self.job = None  # its results belong to a run that has ended
         self.again = now + self.pause
         self.pause = min(LONGEST_PAUSE, 2 * self.pause)
         if self.failed is None:
@@ -135,7 +133,7 @@ class Writer:
         self.failed = error
 
     def _regain(self, turn: Turn) -> None:
-        """Begin a new run, after this turn or the one that it began to be made after."""
+        """Begin a new run: start its snapshot, or write it when it is ready."""
         if self.job is not None:
             self.since.append(self._record(turn))
             if self.job.done():
@@ -157,7 +155,7 @@ class Writer:
         _log.warning("the journal goes on with turn %d of %s", self.turns, self.paths[-1])
 
     def _record(self, turn: Turn) -> bytes:
-        """A turn as a record, which is the next."""
+        """Returns a turn as the journal's next record."""
         told = compact(facts(turn.before, turn.transition))
         self.digest = chained(self.digest, turn.transition, told)
         if self.secret:
@@ -180,7 +178,7 @@ class Writer:
             if self.job.done():
                 self._marked(self.job.result())
             return
-        # As much is recorded as the snapshot took that a segment begins with, at least.
+        # A segment has at least as many bytes of turns as of its first snapshot.
         full = self.size > max(self.limit, 2 * self.base)
         if full or self.turns % EVERY == 0:
             self.since = []
@@ -199,13 +197,13 @@ class Writer:
         return _Mark(record, records.head_record(head) if full else b"")
 
     def _told(self, state: EngineState) -> EngineState:
-        """A state as it is written."""
+        """Returns a state as it is written."""
         return redacted_state(self.config, state, self.secret) if self.secret else state
 
     def _marked(self, mark: _Mark) -> None:
-        """Write what the thread made; begin the next segment if it is a head."""
+        """Write the thread's results; begin the next segment if there is a head."""
         self.job = None
-        self.pause = FIRST_PAUSE  # it works
+        self.pause = FIRST_PAUSE  # writing works
         if mark.record:
             self.size += write_all(self.file, mark.record)
         if mark.head:
@@ -214,7 +212,7 @@ class Writer:
             self._begin_segment(self.paths[-1].with_name(name), mark.head)
 
     def _begin_segment(self, path: Path, head: bytes) -> None:
-        """Write a file with a head and the turns since, and go on in it."""
+        """Write a file with a head and the turns since, and continue in it."""
         self.job = None
         part = path.with_suffix(".part")
         new = create(part)
@@ -254,8 +252,8 @@ class Writer:
 def _head(
     config: EngineConfig, shown: EngineConfig, about: Mapping[str, Any], *, redact: bool
 ) -> bytes:
-    """The record that a journal begins with, which has the configuration as it is
-    `shown`. Raises ConfigError for a policy that cannot be written.
+    """Returns the first record of a journal, with the configuration `shown`. Raises
+    ConfigError for a policy that cannot be written.
     """
     if redact and getattr(config.policy, "weights", None):
         raise ConfigError(
@@ -273,11 +271,11 @@ def _head(
 
 
 def _fresh(folder: Path, numbers: Iterator[int]) -> Path:
-    """The first segment of a run whose name nobody has, nor ever had of who counts on
-    with these numbers.
+    """Returns the first segment's path, for a run whose name is not used, and was not
+    used before with these numbers.
     """
     run = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     names = (f"{run}-{os.getpid()}.{n}" for n in numbers)
-    # The first segment of a run that goes on may be gone already.
+    # Check all segments: the first one of a live run may be deleted already.
     name = next(name for name in names if not any(folder.glob(f"{name}-*")))
     return folder / f"{name}-000001{SUFFIX}"

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Priorities = Sequence[int] | None
-# Whether to show a bar, or what makes one as tqdm does.
+# Whether to show a progress bar, or a function that makes one, like tqdm.
 Progress = bool | Callable[..., Any]
 Inbox = SimpleQueue[Assembly]
 
 
 @frozen
 class Jobs:
-    """Requests of one call, in its order, and where they say that they have news."""
+    """Requests of one call, in its order, and the queue for those that have news."""
 
     wanted: list[Assembly]
     inbox: Inbox
@@ -69,13 +69,13 @@ class LLM(ServedModel):
 
         A prompt is a string, a list of token ids, or {"prompt": ...} or
         {"prompt_token_ids": ...}, where "cache_salt" keeps its cached prefix apart from
-        others'. `sampling_params` are one for all or one for each; None is what the
-        model's makers advise, and 16 tokens.
+        others'. `sampling_params` are one for all or one for each; None is the model's
+        generation_config.json, and 16 tokens.
 
         Raises RequestError, before anything runs, if a request could never be served; its
-        `index` says which. A request whose steps fail ends with the finish reason
-        "error", and the others go on. An interrupt cancels the requests of this call, and
-        the LLM stays usable.
+        `index` is the request's. A request whose steps fail ends with the finish reason
+        "error", and the others continue. An interrupt cancels the requests of this call,
+        and the LLM stays usable.
         """
         return self._complete(
             self._jobs(as_list(prompts), sampling_params, priority), use_tqdm
@@ -115,9 +115,9 @@ class LLM(ServedModel):
         A conversation is a list of {"role": ..., "content": ...}; the model's chat
         template makes its prompt. `tools` are JSON descriptions of functions for it;
         `continue_final_message` leaves the last message open instead of beginning a new
-        one, and needs `add_generation_prompt` to be false; `chat_template_kwargs` is what
-        else this template understands. `sampling_params` are as for `generate`, but None
-        lets an answer take what room the context has.
+        one, and needs `add_generation_prompt` to be false; `chat_template_kwargs` are
+        further variables of this template. `sampling_params` are as for `generate`, but
+        None lets an answer take all room in the context.
 
         Raises ChatTemplateError, and as `generate` does.
         """
@@ -136,13 +136,12 @@ class LLM(ServedModel):
         *,
         priority: Priorities = None,
     ) -> Generator[RequestOutput]:
-        """Complete prompts, and yield what is new of any of them as soon as there is
-        something.
+        """Complete prompts, and yield new output of any of them as soon as it is there.
 
         Outputs hold new text and new tokens only (vLLM's DELTA), of the samples that have
         any; the last one of a request is `finished`. Requests run once the first output
-        is asked for, and leaving the loop early cancels them. Raises as `generate` does,
-        at once.
+        is taken, and leaving the loop early cancels them. Raises as `generate` does, at
+        once.
         """
         jobs = self._jobs(as_list(prompts), sampling_params, priority, streaming=True)
         return self._deltas(jobs)
@@ -157,7 +156,7 @@ class LLM(ServedModel):
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Generator[RequestOutput]:
-        """Answer conversations as `chat` does, and yield what is new as `stream` does."""
+        """Answer conversations like `chat`, and yield new output like `stream`."""
         how: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
@@ -178,8 +177,8 @@ class LLM(ServedModel):
         """Make a vector of each prompt, in their order: of length 1, with `normalize`.
 
         It is of hidden states after the model's final norm: the last token's, or with
-        `pooling` "mean" the mean of all tokens'. Prompts are as for `generate`, and so
-        are errors; one that fails has no vector, and says why.
+        `pooling` "mean" the mean of all tokens'. Prompts and errors are as for
+        `generate`; a prompt that fails has no vector but an error.
         """
         wanted = as_list(prompts)
         urgencies = edge.urgencies_for(priority, len(wanted))
@@ -200,7 +199,7 @@ class LLM(ServedModel):
     def _embedded(
         self, jobs: Jobs, advance: Callable[[], object], *, normalize: bool
     ) -> list[EmbeddingOutput]:
-        """Have jobs served, and wait for all; whatever ends this early cancels them."""
+        """Submit jobs, and wait for all; any exception cancels them."""
         outputs: dict[str, EmbeddingOutput] = {}
         try:
             self.front.submit(jobs.wanted)
@@ -223,9 +222,7 @@ class LLM(ServedModel):
         return [outputs[job.request.id] for job in jobs.wanted]
 
     def _deltas(self, jobs: Jobs) -> Generator[RequestOutput]:
-        """Have jobs served, and yield their outputs; whatever ends this early cancels
-        them.
-        """
+        """Submit jobs, and yield their outputs; any exception cancels them."""
         left = len(jobs.wanted)
         try:
             self.front.submit(jobs.wanted)
@@ -274,7 +271,7 @@ class LLM(ServedModel):
         *,
         streaming: bool = False,
     ) -> Jobs:
-        """The requests for prompts, with the parameters of each."""
+        """Make the requests for prompts, with the parameters of each."""
         urgencies = edge.urgencies_for(priority, len(wanted))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
@@ -302,7 +299,7 @@ class LLM(ServedModel):
 
 
 def _numbered(make: Callable[[int], Assembly], i: int, count: int) -> Assembly:
-    """Job `i` of `count`; an error says which it was."""
+    """Make job `i` of `count`; an error names its index."""
     try:
         return make(i)
     except edge.RequestError as error:
@@ -316,9 +313,7 @@ def _received(inbox: Inbox) -> RequestOutput:
 
 @contextlib.contextmanager
 def _progress(count: int, wanted: Progress) -> Iterator[Callable[[], object]]:
-    """Yield a function that moves a progress bar; it shows on a terminal, while work goes
-    on.
-    """
+    """Yield a function that advances a progress bar, which is shown on a terminal."""
     if not wanted or not count or (wanted is True and not sys.stderr.isatty()):
         yield lambda: None
         return

@@ -1,5 +1,5 @@
-"""The masks of one step while they are made: whose they are, and what came of each. Each
-row has a line.
+"""The masks of one step while they are made: their samples and results. Each row has a
+line.
 """
 
 from collections import defaultdict
@@ -14,38 +14,38 @@ from minfer.effects.text.grammars.protocol import GrammarError, Move
 from minfer.messages import Finish
 from minfer.plan import Mask, Plan
 
-STUCK: Final = "the grammar cannot go on"  # how errors begin that end a sample
+STUCK: Final = "the grammar cannot go on"  # prefix of errors that end a sample
 
 
 @define(eq=False)
 class Batch:
-    """The rows of a step that are sampled apart, by their lines of masks."""
+    """The deferred rows of a step, by their lines of masks."""
 
     count: int = 0  # lines
     walks: dict[int, Walk] = field(factory=dict)
-    lengths: dict[int, int] = field(factory=dict)  # of outputs by then
+    lengths: dict[int, int] = field(factory=dict)  # of outputs before this token
     moves: list[Move] = field(factory=list)  # masks that are to be made
-    made: list[int] = field(factory=list)  # those that a thread has made
+    made: list[int] = field(factory=list)  # lines whose mask a thread has made
     free: list[int] = field(factory=list)  # rows that may draw any token
-    errors: dict[int, GrammarError] = field(factory=dict)  # who cannot go on, and why
-    # Lines that may not allow these tokens.
+    errors: dict[int, GrammarError] = field(factory=dict)  # lines that cannot continue
+    # Lines by the tokens that they must not allow.
     barred: dict[frozenset[int], list[int]] = field(factory=lambda: defaultdict(list))
 
     @classmethod
     def of(cls, plan: Plan) -> "Batch":
-        """The rows of a plan, of whom nothing is known yet."""
+        """Returns the batch of a plan's rows, still empty."""
         return cls(count=len(plan.apart))
 
     def masks(self, plan: Plan, lines: Lines) -> Iterator[Mask]:
-        """Those of all who are not free to draw any token."""
+        """Yields the masks of all rows that may not sample any token."""
         free = frozenset(self.free)
         for line, index in enumerate(plan.apart):
             if line not in free:
                 yield Mask(index, bits_of(lines[line]))
 
     def end(self, empty: Collection[int]) -> tuple[Finish, ...]:
-        """Have those draw any token who are at their end, and say why they are; `empty`:
-        lines of whom nothing is left to be drawn.
+        """Returns the ends of samples with errors, and of those in `empty`: lines without
+        any allowed token. Their rows may sample any token.
         """
         ends = []
         for line, walk in self.walks.items():

@@ -1,4 +1,4 @@
-"""What the driver asks of whoever makes masks for rows that are sampled apart."""
+"""The driver's interface to mask makers, for rows with deferred sampling."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -18,85 +18,85 @@ if TYPE_CHECKING:
 
 @frozen
 class Masked:
-    """What rows that are sampled apart may draw, and who of them is at its end."""
+    """The tokens that deferred rows may sample, and the samples that end."""
 
     masks: tuple[Mask, ...] = ()
     ends: tuple[Finish, ...] = ()
-    # Whether the masks lie in the memory that was lent for them; then `masks` has none.
+    # Whether the masks are in the memory that was lent for them; then `masks` has none.
     written: bool = False
 
 
 class MaskMaker(Protocol):
-    """Who says what rows that are sampled apart may draw. In the driver's thread."""
+    """Makes the masks of rows with deferred sampling. In the driver's thread."""
 
     def listen(self, post: Callable[[Event], None]) -> None:
-        """Learn how the engine is told that a mask is there; from any thread."""
-        ...
-
-    def write_to(self, lend: "Callable[[int], Lines | None]") -> None:
-        """Learn where masks are to be written: memory for those of a step, if there is
-        any.
+        """Set the function that posts events to the engine when a mask is ready; from any
+        thread.
         """
         ...
 
+    def write_to(self, lend: "Callable[[int], Lines | None]") -> None:
+        """Set the function that lends memory for the masks of a step, if there is any."""
+        ...
+
     def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
-        """Requests arrive; returns who may not be planned any further until its mask is
-        there.
+        """Note new requests; returns pauses of samples that must not be planned before
+        their mask is ready.
         """
         ...
 
     def turned(self, transition: Transition) -> None:
-        """The engine has taken a turn."""
+        """Note the engine's transition."""
         ...
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
-        """Make the masks of a plan that was launched; `state` knows its rows, and all
-        tokens before those that they are for.
+        """Make the masks of a launched plan; `state` has its rows, and all tokens before
+        those that the masks are for.
         """
         ...
 
     def forget(self, samples: Iterable[SampleId]) -> None:
-        """Let go of what is kept of samples that ended."""
+        """Drop the state of samples that ended."""
         ...
 
     def close(self) -> None:
-        """Let go of all."""
+        """Release everything."""
         ...
 
 
 class NoMasks:
-    """Every row may draw any token."""
+    """A `MaskMaker` without masks: every row may sample any token."""
 
     def listen(self, post: Callable[[Event], None]) -> None:
-        """As `MaskMaker` says: there is nothing to tell."""
+        """As `MaskMaker` says: no events are posted."""
 
     def write_to(self, lend: "Callable[[int], Lines | None]") -> None:
-        """As `MaskMaker` says: there are none."""
+        """As `MaskMaker` says: no masks are written."""
 
     def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:  # noqa: ARG002  # the protocol's
-        """As `MaskMaker` says: nobody waits."""
+        """As `MaskMaker` says: no sample is paused."""
         return ()
 
     def turned(self, transition: Transition) -> None:
-        """As `MaskMaker` says: it does not matter."""
+        """As `MaskMaker` says: ignored."""
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":  # noqa: ARG002  # the protocol's
         """As `MaskMaker` says: at once."""
         return at_once(Masked())
 
     def forget(self, samples: Iterable[SampleId]) -> None:
-        """As `MaskMaker` says: there is nothing."""
+        """As `MaskMaker` says: there is no state."""
 
     def close(self) -> None:
-        """As `MaskMaker` says: there is nothing."""
+        """As `MaskMaker` says: there is nothing to release."""
 
 
 def lends_nothing(step: int) -> None:
-    """No memory for the masks of a step."""
+    """Returns no memory for the masks of a step."""
 
 
 def at_once(masked: Masked) -> "Future[Masked]":
-    """Masks that have been made."""
+    """Returns a future of masks that are ready."""
     made: Future[Masked] = Future()
     made.set_result(masked)
     return made

@@ -1,11 +1,11 @@
-"""By which ids an engine knows what a client knows by one.
+"""The engine's request ids for one id that a client has.
 
-    cmpl-42      an answer, as its client was told
+    cmpl-42      an answer, the id that its client has
     cmpl-42-1    its second prompt: a request of its own
-    cmpl-42-1#7  what had not ended of that when an engine died, as it is asked for again
-                 of the next one; several of them, if its samples had begun
+    cmpl-42-1#7  the unfinished rest of that request, resubmitted to a new engine after
+                 the old one died; several of them, if its samples had begun
 
-    cmpl-42-1/3/0  where it is a beam search: a beam of one of its rounds
+    cmpl-42-1/3/0  a beam of a round, if the request is a beam search
 
 So one answer is several requests in a journal, or in those of several runs.
 """
@@ -20,33 +20,35 @@ _PROMPT: Final = re.compile(r"-\d+$")
 
 
 def prompt_name(answer: str, prompt: int) -> str:
-    """The id of an answer's request for one of its prompts."""
+    """Returns the id of an answer's request for one of its prompts."""
     return f"{answer}-{prompt}"
 
 
 def again_name(request: str, number: int) -> str:
-    """The id by which a request, or a part of it, is asked for again."""
+    """Returns the id by which a request, or a part of it, is resubmitted."""
     return f"{request}#{number}"
 
 
 def request_of(name: str) -> str:
-    """The id of the request that `name`, an engine's, is a part of, or all."""
+    """Returns the id of the request that an engine's `name` is a part of, or all."""
     return _AGAIN.sub("", name)
 
 
 def round_name(search: str, number: int, beam: int) -> str:
-    """The id of the request for a beam in a round of a search."""
+    """Returns the id of the request for a beam in a round of a search."""
     return f"{search}/{number}/{beam}"
 
 
 def search_of(name: str) -> str:
-    """The id of the search that `name`, an engine's, is a beam of; or of its request."""
+    """Returns the id of the search that an engine's `name` is a beam of; else of its
+    request.
+    """
     return _ROUND.sub("", request_of(name))
 
 
 def searches_named(name: str, ids: Iterable[str]) -> list[str]:
-    """The searches of which `ids`, an engine's, are beams, and which `name` means: a
-    search or an answer.
+    """Returns the searches that have beams among an engine's `ids`, and that `name`
+    means: a search or an answer.
     """
     each = [search_of(one) for one in ids if _ROUND.search(request_of(one))]
     found = [one for one in each if name in (one, answer_of(one))]
@@ -54,13 +56,13 @@ def searches_named(name: str, ids: Iterable[str]) -> list[str]:
 
 
 def answer_of(name: str) -> str:
-    """The id of the answer that `name`, an engine's, is a part of."""
+    """Returns the id of the answer that an engine's `name` is a part of."""
     return _PROMPT.sub("", search_of(name))
 
 
 def named_by(name: str, ids: Iterable[str]) -> list[str]:
-    """Those of an engine's ids that `name` means: that one; else the parts of the request
-    with this id; else those of the answer.
+    """Returns those of an engine's ids that `name` means: that one; else the parts of the
+    request with this id; else those of the answer.
     """
     every = [*dict.fromkeys(ids)]
     if _AGAIN.search(name) and name in every:

@@ -1,4 +1,4 @@
-"""From a setup to what runs: the executor with its weights, and the journal beside it."""
+"""Opens what a setup describes: the executor with its weights, and the journal."""
 
 import logging
 import platform
@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("minfer.executor")
-RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")  # by a journal
+# versions in the journal
+RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")
 
 
 def open_executor(
     setup: Setup, tokenizer: Tokenizer | None, report: Report = ignore_progress
 ) -> Executor:
-    """The executor that the settings ask for, with its weights where it has any.
+    """Returns the executor of the settings, with its weights if it has any.
 
-    `report` is told how far it is, by whatever thread. Raises CheckpointError if they
-    cannot be used, and NotEnoughMemoryError.
+    Progress is reported to `report`, from any thread. Raises CheckpointError if the
+    weights cannot be used, and NotEnoughMemoryError.
     """
     vocab_size = setup.spec.vocab_size
     match setup.args.executor:
@@ -53,8 +54,8 @@ def open_executor(
 
 
 def with_costs(setup: Setup, executor: Executor) -> Setup:
-    """The setup of an engine that has as many drafts as pay, if that is asked for: by
-    what steps cost on its device. An executor that computes nothing has none.
+    """Returns the setup with the measured costs of steps on its device, if the number of
+    drafts is adaptive. An executor that computes nothing has no costs.
     """
     asked, how = setup.speculative, setup.config.speculation
     measure = getattr(executor, "step_costs", None)
@@ -64,14 +65,12 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
         how = attrs.evolve(how, adaptive=True, costs=measure(how))
     except (MemoryError, RuntimeError) as error:
         _log.warning("how many drafts pay cannot be found out: %r", error)
-        return setup  # as many as there may be
+        return setup  # with the most drafts
     return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=how))
 
 
 def open_journal(setup: Setup, executor: Executor) -> Writer | None:
-    """The journal that the settings ask for. Raises ConfigError if it cannot
-    be written.
-    """
+    """Returns the journal of the settings. Raises ConfigError if it cannot be written."""
     args = setup.args
     if args.journal is None:
         return None
@@ -98,14 +97,16 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
 
 
 def host_drafts(setup: Setup) -> Drafts:
-    """Who says the host's drafts, if the settings ask for any."""
+    """Returns the maker of the host's drafts, by the settings."""
     asked = setup.speculative
     proposer = None if asked is None else asked.proposer
     return NoDrafts() if proposer is None else HostDrafts(setup.config, proposer)
 
 
 def _with_torch(setup: Setup, report: Report) -> Executor:
-    """The model's own executor. Raises NotEnoughMemoryError, which says what for."""
+    """Returns the model's own executor. Raises NotEnoughMemoryError, which names the
+    purpose.
+    """
     import torch
 
     from minfer.effects.execution.draft_model import DraftOf
@@ -157,20 +158,20 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
 
 
 def _may_have_grammars(setup: Setup) -> bool:
-    """Whether requests may be bound by grammars: there is a library, and a tokenizer."""
+    """Returns whether requests may have grammars: there is a library, and a tokenizer."""
     return find_spec("llguidance") is not None and not setup.args.skip_tokenizer_init
 
 
 def _may_have_fewer_drafts(setup: Setup) -> bool:
-    """Whether rows have fewer drafts than the most there may be: as many as pay, or as
-    were found.
+    """Returns whether rows may have fewer drafts than the most: if their number is
+    adaptive, or a proposer finds them.
     """
     asked = setup.speculative
     return asked is not None and (asked.adaptive or asked.proposer is not None)
 
 
 def _weights(setup: Setup, folder: Path, spec: ModelSpec) -> "Weights | Model":
-    """A model's, as the settings say, on the device that they say."""
+    """Returns a model's weights, by the settings, on the device of the settings."""
     from minfer.effects.models.checkpoint import load_weights, random_weights, read_config
 
     seed = setup.args.seed

@@ -1,10 +1,9 @@
 """Warnings about a scheduling policy whose answers cannot be used.
 
-The engine answers for it as first come, first served would, and goes on
-(`minfer.consult`). That must not go unnoticed, and a policy may be wrong in each turn: so
-there is one warning for each kind of fault, which is the question, what was wrong with
-the answer and the line that raised. All of them are counted
-(`overruled_policy_answers`).
+The engine then answers as first come, first served would, and continues
+(`minfer.consult`). Users should notice that, and a policy may be wrong in each turn: so
+there is one warning for each distinct fault: the question, what was wrong with the
+answer, and the line that raised. All of them are counted (`overruled_policy_answers`).
 """
 
 import logging
@@ -17,18 +16,18 @@ from minfer.messages import Overruled, Reason
 from minfer.policy import Policy
 
 _log = logging.getLogger("minfer.engine")
-MOST_KINDS: Final = 100  # of which there are warnings: a policy may make up names
+MOST_KINDS: Final = 100  # limit of warnings: a policy may make up names
 
 
 @define
 class PolicyWarnings:
-    """What was warned of already."""
+    """Logs each distinct fault once."""
 
     policy: Policy
     warned: set[tuple[str, str, str]] = field(factory=set)
 
     def see(self, reasons: Iterable[Reason]) -> None:
-        """Warn of answers that could not be used in a turn, if these faults are new."""
+        """Warn of a turn's policy overrides, if these faults are new."""
         for one in reasons:
             if type(one) is Overruled:
                 self._overruled(one)

@@ -1,4 +1,4 @@
-"""Prompts: what users give becomes token ids, or an error that names what was wrong."""
+"""Prompts: turns user input into token ids, or an error that names the fault."""
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 @frozen
 class Asked:
-    """A prompt as it was asked for: its text, if it had one, token ids, and who may share
-    it.
+    """A prompt from the user: its text, if it had one, token ids, and the salt that
+    decides who shares its cached blocks.
     """
 
     text: str | None
@@ -27,8 +27,8 @@ class Asked:
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list. Token ids, not in a list of their own, are one
-    prompt.
+    """Returns one prompt or several, as a list. Token ids, not in a list of their own,
+    are one prompt.
     """
     if not isinstance(prompts, str | Mapping | Sequence):
         raise wrong_kind("prompts", "a string, token ids, or a list of these", prompts)
@@ -41,8 +41,8 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def read_prompt(
     prompt: object, tokenizer: Tokenizer | None, vocab_size: int, salt: bytes = b""
 ) -> Asked:
-    """Token ids of a prompt: a string, token ids, or vLLM's mapping of either.
-    RequestError.
+    """Returns the token ids of a prompt: a string, token ids, or vLLM's mapping of
+    either. Raises RequestError.
     """
     if isinstance(prompt, Asked):  # a conversation that was rendered already
         return prompt
@@ -63,8 +63,8 @@ def read_prompt(
 def encoded(
     text: str, tokenizer: Tokenizer | None, add_special_tokens: bool = True
 ) -> list[int]:
-    """Token ids of a text. Raises RequestError if it cannot be encoded, and TooLongError
-    if it cannot fit.
+    """Returns the token ids of a text. Raises RequestError if it cannot be encoded, and
+    TooLongError if it cannot fit.
     """
     if tokenizer is None:
         why = "a text prompt needs a tokenizer, which was left out (skip_tokenizer_init)"
@@ -80,7 +80,7 @@ def encoded(
 def rendered(
     tokenizer: Tokenizer | None, messages: "Conversation", how: "ChatOptions"
 ) -> Asked:
-    """A conversation through its chat template. Raises as `encoded`, and
+    """Renders a conversation through its chat template. Raises as `encoded`, and
     ChatTemplateError.
     """
     from minfer.effects.text.chat import render_chat  # it imports jinja2
@@ -91,7 +91,7 @@ def rendered(
 
 
 class Renders:
-    """What has a tokenizer, and renders conversations for its model."""
+    """Renders conversations for the model of its tokenizer."""
 
     __slots__ = ()
     tokenizer: Tokenizer | None
@@ -105,7 +105,8 @@ class Renders:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, through the model's chat template; see `LLM.chat`.
+        """Returns the token ids of a conversation, through the model's chat template; see
+        `LLM.chat`.
 
         Raises ChatTemplateError, and RequestError for text that cannot be encoded.
         """
@@ -119,14 +120,15 @@ class Renders:
 
 
 def wrong_kind(what: str, wanted: str, given: object, index: int = 0) -> RequestError:
-    """The error about a value of a wrong type, in the request at `index`."""
+    """Returns the error about a value of a wrong type, in the request at `index`."""
     return RequestError(f"{what} must be {wanted}, not a {type(given).__name__}", index)
 
 
 def _whole_numbers(ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
-    """Token ids that are not all plain integers of the vocabulary: numpy's are good.
+    """Returns token ids that are not all plain integers of the vocabulary: numpy's are
+    good.
 
-    Raises RequestError, which names the first that is none.
+    Raises RequestError, which names the first invalid one.
     """
     found = []
     for place, token in enumerate(ids):
@@ -142,7 +144,7 @@ def _whole_numbers(ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
 
 
 def _from_mapping(prompt: Mapping[Any, Any]) -> tuple[object, bytes]:
-    """What a mapping gives as the prompt, and its cache salt."""
+    """Returns a mapping's prompt and its cache salt."""
     if odd := set(map(str, prompt)) - {"prompt", "prompt_token_ids", "cache_salt"}:
         raise RequestError(
             f"a prompt has no field {min(odd)!r}; use prompt or prompt_token_ids"

@@ -1,4 +1,4 @@
-"""A model that is served in this process: what `LLM` and `AsyncLLM` share."""
+"""A model that is served in this process: the base of `LLM` and `AsyncLLM`."""
 
 import contextlib
 import gc
@@ -38,21 +38,20 @@ class ServedModel(Renders):
     """A model with its tokenizer and an engine that runs it.
 
     `model` is a Hugging Face checkpoint folder, or its name on the hub; None is the model
-    that comes with minfer. The other settings are those of `EngineArgs`, which says what
-    each means. Raises CheckpointError for a checkpoint that cannot be used, ConfigError
-    for settings out of range, and NotEnoughMemoryError.
+    that comes with minfer. The other settings are documented in `EngineArgs`. Raises
+    CheckpointError for a checkpoint that cannot be used, ConfigError for settings out of
+    range, and NotEnoughMemoryError.
 
     Runs are reproducible: a request without a seed of its own gets one that is a function
     of `seed` and of how many requests there were before it.
 
-    `client` is the engine, as everybody is to use it; `front` has the requests that are
-    on their way.
+    `client` is the interface to the engine; `front` has the requests in progress.
     """
 
     setup: Setup
     tokenizer: Tokenizer | None
-    parsers: Parsers  # how it writes calls of tools and reasoning
-    # The insides of an engine in this process, which tests and benchmarks look into.
+    parsers: Parsers  # how the model writes tool calls and reasoning
+    # The internals of an engine in this process, for tests and benchmarks.
     worker: Worker
     client: EngineClient
     front: Front
@@ -119,15 +118,15 @@ class ServedModel(Renders):
 
     @classmethod
     def opened(cls, args: EngineArgs, report: Report) -> Self:
-        """The model that `args` say, as the constructor makes it; `report` is told how
-        far that is.
+        """Returns the model of `args`, as the constructor makes it; progress goes to
+        `report`.
         """
         model = cls.__new__(cls)
         model._open(args, report)
         return model
 
     def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
-        """Load the model, and have an engine ready."""
+        """Load the model, and start an engine."""
         self._read(prepare(args))
         setup = self.setup
         executor = opening.open_executor(setup, self.tokenizer, report)
@@ -146,8 +145,8 @@ class ServedModel(Renders):
 
     @classmethod
     def over(cls, client: EngineClient, setup: Setup, first: int = 0) -> Self:
-        """The model that the engine behind `client` has, which was set up as `setup`
-        says; the first request made here is one after `first` others.
+        """Returns the model of the engine behind `client`, which has this `setup`; the
+        first request made here is number `first`, from 0.
         """
         model = cls.__new__(cls)
         model._read(setup)
@@ -155,7 +154,7 @@ class ServedModel(Renders):
         return model
 
     def _read(self, setup: Setup) -> None:
-        """Load what turns text into tokens and back."""
+        """Load the tokenizer and grammars."""
         self.tokenizer = None
         if not setup.args.skip_tokenizer_init:
             self.tokenizer = Tokenizer(setup.folder, setup.config.max_model_len)
@@ -166,7 +165,9 @@ class ServedModel(Renders):
         self.grammars = Grammars(self._compiler)
 
     def _compiler(self) -> Compiler:
-        """What compiles constraints for the model's vocabulary. Raises GrammarError."""
+        """Returns the compiler of constraints for the model's vocabulary. Raises
+        GrammarError.
+        """
         from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 
         if self.tokenizer is None:
@@ -178,25 +179,24 @@ class ServedModel(Renders):
     def _attach(self, client: EngineClient, first: int) -> None:
         self.client = client
         self.front = Front(client)
-        # What has been imported and loaded stays: collections need not look at it again
-        # and again.
+        # Imported and loaded objects stay alive: exclude them from garbage collections.
         gc.freeze()
         self.numbers = threading.Lock()
         self.count = first  # requests made so far
 
     def read_answers(self, parsers: Parsers) -> None:
-        """Look for calls of tools and reasoning as `parsers` say, from now on."""
+        """Parse tool calls and reasoning with `parsers`, from now on."""
         tokenizer = self.tokenizer
         self.parsers = parsers.settled(tokenizer.all_templates if tokenizer else None)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a request that names none: of the model's
+        """Returns the parameters of a request that has none: of the model's
         generation_config.json.
         """
         return self.setup.default_sampling_params()
 
     def check_constraint(self, params: SamplingParams) -> None:
-        """Raise RequestError if what an output must look like cannot be had.
+        """Raise RequestError if a request's constraint cannot be compiled.
 
         It is compiled, which takes a while, unless it was just before.
         """
@@ -204,21 +204,21 @@ class ServedModel(Renders):
             edge.check_constraint(self.grammars, params.structured_outputs)
 
     def warm_grammars(self) -> None:
-        """Read the vocabulary for grammars now, if there is a library for them: all else
-        that this process does waits for it, which no request is to notice.
+        """Load the vocabulary for grammars now, if there is a library for them: all
+        threads of this process wait for it, which should not happen during requests.
         """
         with contextlib.suppress(GrammarError):
             self.grammars.warm()
 
     def reset_prefix_cache(self) -> None:
-        """Find nothing any more of what the prefix cache holds, for requests to come.
+        """Make all blocks in the prefix cache unusable for new requests.
 
-        Those that run are not disturbed. Raises EngineDeadError.
+        Running requests are not disturbed. Raises EngineDeadError.
         """
         self.client.reset_cache()
 
     def close(self) -> None:
-        """Cancel what runs and let go of the model. May be called again."""
+        """Cancel all requests and release the model. May be called again."""
         self.client.close()
         self.grammars.close()
         gc.unfreeze()
@@ -238,8 +238,8 @@ class ServedModel(Renders):
         name: str = "",
         shown: Iterable[str] = (),
     ) -> Assembly:
-        """A request after `count` others, checked: for samples, for a search, or by a way
-        of pooling, for a vector. Raises RequestError.
+        """Returns a checked request after `count` others: by the type of `wanted` for
+        samples, for a search, or for a vector. Raises RequestError.
         """
         asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
         setup, resets = self.setup, self.client.resets
@@ -265,7 +265,7 @@ class ServedModel(Renders):
 
 
 def _refuse(owner: str, unknown: Mapping[str, object]) -> None:
-    """Raise TypeError for settings that there are not, with those that there are."""
+    """Raise TypeError for unknown settings, with the known ones."""
     for name in unknown.keys() & REMOVED.keys():
         raise TypeError(f"{owner}: {name} was removed: {REMOVED[name]}")
     if unknown:

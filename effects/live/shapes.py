@@ -1,8 +1,8 @@
-"""What a request does to logits, at the edge: bad words become token ids, and what cannot
-be is said.
+"""Checks of a request's logit changes: bad words become token ids, and impossible changes
+raise errors.
 
-What passes here leaves a token at every draw: neither hidden stop ids nor the ends of bad
-words take away the last one that is allowed.
+A request that passes here has a token at every draw: neither hidden stop ids nor the ends
+of bad words remove the last one that is allowed.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _BAD: Final = "bad_words"
 
 
 def read_bad_words(words: Sequence[str], tokenizer: Tokenizer | None) -> BadWords:
-    """Words as token ids: as they are at the beginning of a text, and behind a space.
+    """Returns words as token ids: each as at the beginning of a text, and after a space.
     Raises RequestError.
     """
     if words and tokenizer is None:
@@ -45,8 +45,8 @@ def _encoded(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
 def check_shape(
     vocab_size: int, params: SamplingParams, stops: frozenset[int], bad_words: BadWords
 ) -> None:
-    """Raise RequestError for what cannot be in a vocabulary of so many tokens; `stops`
-    end the output.
+    """Raise RequestError for changes that a vocabulary of so many tokens does not allow;
+    `stops` end the output.
     """
     given = {
         _BIAS: [token for token, _ in params.logit_bias],

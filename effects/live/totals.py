@@ -1,7 +1,7 @@
-"""What an engine did so far, as counts and histograms: folds over its transitions.
+"""An engine's counts and histograms so far: folds over its transitions.
 
-Samples of a request count one by one. A fold costs some microseconds a turn: while the
-same samples get tokens in every turn, all of them share one record of when they last did.
+Each sample of a request counts. A fold costs some microseconds a turn: while the same
+samples get tokens in every turn, all of them share one record of their last output.
 """
 
 from bisect import bisect_left
@@ -41,11 +41,11 @@ COUNTERS: Final = (
     "spec_decode_num_draft_tokens",
     "spec_decode_num_accepted_tokens",
 )
-# The last one by place in a row, from 0: the name of a count is this, and the place.
+# Accepted drafts by place in a row, from 0: a count's name is this, and the place.
 ACCEPTED_AT: Final = "spec_decode_num_accepted_tokens_per_pos "
 FIRST: Final = "time_to_first_token_seconds"
 GAP: Final = "inter_token_latency_seconds"
-STEP: Final = "iteration_tokens_total"  # of a step's plan
+STEP: Final = "iteration_tokens_total"  # tokens of a step's plan
 # Upper bounds, from 1 ms to 5,000 s and from 1 to 5,000,000 tokens.
 SECONDS: Final = tuple(m * 10.0**e for e in range(-3, 4) for m in (1, 2, 5))
 SIZES: Final = tuple(m * 10.0**e for e in range(7) for m in (1, 2, 5))
@@ -53,14 +53,14 @@ SIZES: Final = tuple(m * 10.0**e for e in range(7) for m in (1, 2, 5))
 
 @frozen
 class Histogram:
-    """How many values there were, by size."""
+    """The number of values, by size."""
 
     bounds: tuple[float, ...]  # upper ones, ascending
     counts: tuple[int, ...]  # up to each bound, from the one before; then above all
     total: float  # the sum of the values
 
     def plus(self, other: "Histogram") -> "Histogram":
-        """The values of both, which have the same bounds."""
+        """Returns the values of both, which have the same bounds."""
         counts = tuple(map(add, self.counts, other.counts))
         return Histogram(self.bounds, counts, self.total + other.total)
 
@@ -77,7 +77,7 @@ NOTHING_COUNTED: Final = Totals({}, {})
 
 
 def joined_totals(each: Iterable[Totals]) -> Totals:
-    """What several have counted, together."""
+    """Returns the sum of several totals."""
     counts = Counter[str]()
     histograms: dict[str, Histogram] = {}
     for totals in each:
@@ -97,19 +97,19 @@ class Buckets:
         self.total = 0.0
 
     def see(self, value: float, times: int = 1) -> None:
-        """Take a value in, so many times."""
+        """Add a value, so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     def histogram(self) -> Histogram:
-        """What is in it now."""
+        """Returns the histogram of all values so far."""
         return Histogram(self.bounds, tuple(self.counts), self.total)
 
 
 @define(eq=False)
 class _Since:
-    """What the next output of some samples ends, and since when; they share it while in
-    step.
+    """The histogram that the next output of some samples goes to, and the time of their
+    last one; samples share it while they get tokens in the same turns.
     """
 
     name: str  # of a histogram
@@ -126,11 +126,11 @@ class Tally:
         self.moved = 0.0  # when the last step was planned
         self.failing = 0  # steps that failed since the last good one
         self.last: dict[SampleId, _Since] = {}  # its last output, or its arrival
-        self.ids: SampleIds | None = None  # all these, and nobody else, share `since`
+        self.ids: SampleIds | None = None  # exactly these samples share `since`
         self.since = _Since(GAP, 0.0)
 
     def totals(self) -> Totals:
-        """What there is by now."""
+        """Returns the totals so far."""
         filled = {name: one.histogram() for name, one in self.buckets.items()}
         return Totals(dict(self.counts), filled)
 
@@ -141,7 +141,7 @@ class Tally:
         self._reasons(transition.reasons, now)
 
     def drafted(self, steps: Iterable[Drafted]) -> None:
-        """Take in what became of a turn's drafts."""
+        """Count a turn's drafts."""
         counts = self.counts
         for step in steps:
             alike = Counter(zip(step.proposed, step.accepted, strict=True))
@@ -191,7 +191,7 @@ class Tally:
                     pass
 
     def _emitted(self, ids: SampleIds, tokens: Yields, now: float) -> None:
-        """Take the times since the samples' last outputs, or since they arrived."""
+        """Count the times since the samples' last outputs, or since they arrived."""
         everyone = all(tokens)
         if everyone and ids is self.ids:  # as in the turn before
             self.buckets[GAP].see(now - self.since.time, len(ids))

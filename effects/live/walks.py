@@ -1,4 +1,4 @@
-"""A sample's way through its grammar: how far its matcher is, and what it allows next."""
+"""A sample's position in its grammar, and the tokens that it allows next."""
 
 from concurrent.futures import Future, wait
 
@@ -11,7 +11,9 @@ from minfer.sequence import Running, SampleId
 
 @frozen(eq=False)
 class Allowed:
-    """What a sample may draw after so many output tokens, or why it cannot go on."""
+    """The allowed tokens after so many output tokens, or why the sample cannot
+    continue.
+    """
 
     length: int
     bits: bytes | GrammarError
@@ -19,21 +21,21 @@ class Allowed:
 
 @define(eq=False)
 class Walk:
-    """A sample's matcher, and how many of its output tokens that was given."""
+    """A sample's matcher, and how many of its output tokens that has read."""
 
     name: SampleId
     request: Request
     given: int = 0
     matcher: Matcher | None = None  # made by the thread that needs it
-    failed: GrammarError | None = None  # why there can be none
+    failed: GrammarError | None = None  # why there can be no matcher
     allowed: Allowed | None = None  # its last mask, if a thread made it
-    # Of one that is slow:
-    paused: bool = False  # as the engine was told
-    job: "Future[None] | None" = None  # of a thread, that makes its next mask
+    # For slow samples:
+    paused: bool = False  # as the engine knows
+    job: "Future[None] | None" = None  # of the thread that makes its next mask
     late: bool = False  # a step waited too long for a mask of its request
-    never: frozenset[int] = frozenset()  # tokens that it may not draw, whatever is said
-    spoilt: bool = False  # whether it has lost a matcher
-    # Asked for each token, so at hand:
+    never: frozenset[int] = frozenset()  # tokens that it must never sample
+    spoilt: bool = False  # whether a matcher of it was discarded
+    # Cached, as each token needs them:
     prompt: int = field(init=False)  # its length
     min_tokens: int = field(init=False)
 
@@ -43,22 +45,22 @@ class Walk:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread is at its matcher."""
+        """Whether a thread uses its matcher."""
         return self.job is not None and not self.job.done()
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody has been at its matcher yet."""
+        """Whether its matcher was never used."""
         never = self.job is None and self.matcher is None and not self.spoilt
         return never and self.failed is None
 
     def spoil(self) -> None:
-        """Its matcher cannot be used any more: the next one begins anew."""
+        """Discard its matcher: the next one starts from the beginning."""
         self.matcher, self.allowed, self.given = None, None, 0
         self.spoilt = True
 
     def settle(self) -> None:
-        """Wait until no thread is at its matcher."""
+        """Wait until no thread uses its matcher."""
         if self.job is not None:
             wait((self.job,))
             self.job = None
@@ -69,21 +71,24 @@ class Due:
     """A mask that is to be made."""
 
     walk: Walk
-    back: int  # tokens that the matcher has to take back first
-    tokens: tuple[int, ...]  # that it has to take then
-    length: int  # of the output by then
-    whole: tuple[int, ...] = ()  # all of it, if its matcher has served others before
+    back: int  # tokens that the matcher has to roll back first
+    tokens: tuple[int, ...]  # tokens that it has to read then
+    length: int  # of the output after them
+    # all output tokens, if its matcher has served others before
+    whole: tuple[int, ...] = ()
 
     @property
     def is_made(self) -> bool:
-        """Whether the mask is there already, or there can be none."""
+        """Whether the mask is ready, or impossible."""
         last = self.walk.allowed
         there = last is not None and last.length == self.length and not self.back
         return there or self.walk.failed is not None
 
 
 def due_at(walk: Walk, running: Running, i: int, block_size: int) -> Due:
-    """What a walk's matcher is to be told of the sample that is the `i`th to run."""
+    """Returns what a walk's matcher has to read of the sample that is the `i`th to
+    run.
+    """
     length = running.known[i] - walk.prompt
     back = max(0, walk.given - length)
     start = walk.prompt + walk.given - back
@@ -96,5 +101,5 @@ def due_at(walk: Walk, running: Running, i: int, block_size: int) -> Due:
 
 
 def barred(walk: Walk) -> frozenset[int]:
-    """The tokens that may not come in an output that is too short to end."""
+    """Returns the tokens that must not come in an output that is too short to end."""
     return walk.never | walk.request.stop_ids

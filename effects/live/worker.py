@@ -1,8 +1,8 @@
-"""The engine client's form in this process: a driver in a thread of its own, which lives
-only while there is work.
+"""The engine client in this process: a driver in a thread of its own, which lives only
+while there is work.
 
-An interrupt (Ctrl-C) may cut the main thread anywhere, and half a turn would leave
-executor and state disagreeing; so the main thread only waits, and no signal handler is
+An interrupt (Ctrl-C) may stop the main thread anywhere, and half a turn would leave
+executor and state inconsistent; so the main thread only waits, and no signal handler is
 needed.
 """
 
@@ -32,8 +32,8 @@ from minfer.runs.drafts import drafted
 from minfer.schedule import waits_for
 from minfer.state import EngineState
 
-SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle leaves cycles behind too
-POLL: Final = 0.02  # seconds from one look to the next, of who waits for the end
+SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle creates cycles, too
+POLL: Final = 0.02  # seconds between two checks while waiting for the end
 
 
 class Worker:
@@ -45,19 +45,19 @@ class Worker:
         journal: Writer | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        """`journal` is what the driver's turns are recorded by, if that is one;
-        `grammars` compile what requests are constrained by, before they come in line.
+        """`journal` records the driver's turns, if it is a file's; `grammars` compile the
+        requests' constraints, before the requests enter the waiting queue.
         """
         self.driver = driver
         driver.masks.listen(self._stir)
         self.compiling = Compiling(grammars)
         self.journal = journal
         self.tally = Tally()
-        # Guards all below, and is notified when events are posted.
+        # Guards all attributes below, and is notified when events are posted.
         self.posted = threading.Condition()
         self.telling = Telling(driver.config, self.posted)
-        self.served: dict[str, float] = {}  # requests, with when they came
-        self.thread: threading.Thread | None = None  # the last one that was started
+        self.served: dict[str, float] = {}  # requests, with their arrival times
+        self.thread: threading.Thread | None = None  # the last one started
         self.running = False  # the thread
         self.draining = False
         self.closed = False
@@ -108,7 +108,7 @@ class Worker:
         """As `EngineClient` says."""
         with self.telling.locked():
             known = [name for name in ids if name in self.served]
-            self._compiled(known)  # else it could not be ended
+            self._compiled(known)  # else they could not be ended
             self.driver.inbox.extend(map(Cancel, known))
             if self.driver.busy:
                 self._wake()
@@ -166,7 +166,7 @@ class Worker:
 
     def close(self) -> None:
         """As `EngineClient` says."""
-        with self.telling.locked():  # nobody comes in from now on
+        with self.telling.locked():  # no requests enter from now on
             self._compiled(list(self.served))
             self.dead = self.dead or EngineDeadError("it was closed")
         self.cancel(list(self.served))
@@ -180,14 +180,14 @@ class Worker:
     # --- the thread ---------------------------------------------------------------------
 
     def _stir(self, event: Event) -> None:
-        """Have the engine told something that is not a client's."""
+        """Post an event that is not a client's."""
         with self.telling.locked():
             self.driver.post(event)
             if self.driver.busy:
                 self._wake()
 
     def _enter(self, requests: Sequence[Request]) -> None:
-        """Have requests come in line; the caller holds the lock."""
+        """Enter requests into the engine; the caller holds the lock."""
         now = self.driver.clock()
         for request in requests:
             self.served[request.id] = now
@@ -195,7 +195,7 @@ class Worker:
         self._wake()
 
     def _compiled(self, ids: Iterable[str]) -> None:
-        """Those of these that wait for their grammars do so no more."""
+        """Enter those of these requests that waited for their grammars."""
         with self.telling.locked():
             for batch in self.compiling.release(ids):
                 self._enter(batch)
@@ -218,9 +218,11 @@ class Worker:
             )
 
     def _stalled(self, now: float) -> float:
-        """Seconds without a step although somebody waits for one; see `Snapshot`."""
+        """Returns the seconds without a step although requests wait for one; see
+        `Snapshot`.
+        """
         served = list(self.served.items())
-        # Who waits for a grammar waits for no step.
+        # Requests that wait for a grammar wait for no step.
         came = [at for name, at in served if name not in self.compiling]
         policy_waits = self.driver.wake is not None and self.driver.wake > now
         if not came or policy_waits:
@@ -231,7 +233,7 @@ class Worker:
         """Start the thread if it does not run; the caller holds the lock."""
         alive = self.running and self.thread is not None and self.thread.is_alive()
         if not alive and self.dead is None:
-            # At the interpreter's end a new thread would never come to run.
+            # At the interpreter's end a new thread would never run.
             if not threading.main_thread().is_alive():
                 self._leave()
                 return
@@ -241,8 +243,8 @@ class Worker:
         self.posted.notify_all()
 
     def _leave(self) -> None:
-        """The program ends with requests for which nobody has waited; the caller holds
-        the lock, and tells of it then. Threads that are in need of an answer get one, and
+        """End all requests, as the program ends without waiting for them; the caller
+        holds the lock, and reports it then. Threads that wait for an answer get one, and
         can end.
         """
         self._die(EngineDeadError(PROGRAM_ENDS), PROGRAM_ENDS)
@@ -256,19 +258,19 @@ class Worker:
                         gc.collect()
                         swept = time.monotonic()
                     self._turn()
-        except BaseException as error:  # whoever waits must hear of it, whatever it is
+        except BaseException as error:  # any error: readers must be notified
             self._broke(error)
 
     def _has_work(self) -> bool:
         """Wait until a turn is due; False ends the thread."""
         driver = self.driver
         with self.posted:
-            # A program that ends without waiting for its requests does not want them.
+            # A program that ends without waiting for its requests does not need them.
             while driver.busy and threading.main_thread().is_alive():
                 idle = not driver.state.inflight and not driver.inbox
                 left = (driver.wake or 0.0) - driver.clock() if idle else 0.0
                 if idle and driver.wake is None and driver.state.paused:
-                    left = POLL  # until a mask is there, which is an event
+                    left = POLL  # until an event reports that a mask is ready
                 if left <= 0:
                     return True
                 self.posted.wait(min(left, 1.0))
@@ -292,7 +294,7 @@ class Worker:
         self.tally.drafted(drafts)
 
     def _free(self, finished: Iterable[Finished], state: EngineState) -> None:
-        """Ids of requests that ended may come again."""
+        """Free the ids of requests that ended."""
         for done in finished:
             if done.id not in state.requests:
                 self.served.pop(done.id, None)
@@ -303,7 +305,7 @@ class Worker:
         self.telling.tell_death()
 
     def _die(self, error: BaseException, why: str) -> None:
-        """Serve nobody any more; the caller holds the lock, and tells of it then."""
+        """Stop serving; the caller holds the lock, and reports it then."""
         self.dead = error
         self.running = False
         ids = tuple(self.served)

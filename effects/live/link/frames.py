@@ -2,8 +2,8 @@
 
     | length: 4 bytes | number: 8 bytes | message: length bytes |   little endian
 
-Numbers count a link's frames in one direction, from 0. One that does not follow the last
-says that a frame was lost, doubled or late: the link is of no use any more.
+Numbers count a link's frames in one direction, from 0. A number that does not follow the
+last one means that a frame was lost, doubled or late: the link is closed.
 """
 
 import struct
@@ -12,31 +12,31 @@ from typing import Final
 from minfer.effects.live.link.messages import LinkError
 
 _HEAD: Final = struct.Struct("<IQ")
-LARGEST: Final = 2**30  # bytes of a message; whoever announces more is out of step
+LARGEST: Final = 2**30  # bytes of a message; a larger length means a broken stream
 
 
 class FrameWriter:
-    """Numbers the messages that go out."""
+    """Numbers the outgoing messages."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def frame(self, message: bytes) -> bytes:
-        """A message with its head."""
+        """Returns a message with its head."""
         head = _HEAD.pack(len(message), self._next)
         self._next += 1
         return head + message
 
 
 class FrameReader:
-    """Finds messages in bytes as they come."""
+    """Finds messages in incoming bytes."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._next = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes; returns the messages that are whole by now. Raises LinkError."""
+        """Add bytes; returns the messages that are complete now. Raises LinkError."""
         self._buffer += data
         found = []
         at = 0

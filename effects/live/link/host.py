@@ -1,13 +1,13 @@
-"""The engine's end of all links: which fronts are there, and what each of them hears.
+"""The engine's end of all links: the connected fronts, and the news for each of them.
 
     front 0 ---+                        +--- its rows of the news ---> front 0
     front 1 ---+---> Host ---> engine --+--- its rows of the news ---> front 1
     ...        |                        +--- ...
 
-It listens to the engine's client as any front would, and tells each front of its own
-requests (`shares`). What a front that has gone had asked for is cancelled.
+It listens to the engine's client as any front would, and sends each front the news of its
+own requests (`shares`). Requests of a front that disconnects are cancelled.
 
-Messages of fronts come in one thread, news in the engine's: a lock is around all.
+Messages of fronts come in one thread, news in the engine's: a lock guards all.
 """
 
 import threading
@@ -27,15 +27,15 @@ from minfer.messages import Finished, clip
 from minfer.request import Request
 
 STAGE: Final = 1800.0  # seconds that one stage of loading may take
-# Seconds that a step may take, beyond which the engine may hang: a GPU's are short, and
-# on a CPU a long prompt of a large model takes minutes.
+# Seconds without a completed step, after which the engine may hang: a GPU's steps are
+# short, and on a CPU a long prompt of a large model takes minutes.
 _STEP: Final = 1.0
 _CPU_STEP: Final = 600.0
-PATIENCE: Final = 2.0  # seconds in which fronts that were there before should be back
+PATIENCE: Final = 2.0  # seconds in which known fronts should be back
 
 
 class Host:
-    """The sessions of an engine that is, or will be, behind `open`."""
+    """The sessions of an engine that is passed to `open`, now or later."""
 
     def __init__(
         self,
@@ -44,15 +44,15 @@ class Host:
         beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`fronts` is how many will come; `died` hears why the engine broke, once. `beat`
-        is called in each tick in which the engine seems well; `clock` is for the time
-        before it is there.
+        """`fronts` is the number of fronts; `died` gets why the engine broke, once.
+        `beat` is called in each tick in which the engine seems well; `clock` is for the
+        time before it is ready.
         """
         self._lock = threading.RLock()
         self._died = died
         self._beat = beat
         self._clock = clock
-        self._reported = clock()  # when a stage of loading began
+        self._reported = clock()  # when the stage of loading began
         self._step = _STEP
         self._client: EngineClient | None = None
         self._ready: bytes = b""
@@ -61,21 +61,19 @@ class Host:
         self._owners: dict[str, Session] = {}
         self._left: dict[str, int] = {}  # samples that have not ended, by request
         self._shares = Shares()
-        self._resets = 0  # of the prefix cache, by all fronts that there ever were
+        self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
         self._fronts = fronts
         self._missing = set(range(fronts))
         self._opened = 0.0
-        self._lives: dict[int, int] = {}  # of fronts: which of its processes is there
+        self._lives: dict[int, int] = {}  # by front: which of its processes is connected
         self._counted: dict[int, Totals] = {}  # by front
-        self._retired = NOTHING_COUNTED  # what fronts had counted that have gone
+        self._retired = NOTHING_COUNTED  # counts of fronts' earlier processes
 
     # --- the engine ---------------------------------------------------------------------
 
     def report(self, stage: str, done: int = 0, total: int = 0) -> None:
-        """Tell all fronts how far the engine is; what it does once it is ready is its own
-        business.
-        """
+        """Report the engine's progress to all fronts; ignored once it is ready."""
         with self._lock:
             if self._client is not None:
                 return
@@ -84,7 +82,7 @@ class Host:
             self._broadcast(self._progress)
 
     def open(self, client: EngineClient, ready: wire.Ready) -> None:
-        """The engine is ready: serve all who are there."""
+        """Serve all connected fronts: the engine is ready."""
         with self._lock:
             self._client = client
             self._opened = client.clock()
@@ -95,7 +93,7 @@ class Host:
             self._serve_due()
 
     def hear(self, message: Message) -> None:
-        """Hand on what the engine said, to each front what concerns it."""
+        """Pass a message of the engine on, to each front its own part."""
         with self._lock:
             match message:
                 case News():
@@ -104,15 +102,15 @@ class Host:
                     self._died(message.why)
 
     def tick(self) -> None:
-        """Tell all fronts how the engine is, and whoever started it that it is well; to
-        be called some times a second.
+        """Send the engine's state to all fronts, and call `beat` if it is well; to be
+        called some times a second.
         """
         with self._lock:
             if self._client is None:
                 if self._clock() - self._reported < STAGE:
                     self._beat()
                 return
-            self._serve_due()  # somebody may have been waited for
+            self._serve_due()  # the wait for a front may be over
             snapshot = self._client.snapshot()
             if snapshot.stalled < self._step:
                 self._beat()
@@ -122,13 +120,13 @@ class Host:
     # --- fronts -------------------------------------------------------------------------
 
     def join(self, session: Session) -> None:
-        """A link was made."""
+        """Add a new link."""
         with self._lock:
             self._sessions.append(session)
             session.send(self._ready or self._progress)
 
     def leave(self, session: Session) -> None:
-        """A link is over: nobody wants what was asked for over it."""
+        """Remove a closed link, and cancel the requests that came over it."""
         with self._lock:
             self._sessions.remove(session)
             gone = set(session.ids)
@@ -141,7 +139,7 @@ class Host:
                 self._cleared(self._quarantine.probing)
 
     def receive(self, session: Session, message: wire.ToEngine) -> None:
-        """Do what a front wants. Raises LinkError for what none would say."""
+        """Handle a front's message. Raises LinkError for an invalid one."""
         with self._lock:
             if (session.front is None) is not isinstance(message, wire.Hello):
                 raise wire.LinkError("a front says hello first, and once")
@@ -164,7 +162,9 @@ class Host:
                         self._counted[session.front] = totals
 
     def _pass_on(self, session: Session, message: wire.Ask | wire.Answer) -> None:
-        """Pass a front's question on to all others, or an answer to who asked."""
+        """Pass a front's question on to all others, or an answer to the front that
+        asked.
+        """
         if isinstance(message, wire.Answer):
             for one in self._sessions:
                 if one.front == message.front:
@@ -181,7 +181,7 @@ class Host:
         if not 0 <= hello.front < self._fronts:
             raise wire.LinkError(f"there is no front {hello.front}")
         session.front = hello.front
-        if self._lives.get(hello.front) != hello.life:  # it begins to count anew
+        if self._lives.get(hello.front) != hello.life:  # a new process counts from zero
             last = self._counted.pop(hello.front, NOTHING_COUNTED)
             self._retired = joined_totals([self._retired, last])
             self._lives[hello.front] = hello.life
@@ -201,7 +201,7 @@ class Host:
         self._serve_due()
 
     def _owned(self, session: Session, requests: Sequence[Request]) -> list[Request]:
-        """Take requests in; returns them without those that are refused."""
+        """Register requests; returns them without those that are refused."""
         taken = []
         for request in requests:
             if request.id in session.ids:
@@ -239,7 +239,7 @@ class Host:
     def _refuse(
         self, session: Session, request: Request, reason: str, why: str = ""
     ) -> None:
-        """End a request that the engine never had."""
+        """End a request that never reached the engine."""
         length = len(request.output)
         ended = tuple(
             Finished(request.id, sample, reason, length, why)
@@ -248,10 +248,10 @@ class Host:
         time = 0.0 if self._client is None else self._client.clock()
         session.send(wire.encoded(wire.News(time, finished=ended)))
 
-    # --- from one to the other ----------------------------------------------------------
+    # --- between fronts and engine ------------------------------------------------------
 
     def _serve_due(self) -> None:
-        """Have the engine serve what is not held back."""
+        """Submit to the engine what is not in quarantine."""
         client = self._client
         if client is None or self._is_waiting(client):
             return
@@ -259,10 +259,11 @@ class Host:
         due = self._quarantine.due()
         probing = self._quarantine.probing
         if probing != before:
-            # Some may run still from before it came: then it is not known who kills.
+            # If earlier requests still run beside the suspect, a death would prove
+            # nothing.
             alone = self._owners.keys() - self._quarantine.waiting() <= {probing}
             self._broadcast(wire.encoded(wire.Probing(probing if alone else "")))
-        # Grammars may have to be compiled first, for which nobody else is to wait.
+        # Grammars may have to be compiled first, for which no other request should wait.
         bound = [one for one in due if one.sampling.structured_outputs is not None]
         free = tuple(one for one in due if one.sampling.structured_outputs is None)
         if free:
@@ -274,9 +275,9 @@ class Host:
         try:
             client.submit(due)
         except EngineDeadError:
-            pass  # it is asked again of the next
+            pass  # it is resubmitted to the next engine
         except RequestError as error:
-            if len(due) > 1:  # one of them is to blame, and the others are not
+            if len(due) > 1:  # one of them is invalid, the others are not
                 for request in due:
                     self._hand_over(client, (request,))
                 return
@@ -287,11 +288,15 @@ class Host:
             self._cleared(request.id)
 
     def _is_waiting(self, client: EngineClient) -> bool:
-        """Whether fronts may come back with suspects of their own."""
+        """Returns whether missing fronts may still come back with suspects of their
+        own.
+        """
         return bool(self._missing) and client.clock() < self._opened + PATIENCE
 
     def _cleared(self, name: str) -> None:
-        """A request is cleared, or is gone; who waited for that is served."""
+        """Note that a request is cleared, or is gone, and serve the requests that waited
+        for that.
+        """
         if self._quarantine.clear(name):
             if not self._quarantine.closed:
                 self._broadcast(wire.encoded(wire.Probing()))
@@ -304,7 +309,7 @@ class Host:
         self._settle(news)
 
     def _settle(self, news: News) -> None:
-        """Note who has ended, and whether the suspect is cleared."""
+        """Note which requests have ended, and whether the suspect is cleared."""
         for done in news.finished:
             if done.id in self._left:
                 self._left[done.id] -= 1
@@ -325,6 +330,6 @@ class Host:
             session.send(message)
 
     def _told(self, now: Snapshot) -> Snapshot:
-        """How the engine is, with what it does not know itself."""
+        """Returns the engine's state, with the counts of fronts and resets."""
         fronts = joined_totals([self._retired, *self._counted.values()])
         return evolve(now, resets=self._resets, fronts=fronts)

@@ -1,8 +1,8 @@
 """What a front keeps of its requests, so that they outlive an engine.
 
-Of each: what was asked, every token that came, and what the engine was told since. From
-that follows how it is asked for again, and how news of an engine read, in which it, or a
-part of it, goes by another name.
+Of each request: its prompt and parameters, every token that came, and all commands to the
+engine since. From these follow how it is resubmitted, and how to read news of an engine
+in which it, or a part of it, has another name.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,16 +21,16 @@ from minfer.sequence import SampleId
 
 @define(eq=False)
 class Trial:
-    """A sample, and the engines that had it: see `quarantine`."""
+    """A sample's history with the engines that served it: see `quarantine`."""
 
-    admitted: bool = False  # by the engine that has it now
-    got: int = 0  # tokens that this engine gave it
-    deaths: int = 0  # in a row of engines that did not clear it
+    admitted: bool = False  # by the current engine
+    got: int = 0  # tokens from this engine
+    deaths: int = 0  # engines in a row that did not clear it and died
     deaths_alone: int = 0  # of these, while they served nothing else
-    got_alone: int = 0  # tokens that the last of those gave it
+    got_alone: int = 0  # tokens from the last of those
 
     def end(self, *, alone: bool) -> None:
-        """Note that the engine that had it has died."""
+        """Note that its engine has died."""
         cleared = self.got > FEW
         self.deaths = 1 if cleared else self.deaths + 1
         if cleared:
@@ -42,39 +42,41 @@ class Trial:
 
     @property
     def proven(self) -> bool:
-        """Whether it is what the engines died of."""
+        """Whether it is proven that engines died of it."""
         return self.deaths_alone >= GUILTY + (self.got_alone > 0)
 
 
 @define(eq=False)
 class Kept:
-    """A request, and what came of it."""
+    """A request, and its results so far."""
 
     request: Request
     tokens: list[list[int]]  # new ones, by sample
     trials: list[Trial]  # likewise
     names: list[str] = field(factory=list)  # of it, or of its parts, on the link
     over: set[int] = field(factory=set)  # samples that have ended
-    ends: dict[int, Finish] = field(factory=dict)  # that the engine was told of
+    ends: dict[int, Finish] = field(factory=dict)  # ends that were sent to the engine
     cancelled: bool = False
-    compiling: bool = False  # so may be the engine that has it: until it is in line
+    # the engine may be compiling its grammar: until it enters the queue
+    compiling: bool = False
 
     def left(self) -> list[int]:
-        """The samples that have not ended."""
+        """Returns the samples that have not ended."""
         return [i for i in range(self.request.n) if i not in self.over]
 
     def length(self, sample: int) -> int:
-        """A sample's output tokens so far, those that it began with included."""
+        """Returns a sample's output tokens so far, including those that it began with."""
         return len(self.request.output) + len(self.tokens[sample])
 
     def go(self, name: str) -> None:
-        """Note that it, or a part of it, goes to the engine under a name."""
+        """Note that it, or a part of it, is sent to the engine under a name."""
         self.names.append(name)
         self.compiling = self.request.sampling.structured_outputs is not None
 
     def blame(self, alone: Sequence[int], *, probing: bool) -> bool:
-        """Note that the engine that had it has died, while it served these samples alone,
-        or if it was `probing`, others; whether that is proof.
+        """Note that its engine has died, while it served `alone`, these samples only (or
+        other ones, if it was `probing`); returns whether that proves that engines die of
+        one of them.
         """
         for sample in self.left():
             trial = self.trials[sample]
@@ -84,7 +86,7 @@ class Kept:
         return any(self.trials[sample].proven for sample in alone)
 
     def forsake(self) -> None:
-        """No engine has it any more."""
+        """Note that no engine has it any more."""
         self.compiling = False
         for trial in self.trials:
             trial.admitted, trial.got = False, 0
@@ -96,11 +98,11 @@ class Requests:
 
     def __init__(self) -> None:
         self._kept: dict[str, Kept] = {}
-        # What goes by which name on the link: the request's own id, or, for what was
-        # asked for again, one that nobody else had; then its sample, if it is one.
+        # Names on the link, of a request or its sample: the request's own id, or, for
+        # resubmitted ones, a new id.
         self._names: dict[str, tuple[str, int | None]] = {}
         self._batch: tuple[SampleId, ...] = ()  # of the last news that had one
-        self._rows: tuple[tuple[Kept, int] | None, ...] = ()  # whose they are
+        self._rows: tuple[tuple[Kept, int] | None, ...] = ()  # their requests and samples
         self._again = count(1)
 
     def __len__(self) -> int:
@@ -111,16 +113,16 @@ class Requests:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """All that there are."""
+        """The ids of all requests."""
         return tuple(self._kept)
 
     @property
     def samples(self) -> int:
-        """How many samples have not ended."""
+        """The number of samples that have not ended."""
         return sum(len(kept.left()) for kept in self._kept.values())
 
     def add(self, request: Request) -> None:
-        """A request comes, under an id that no other one has."""
+        """Add a request, under an id that no other one has."""
         tokens: list[list[int]] = [[] for _ in range(request.n)]
         trials = [Trial() for _ in range(request.n)]
         kept = self._kept[request.id] = Kept(request, tokens, trials)
@@ -128,12 +130,12 @@ class Requests:
         self._names[request.id] = (request.id, None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all requests."""
         self._kept.clear()
         self._names.clear()
 
     def cancel(self, ids: Iterable[str]) -> tuple[str, ...]:
-        """Note that requests are to end; returns their names on the link."""
+        """Note that requests have to end; returns their names on the link."""
         names: list[str] = []
         for kept in [self._kept[name] for name in ids]:
             kept.cancelled = True
@@ -141,7 +143,7 @@ class Requests:
         return tuple(names)
 
     def finish(self, ends: Iterable[Finish]) -> tuple[Finish, ...]:
-        """Note that samples are to end at a length; returns that as it is said on the
+        """Note that samples have to end at a length; returns that with their names on the
         link.
         """
         told = []
@@ -155,8 +157,9 @@ class Requests:
     # --- when the link is over ----------------------------------------------------------
 
     def lose(self, probing: str, *, served: bool = True) -> tuple[Finished, ...]:
-        """The link is over, on which `probing` ran alone, if anybody; returns the ends of
-        those that are given up. An engine that `served` nobody yet blames nobody.
+        """Note that the link is over, on which `probing` ran alone, if it is set; returns
+        the ends of requests that are given up. If the engine had not `served` yet, no
+        request is blamed.
         """
         proven = []
         for kept in self._kept.values():
@@ -175,29 +178,31 @@ class Requests:
         )
 
     def _known_as(self, name: str, kept: Kept) -> list[int]:
-        """The samples of a request that go by a name on the link."""
+        """Returns the samples of a request that have a name on the link."""
         if name not in kept.names:
             return []
         _, sample = self._names[name]
         return kept.left() if sample is None else [sample]
 
     def to_end(self) -> tuple[Finished, ...]:
-        """The ends of what was to end, of whom no engine will say it."""
+        """Returns the ends of requests and samples that have to end, without an
+        engine.
+        """
         return tuple(
             done for kept in self._kept.values() for done in _ends_without_engine(kept)
         )
 
     def resumed(self) -> tuple[wire.Resumed, ...]:
-        """All requests as they are asked for again: what has not ended of them."""
+        """Returns the unfinished parts of all requests, to resubmit."""
         return tuple(one for kept in self._kept.values() for one in self._parts(kept))
 
     def _parts(self, kept: Kept) -> list[wire.Resumed]:
-        """A request as a whole; or, if its samples have begun, each of them."""
+        """Returns a request as a whole; or, if its samples have begun, each of them."""
         request = kept.request
         parts: list[tuple[Request, int | None]] = []
         if request.n == 1:
             output = request.output + tuple(kept.tokens[0])
-            # Another engine has other places.
+            # Queue places are not valid in another engine.
             parts.append((evolve(request, output=output, place=None), None))
         elif not kept.over and not any(kept.tokens):
             parts.append((request, None))
@@ -221,7 +226,7 @@ class Requests:
     # --- news ---------------------------------------------------------------------------
 
     def take(self, told: wire.News) -> News:
-        """Keep what the engine said, and give it as it reads here."""
+        """Keep the engine's news, and return them with the requests' own ids."""
         if told.ids:
             self._regroup(told.ids)
         has_batch = told.ids is None or len(told.ids) > 0
@@ -265,7 +270,7 @@ class Requests:
                     del self._names[name]
 
     def _regroup(self, ids: tuple[SampleId, ...]) -> None:
-        """Learn whose the rows of a new batch are."""
+        """Find the requests of a new batch's rows."""
         batch: list[SampleId] = []
         rows: list[tuple[Kept, int] | None] = []
         for name, number in ids:
@@ -277,7 +282,7 @@ class Requests:
         self._rows = tuple(rows)
 
     def _own(self, name: str, number: int) -> SampleId:
-        """What goes by a name and number on the link, as it is known here."""
+        """Returns the own id and sample of a name and number on the link."""
         own, sample = self._names.get(name, ("", None))
         return own, number if sample is None else sample
 
@@ -294,7 +299,7 @@ class Requests:
         return evolve(one.of, id=own, sample=sample)
 
     def _as_named(self, kept: Kept, end: Finish) -> list[Finish]:
-        """An end, by the name that its sample goes by on the link, if there is one."""
+        """Returns an end with the sample's name on the link, if there is one."""
         for name in kept.names:
             _, sample = self._names[name]
             if sample is None:

@@ -1,6 +1,6 @@
-"""What crosses the line between fronts and an engine, as a schema.
+"""The messages between fronts and an engine, as a schema.
 
-Both ends check what they read against it; nothing that is read can run code. A step's
+Both ends check what they read against it; reading a message can never run code. A step's
 outputs are one message for each front that has rows in it. The ids of a batch are sent
 when they change: while the same sequences decode, a message holds little more than their
 new tokens.
@@ -22,19 +22,19 @@ from minfer.sequence import Place, SampleIds
 
 
 class Resumed(Struct, frozen=True):
-    """A request that an engine of before served, with what came of it as its `output`."""
+    """A request that a previous engine served, with its tokens so far as its `output`."""
 
     request: Request
-    deaths: int  # of engines in a row that served it and did not clear it
-    deaths_alone: int  # of engines that served nobody else
+    deaths: int  # engines in a row that served it, did not clear it and died
+    deaths_alone: int  # of these, engines that served nothing else
 
 
 class Hello(Struct, tag="hello", frozen=True):
-    """A front is there, with the requests that it has."""
+    """A front is connected, with its requests."""
 
     front: int  # its number, from 0
-    life: int  # another one for each process that has had this number
-    resets: int  # of the prefix cache, as many as it has heard of
+    life: int  # different for each process with this number
+    resets: int  # of the prefix cache, as far as this front knows
     resumed: tuple[Resumed, ...]
 
 
@@ -57,32 +57,32 @@ class End(Struct, tag="end", frozen=True):
 
 
 class ResetCache(Struct, tag="reset", frozen=True):
-    """Find nothing any more of what the prefix cache holds now."""
+    """Make all blocks in the prefix cache unusable for new requests."""
 
 
 class Counted(Struct, tag="counted", frozen=True):
-    """What a front has counted since it began, for metrics."""
+    """A front's counts since it began, for metrics."""
 
     totals: Totals
 
 
 class Wanted(Struct, frozen=True):
-    """A request that a front looks for: what is known of it?"""
+    """A question about a request."""
 
-    name: str  # its answer's id, or what its client chose
-    owner: str = ""  # the name of the key of who asks
-    cancel: bool = False  # whoever has it is to end it
+    name: str  # its answer's id, or the client's own id
+    owner: str = ""  # the name of the asking client's key
+    cancel: bool = False  # the front that has it should cancel it
 
 
 class Ask(Struct, tag="ask", frozen=True):
     """Ask all other fronts."""
 
-    number: int  # of the question; no other one of this server has it
+    number: int  # of the question; unique in this server
     wanted: Wanted
 
 
 class Told(Struct, tag="told", frozen=True):
-    """What one front knows of what another one asked."""
+    """A front's answer to another one's question."""
 
     number: int  # of the question
     others: int  # fronts that were asked; each of them answers
@@ -90,7 +90,7 @@ class Told(Struct, tag="told", frozen=True):
 
 
 class Answer(Struct, tag="answer", frozen=True):
-    """What this front knows of what it was `Asked`, for the front that asks."""
+    """This front's answer to what it was `Asked`, for the front that asks."""
 
     front: int
     told: Told
@@ -102,23 +102,23 @@ ToEngine: TypeAlias = Hello | Submit | Cancel | End | ResetCache | Counted | Ask
 
 
 class Progress(Struct, tag="progress", frozen=True):
-    """How far an engine is that is not ready yet."""
+    """The progress of an engine that is not ready yet."""
 
     stage: str
     done: int = 0
-    total: int = 0  # 0: that is not known
+    total: int = 0  # 0: unknown
 
 
 class Ready(Struct, tag="ready", frozen=True):
-    """The engine serves; with what a front has to know of how it was set up."""
+    """The engine is ready; with the facts of its setup that a front needs."""
 
-    device: str  # its kind
+    device: str  # its type
     num_blocks: int
     fingerprint: bytes
 
 
 class AdmittedReason(Struct, tag="admitted", frozen=True):
-    """Carries the reason of that name; as do those below."""
+    """Carries the reason of that name; so do those below."""
 
     of: Admitted
 
@@ -160,10 +160,10 @@ REASONS: Final = {
 
 
 class News(Struct, tag="news", frozen=True, omit_defaults=True):
-    """What a turn brought to the requests of one front: see `client.News`."""
+    """A turn's news for the requests of one front: see `client.News`."""
 
     time: float
-    ids: SampleIds | None = ()  # of the batch; None: those of the batch before
+    ids: SampleIds | None = ()  # of the batch; None: the same as in the last batch
     tokens: tuple[tuple[int, ...], ...] = ()
     logprobs: Logprobs = ()
     pooled: Pooled = ()
@@ -176,21 +176,21 @@ class News(Struct, tag="news", frozen=True, omit_defaults=True):
 
 
 class State(Struct, tag="state", frozen=True):
-    """How the engine is, said several times a second; with all resets that there ever
-    were, and what all fronts have counted.
+    """The engine's state, sent several times a second; with all resets so far, and the
+    counts of all fronts.
     """
 
     snapshot: Snapshot
 
 
 class Probing(Struct, tag="probing", frozen=True):
-    """From now on the engine serves this request alone, or, without one, any again."""
+    """From now on the engine serves this request alone, or, without one, all again."""
 
     id: str = ""
 
 
 class Asked(Struct, tag="asked", frozen=True):
-    """Another front asks."""
+    """A question of another front."""
 
     front: int  # that asks
     number: int  # of its question
@@ -201,26 +201,26 @@ class Asked(Struct, tag="asked", frozen=True):
 ToFront: TypeAlias = Progress | Ready | News | State | Probing | Asked | Told
 
 _encoder: Final = msgspec.msgpack.Encoder()
-# Of unions, which type checkers take for no types.
+# Of unions, which type checkers do not accept as types.
 _to_engine: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine)
 _to_front: Final[msgspec.msgpack.Decoder[ToFront]] = msgspec.msgpack.Decoder(ToFront)
 
 
 class LinkError(ValueError):
-    """What came over a link is not what its other end says."""
+    """A message on a link that violates the schema or protocol."""
 
 
-# What msgspec raises for bytes that are no message; the last two are not of its family.
+# Errors of msgspec for invalid bytes; the last two are not its own.
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def encoded(message: ToEngine | ToFront) -> bytes:
-    """A message as bytes."""
+    """Returns a message as bytes."""
     return _encoder.encode(message)
 
 
 def read_to_engine(data: bytes) -> ToEngine:
-    """What a front says. Raises LinkError."""
+    """Returns a front's message. Raises LinkError."""
     try:
         return _to_engine.decode(data)
     except _UNREADABLE as error:
@@ -228,7 +228,7 @@ def read_to_engine(data: bytes) -> ToEngine:
 
 
 def read_to_front(data: bytes) -> ToFront:
-    """What the engine says. Raises LinkError."""
+    """Returns the engine's message. Raises LinkError."""
     try:
         return _to_front.decode(data)
     except _UNREADABLE as error:

@@ -1,17 +1,18 @@
-"""Who runs alone after engines have died, so that nobody ends for a neighbour's fault.
+"""Runs suspects alone after engines have died, so that no request ends for another's
+fault.
 
-Theory. An engine dies for reasons of its own, or because of what it serves. All that it
-served is asked for again; a sample that gets more than `FEW` tokens of an engine is
-cleared. One that was let in, or whose grammar may have been at work (it was not in line
-yet), and that saw `SUSPECT` engines in a row die before it was cleared may be what they
-died of: suspects run first and alone, one after the other, each until it is cleared or
-ends, and all others wait for that. The suspect that saw most engines die is the first, as
-one that was cleared runs on beside those that follow. A request of which `GUILTY` engines
-died while they served nobody else (one more if they gave it tokens first, and about as
-many each time) is given up by its front. So a request that kills ends
-alone, also if each engine gives it a few tokens first, and a process that is killed from
-outside costs nobody their request: for that it would have to be killed again and again,
-always before the same request is cleared, and at the end while that runs alone.
+Theory. An engine dies for reasons of its own, or because of a request. All its requests
+are resubmitted; a sample that gets more than `FEW` tokens from an engine is cleared. A
+sample is suspected if it was admitted, or its grammar may have been compiling (it was not
+in the queue yet), in `SUSPECT` engines in a row that died before it was cleared. Suspects
+run first and alone, one after the other, each until it is cleared or ends, and all other
+requests wait for that. The suspect that saw most engines die is the first, as a cleared
+one continues to run beside those that follow. A request of which `GUILTY` engines died
+while they served nothing else (one more if they gave it tokens first, and about as many
+each time) is given up by its front. So a request that kills engines ends alone, also if
+each engine gives it a few tokens first. A process that is killed from outside costs no
+request: it would have to be killed again and again, always before the same request is
+cleared, and at the end while that runs alone.
 """
 
 from collections import Counter
@@ -20,43 +21,43 @@ from typing import Final
 
 from minfer.request import Request
 
-SUSPECT: Final = 2  # engines that died in a row
+SUSPECT: Final = 2  # engines in a row that died
 GUILTY: Final = 2  # engines that died while they served nothing else
-FEW: Final = 8  # tokens that an engine may give a sample and then die of it
-ALIKE: Final = 2  # tokens by which those numbers differ at most, of which some are lost
-# How the error of a request begins that is given up.
+FEW: Final = 8  # tokens that an engine may give a sample before it dies of it
+ALIKE: Final = 2  # by how many tokens these numbers may differ, as some are lost
+# Prefix of the error of a request that is given up.
 GIVEN_UP: Final = "the engine died again and again while it served this request alone"
 
 
 class Quarantine:
-    """Who waits until suspects have shown what they are, and what is served when."""
+    """The suspects, and the requests that wait until these are cleared."""
 
     def __init__(self) -> None:
-        self.probing = ""  # the suspect that runs, alone
-        self._got: Counter[int] = Counter()  # tokens that it has, by sample
+        self.probing = ""  # the suspect that runs alone
+        self._got: Counter[int] = Counter()  # its tokens, by sample
         self._suspects: dict[int, list[Request]] = {}  # by deaths; no list is empty
         self._held: list[Request] = []
 
     @property
     def closed(self) -> bool:
-        """Whether somebody is suspected, so that all others wait."""
+        """Whether there is a suspect, so that all others wait."""
         return bool(self.probing or self._suspects)
 
     def waiting(self) -> set[str]:
-        """The ids of those who wait here."""
+        """Returns the ids of the requests that wait here."""
         queues = (*self._suspects.values(), self._held)
         return {request.id for queue in queues for request in queue}
 
     def suspect(self, request: Request, deaths: int = SUSPECT) -> None:
-        """Have a request that saw so many engines die run alone when its turn comes."""
+        """Add a suspect that saw so many engines die, to run alone in its turn."""
         self._suspects.setdefault(deaths, []).append(request)
 
     def hold(self, requests: Sequence[Request]) -> None:
-        """Have requests wait until nobody is suspected."""
+        """Have requests wait until there is no suspect."""
         self._held += requests
 
     def drop(self, name: str) -> Request | None:
-        """Forget a request that waits here; returns it, if it did."""
+        """Remove a request that waits here; returns it, if it did."""
         for queue in (*self._suspects.values(), self._held):
             for request in queue:
                 if request.id == name:
@@ -66,15 +67,15 @@ class Quarantine:
         return None
 
     def give(self, sample: int, tokens: int) -> bool:
-        """Learn that a sample of the suspect that runs has new tokens; whether it has
-        enough of them to be cleared.
+        """Count new tokens of a sample of the running suspect; returns whether it is
+        cleared.
         """
         self._got[sample] += tokens
         return self._got[sample] > FEW
 
     def clear(self, name: str) -> bool:
-        """Learn that a request is cleared or has ended; whether it was the suspect that
-        ran.
+        """Note that a request is cleared or has ended; returns whether it was the running
+        suspect.
         """
         cleared = name == self.probing != ""
         if cleared:
@@ -82,7 +83,9 @@ class Quarantine:
         return cleared
 
     def due(self) -> tuple[Request, ...]:
-        """What is to be served now: the next suspect, alone, or all who waited."""
+        """Returns the requests to serve now: the next suspect, alone, or all that
+        waited.
+        """
         if self.probing:
             return ()
         if self._suspects:

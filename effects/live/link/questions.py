@@ -1,12 +1,13 @@
-"""What a front asks all others, by way of the engine's host: who knows a request.
+"""A front's questions to all others about a request, by way of the engine's host.
 
     front 0 --- Ask ---> host --- Asked ---> front 1, front 2, ...
             <-- Told ---      <-- Answer ---
 
-A connection is any front's, so a request's id may come to one that never heard of it. The
-host passes messages on and keeps nothing of them: each names the front that asks, and how
-many others were asked. The first answer that is not empty ends a question, or the last
-one. A caller waits for as long as it wants to, and then forgets its question.
+Any front may get a connection, so a question about a request may come to a front that
+does not have it. The host passes messages on and keeps nothing of them: each names the
+front that asks, and how many others were asked. The first answer that is not empty ends a
+question, or the last one. A caller waits as long as it wants, and then forgets its
+question.
 """
 
 import secrets
@@ -17,38 +18,40 @@ from attrs import define
 
 from minfer.effects.live.link import messages as wire
 
-MOST_ASKED: Final = 64  # questions of a front that have no answer yet
+MOST_ASKED: Final = 64  # unanswered questions of a front
 
-# Hears what another front knows: JSON, or nothing; None: they cannot be asked now.
+# Gets another front's answer: JSON, or nothing; None: they cannot be asked now.
 Hear = Callable[[bytes | None], None]
 
 
 def nothing_known(wanted: wire.Wanted) -> bytes:
-    """The answer of a front that serves no model yet."""
+    """Returns the answer of a front that serves no model yet."""
     del wanted
     return b""
 
 
 @define(eq=False)
 class _Open:
-    """A question that has no answer yet."""
+    """An unanswered question."""
 
     hear: Hear
-    empty: int = 0  # answers that came so far
+    empty: int = 0  # empty answers so far
 
 
 class Inquirer:
-    """A front's part, in the thread of its link."""
+    """One front's questions and answers, in the thread of its link."""
 
     def __init__(self) -> None:
-        # What this front knows of a request; it may have to cancel it.
+        # Returns this front's record of a request; it may have to cancel it.
         self.answer: Callable[[wire.Wanted], bytes] = nothing_known
         self._send: Callable[[wire.ToEngine], None] | None = None
         self._open: dict[int, _Open] = {}
 
     def ask(self, wanted: wire.Wanted, hear: Hear) -> int:
-        """Have `hear` called once; returns a number to `forget` the question by."""
-        number = secrets.randbits(62)  # of no process that had this front's number before
+        """Ask the others; `hear` is called once. Returns a number to `forget` the
+        question by.
+        """
+        number = secrets.randbits(62)  # not used by earlier processes of this front
         if self._send is None or len(self._open) >= MOST_ASKED:
             hear(None)
             return number
@@ -57,29 +60,29 @@ class Inquirer:
         return number
 
     def forget(self, number: int) -> None:
-        """Wait for that answer no longer."""
+        """Stop waiting for an answer."""
         self._open.pop(number, None)
 
     def connect(self, send: Callable[[wire.ToEngine], None]) -> None:
-        """A link was made."""
+        """Note a new link."""
         self._send = send
 
     def disconnect(self) -> None:
-        """The link is over: no answer will come."""
+        """End all questions without an answer, as the link is over."""
         self._send = None
         unanswered, self._open = self._open, {}
         for one in unanswered.values():
             one.hear(None)
 
     def asked(self, asked: wire.Asked) -> None:
-        """Answer what another front asks."""
+        """Answer another front's question."""
         record = self.answer(asked.wanted)
         if self._send is not None:
             told = wire.Told(asked.number, asked.others, record)
             self._send(wire.Answer(asked.front, told))
 
     def told(self, told: wire.Told) -> None:
-        """Take an answer to what was asked here; too late, it is left alone."""
+        """Take an answer to this front's question; ignored if it is too late."""
         one = self._open.get(told.number)
         if one is None:
             return

@@ -1,17 +1,16 @@
-"""A front's end of the line: an `EngineClient` whose engine is in another process.
+"""A front's end of the link: an `EngineClient` whose engine is in another process.
 
-It remembers, of each request, what was asked and every token that came. When the link is
-over it waits for the next one, and asks again for what has not ended, with the tokens as
-history: whoever listens hears nothing of it but a pause. Samples of one request go on as
-requests of their own, each with its number in the draws of the seed, so that sampling
-goes on as if nothing had been.
+It keeps each request and every token that came. When the link is over it waits for the
+next one, and resubmits what has not ended, with the tokens as history: listeners notice
+only a pause. Samples of one request continue as requests of their own, each with its
+number in the draws of the seed, so that sampling continues exactly as before.
 
-    asked ---> link ---> news ---> link is over ---> asked again ---> news ---> ended
-                                   (tokens are kept)  (as history)
+    submit ---> link ---> news ---> link is over ---> resubmit ---> news ---> ended
+                                    (tokens are kept) (as history)
 
-It knows no socket: whoever has one calls `connect`, `receive` and `disconnect`, all in
-one thread, which is the thread in which listeners hear. The other methods are an
-`EngineClient`'s; those that speak to the engine belong to that thread too.
+It has no socket: the owner of the socket calls `connect`, `receive` and `disconnect`, all
+in one thread, which is the thread in which listeners are called. The other methods are an
+`EngineClient`'s; those that send to the engine belong to that thread, too.
 """
 
 import secrets
@@ -36,11 +35,11 @@ from minfer.effects.live.totals import Totals
 from minfer.messages import Finish, Finished, clip
 from minfer.request import Request
 
-POLL: Final = 0.02  # seconds from one look to the next, of who waits for the end
+POLL: Final = 0.02  # seconds between two checks while waiting for the end
 
 
 class Remote:
-    """An engine in another process, as this one sees it."""
+    """The client of an engine in another process."""
 
     def __init__(
         self,
@@ -50,23 +49,23 @@ class Remote:
         max_waiting: int = 2**20,
     ) -> None:
         self.front = front
-        self.life = secrets.randbits(62)  # of who counts: see `count`
+        self.life = secrets.randbits(62)  # of this process and its counts: see `count`
         self.clock = clock
         self.max_waiting = max_waiting
         self.dead: BaseException | None = None
         self.draining = False
         self.resets = 0
-        self.links = 0  # that there were so far
+        self.links = 0  # links so far
         self.inquirer = Inquirer()
-        # How far an engine is that is not ready; None: it is.
+        # Progress of an engine that is not ready; None: it is ready.
         self.progress: wire.Progress | None = wire.Progress("waiting for the engine")
-        self.ready: wire.Ready | None = None  # what the engine said when it was
+        self.ready: wire.Ready | None = None  # the engine's facts, once it was ready
         self._send: Callable[[wire.ToEngine], None] | None = None
         self._listeners: list[Listener] = []
         self._telling = False
         self._requests = Requests()
         self._probing = ""  # by its name on the link
-        self._told: Snapshot | None = None  # how the engine was
+        self._told: Snapshot | None = None  # the engine's last state
         self._heard = clock()
 
     # --- what callers ask for -----------------------------------------------------------
@@ -85,7 +84,7 @@ class Remote:
         return (len(self._requests) > 0 or self._telling) and self.dead is None
 
     def listen(self, listener: Listener, *, early: bool = False) -> None:
-        """As `EngineClient` says; news come as early as they do."""
+        """As `EngineClient` says; `early` depends on the engine's process."""
         del early
         self._listeners.append(listener)
 
@@ -98,7 +97,7 @@ class Remote:
             raise OverloadedError(f"{why} (max_waiting); try again later")
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """As `EngineClient` says; without a link, they wait for one."""
+        """As `EngineClient` says; without a link, requests wait for one."""
         for request in requests:
             self._check_new(request)
         for request in requests:
@@ -133,12 +132,12 @@ class Remote:
             self._send(wire.ResetCache())
 
     def count(self, totals: Totals) -> None:
-        """Tell the engine what this front has counted since it began."""
+        """Send this front's counts since it began to the engine."""
         if self._send is not None:
             self._send(wire.Counted(totals))
 
     def snapshot(self) -> Snapshot:
-        """As `EngineClient` says: as it was told some moments ago."""
+        """As `EngineClient` says: as last reported."""
         now = self.clock()
         if self._told is None:
             found = unknown(now, len(self._requests))
@@ -153,7 +152,7 @@ class Remote:
         )
 
     def drain(self, timeout: float | None = None) -> bool:
-        """As `EngineClient` says; not to be called in the link's own thread."""
+        """As `EngineClient` says; must not be called in the link's own thread."""
         self.draining = True
         end = None if timeout is None else time.monotonic() + timeout
         while self.working and (end is None or time.monotonic() < end):
@@ -161,7 +160,7 @@ class Remote:
         return not self.working
 
     def close(self) -> None:
-        """As `EngineClient` says; the engine goes on, for others."""
+        """As `EngineClient` says; the engine keeps running, for others."""
         if self.dead is None:
             self.dead = EngineDeadError("it was closed")
             ids = self._requests.ids
@@ -174,7 +173,7 @@ class Remote:
     # --- the link -----------------------------------------------------------------------
 
     def connect(self, send: Callable[[wire.ToEngine], None]) -> None:
-        """A link was made: say who is there, and ask again for what has not ended."""
+        """Introduce this front on a new link, and resubmit what has not ended."""
         self.links += 1
         self._send = send
         self.inquirer.connect(send)
@@ -184,7 +183,7 @@ class Remote:
         send(wire.Hello(self.front, self.life, self.resets, resumed))
 
     def receive(self, message: wire.ToFront) -> None:
-        """Take in what the engine says."""
+        """Handle a message of the engine."""
         self._heard = self.clock()
         match message:
             case wire.News():
@@ -207,8 +206,8 @@ class Remote:
                 self.ready = message
 
     def disconnect(self) -> None:
-        """The link is over. What ended with it ends; of what goes on, note who may have
-        been the cause.
+        """Note that the link is over: end what had to end, and note which samples may
+        have been the cause.
         """
         self._send = None
         self.inquirer.disconnect()
@@ -219,20 +218,20 @@ class Remote:
         self._end(self._requests.to_end())
 
     def _end(self, finished: tuple[Finished, ...]) -> None:
-        """Say that samples have ended, of which no engine says it."""
+        """Report ends of samples that no engine will report."""
         if finished:
             self._requests.end(finished)
             self._tell(News(time=self.clock(), finished=finished))
 
     def _tell(self, message: Message) -> None:
-        self._telling = True  # a listener may go on with what has ended
+        self._telling = True  # a listener may submit a follow-up
         for hear in self._listeners:
             hear(message)
         self._telling = False
 
     def _waiting(self) -> int:
-        """How many samples wait: as it was told, or, for an engine that is not ready, all
-        that are here.
+        """Returns the number of waiting samples: as last reported, or, for an engine that
+        is not ready, all samples here.
         """
         if self.progress is not None:
             return self._requests.samples

@@ -1,7 +1,7 @@
-"""What of the news is whose: each front is told of its own requests.
+"""Splits news by front: each front gets those of its own requests.
 
-Which rows of a batch are a front's is found out when the batch changes, not at each step;
-and only then is it told their ids.
+The rows of each front are computed when the batch changes, not at each step; and only
+then are their ids sent.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ from minfer.sequence import Place, SampleIds
 
 @define(eq=False)
 class Session:
-    """A front, for as long as its link holds; `send` must not wait, nor raise."""
+    """A front while its link lasts; `send` must not wait, nor raise."""
 
     send: Callable[[bytes], None]
-    front: int | None = None  # its number, once it has said hello
-    ids: set[str] = field(factory=set)  # of requests that it has here
-    rows: tuple[int, ...] = ()  # its positions in the batch
-    batch_told: bool = False  # it knows the batch of the last news
+    front: int | None = None  # its number, after its hello
+    ids: set[str] = field(factory=set)  # of its requests here
+    rows: tuple[int, ...] = ()  # its indices in the batch
+    batch_told: bool = False  # the batch of the last news was sent to it
 
 
 Owners = Mapping[str, Session]  # of requests, by id
@@ -32,7 +32,7 @@ Owners = Mapping[str, Session]  # of requests, by id
 
 @define(eq=False)
 class _Part:
-    """What news hold for one front besides its rows."""
+    """One front's part of the news, besides its rows."""
 
     finished: list[Finished] = field(factory=list)
     arrived: list[str] = field(factory=list)
@@ -52,7 +52,7 @@ class Shares:
     def divided(
         self, news: News, sessions: Sequence[Session], owners: Owners
     ) -> Iterator[tuple[Session, wire.News]]:
-        """What each session that is concerned is to be told."""
+        """Yields the news of each session that is concerned."""
         if news.ids is not self._batch and news.ids:
             self._regroup(news.ids, sessions, owners)
         parts = dict[int, _Part]()
@@ -73,7 +73,7 @@ class Shares:
     def _regroup(
         self, batch: SampleIds, sessions: Sequence[Session], owners: Owners
     ) -> None:
-        """Find out which rows of a new batch are whose."""
+        """Compute the rows of each session in a new batch."""
         self._batch = batch
         rows: dict[int, list[int]] = {id(one): [] for one in sessions}
         for at, (name, _) in enumerate(batch):
@@ -90,7 +90,7 @@ def _part(parts: dict[int, _Part], session: Session | None) -> _Part:
 
 
 def _told(session: Session, news: News, part: _Part) -> wire.News:
-    """The news as one front is told them."""
+    """Returns the news as sent to one front."""
     rows = session.rows if news.ids else ()
     whole = len(rows) == len(news.ids)
     ids: SampleIds | None = ()

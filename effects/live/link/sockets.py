@@ -1,11 +1,11 @@
 """Both ends of links on local sockets: the engine's in a thread, a front's in its event
 loop.
 
-The engine's thread that steps must never wait for a front: what a front's socket does not
-take at once is kept for the thread of the links, which sends it when the socket is ready.
-A front that takes nothing while `MOST_KEPT` bytes wait for it is given up. A link that
-carries what no front would say is cut, and no other one. Should the thread itself break,
-the engine counts as broken: it would serve nobody, and nobody would know.
+The engine's stepping thread must never wait for a front: bytes that a front's socket does
+not take at once are kept for the links' thread, which sends them when the socket is
+ready. A front that takes nothing while `MOST_KEPT` bytes wait for it is disconnected. A
+link with invalid messages is closed, and no other one. If the links' thread itself
+breaks, the engine counts as broken, as no front could reach it.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.shares import Session
 
 MOST_KEPT: Final = 2**27  # bytes that wait for a front
-TICK: Final = 0.1  # seconds from one word of the engine's state to the next
-RETRY: Final = 0.05  # seconds from one attempt to make a link to the next
+TICK: Final = 0.1  # seconds between two reports of the engine's state
+RETRY: Final = 0.05  # seconds between two attempts to connect
 _CHUNK: Final = 2**18  # bytes read at once
 
 log = logging.getLogger("minfer.link")
@@ -38,7 +38,7 @@ class LinkServer:
     """Links of fronts to a host, in a thread of their own."""
 
     def __init__(self, path: Path, host: Host) -> None:
-        """Listen at `path`, at which there is nothing yet."""
+        """Listen at `path`, which must not exist yet."""
         self._host = host
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -55,25 +55,25 @@ class LinkServer:
         self._thread.daemon = True
 
     def start(self) -> None:
-        """Take links from now on."""
+        """Accept links from now on."""
         self._thread.start()
 
     def close(self) -> None:
-        """Make an end of all links."""
+        """Close all links."""
         self._closing = True
         self.wake()
         self._thread.join()
 
     def wake(self) -> None:
-        """Have the thread look at what is to be sent."""
-        with contextlib.suppress(BlockingIOError, OSError):  # it is awake, or gone
+        """Wake the thread to send what is kept."""
+        with contextlib.suppress(BlockingIOError, OSError):  # it is awake, or ended
             self._waker.send(b"\0")
 
     def _run(self) -> None:
         links: set[_Link] = set()
         try:
             self._serve(links)
-        except BaseException as error:  # whatever it is: nobody could reach the engine
+        except BaseException as error:  # any error: the engine is unreachable then
             log.exception("the thread of the links broke")
             self._host.hear(Died((), f"the thread of the links broke: {error!r}"))
         finally:
@@ -107,7 +107,8 @@ class LinkServer:
     def _accept(self, links: "set[_Link]") -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # the front has gone again, or there are no descriptors
+        # the front has disconnected, or there are no descriptors
+        except OSError as error:
             log.warning("a front's link could not be taken: %s", error)
             return
         connection.setblocking(False)
@@ -117,7 +118,7 @@ class LinkServer:
         self._host.join(link.session)
 
     def _watch(self, link: "_Link") -> None:
-        """Wake when the socket takes something again, if something waits for that."""
+        """Wait for a writable socket only while bytes are kept for it."""
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.kept else 0)
         if wanted != link.watched:
             link.watched = wanted
@@ -142,8 +143,8 @@ class _Link:
         self._wake = wake
         self._frames = FrameReader()
         self._numbers = FrameWriter()
-        self._lock = threading.Lock()  # of what is below
-        self.kept = bytearray()  # what the socket did not take yet
+        self._lock = threading.Lock()  # guards the attributes below
+        self.kept = bytearray()  # bytes that the socket did not take yet
         self._over = False
 
     def send(self, message: bytes) -> None:
@@ -159,7 +160,7 @@ class _Link:
             self._wake()
 
     def flush(self) -> bool:
-        """Send what was kept; False if the link is over."""
+        """Send kept bytes; returns False if the link is over."""
         with self._lock:
             if self.kept and not self._over:
                 del self.kept[: self._sent(self.kept)]
@@ -169,7 +170,7 @@ class _Link:
             return not self._over
 
     def read(self) -> None:
-        """Take what came."""
+        """Read and handle incoming messages."""
         try:
             data = self.connection.recv(_CHUNK)
             if not data:
@@ -178,17 +179,17 @@ class _Link:
                 self._host.receive(self.session, wire.read_to_engine(message))
         except BlockingIOError:
             pass
-        except OSError:  # the front has gone
+        except OSError:  # the front has disconnected
             self._over = True
         except wire.LinkError as error:
             log.warning("a front's link is cut: %s", error)
             self._over = True
-        except Exception:  # a fault of ours: it must not end the other links
+        except Exception:  # a bug here must not end the other links
             log.exception("a front's link is cut")
             self._over = True
 
     def _sent(self, data: bytes | bytearray) -> int:
-        """How much the socket took now."""
+        """Send; returns how many bytes the socket took."""
         try:
             return self.connection.send(data)
         except BlockingIOError:
@@ -209,12 +210,12 @@ class LinkClient(asyncio.Protocol):
         self._transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say hello."""
+        """Introduce this front."""
         self._transport = cast("asyncio.WriteTransport", transport)
         self._remote.connect(self._say)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what the engine says."""
+        """Pass the engine's messages on."""
         try:
             for message in self._frames.feed(data):
                 self._remote.receive(wire.read_to_front(message))
@@ -223,10 +224,10 @@ class LinkClient(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The engine has gone, or the link was cut."""
+        """Note that the engine has ended, or that the link was closed."""
         del exc
         self._remote.disconnect()
-        if not self.over.done():  # nobody waits for it any more
+        if not self.over.done():  # it was cancelled
             self.over.set_result(None)
 
     def _say(self, message: wire.ToEngine) -> None:
@@ -234,7 +235,7 @@ class LinkClient(asyncio.Protocol):
 
 
 async def keep_linked(remote: Remote, path: Path) -> None:
-    """Have a link to the engine that listens at `path`, and another when it is over,
+    """Keep a link to the engine that listens at `path`, with a new one when it is over,
     until the task is cancelled.
     """
     loop = asyncio.get_running_loop()
@@ -243,7 +244,7 @@ async def keep_linked(remote: Remote, path: Path) -> None:
             transport, client = await loop.create_unix_connection(
                 lambda: LinkClient(remote), str(path)
             )
-        except OSError:  # no engine is there yet
+        except OSError:  # there is no engine yet
             pass
         else:
             try:

@@ -1,4 +1,4 @@
-"""How an engine is, as a front was told some moments ago."""
+"""An engine's state, as last reported to a front."""
 
 from typing import Final
 
@@ -7,11 +7,11 @@ from attrs import evolve
 from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import NOTHING_COUNTED
 
-QUIET: Final = 2.0  # seconds without a word of the engine, after which it may be stuck
+QUIET: Final = 2.0  # seconds without a message of the engine, after which it may hang
 
 
 def unknown(now: float, requests: int) -> Snapshot:
-    """The snapshot of an engine that has not said anything yet."""
+    """Returns the snapshot of an engine that has not sent any yet."""
     return Snapshot(
         time=now,
         dead="",
@@ -31,15 +31,15 @@ def unknown(now: float, requests: int) -> Snapshot:
 
 
 def known(now: float, told: Snapshot, quiet: float, *, ready: bool) -> Snapshot:
-    """The snapshot of an engine that `told` how it is, and nothing for `quiet` seconds in
-    which somebody was served.
+    """Returns the snapshot of an engine that sent `told`, and nothing for `quiet` seconds
+    in which requests were served.
     """
     stalled = max(told.stalled, quiet if quiet > QUIET else 0.0)
     return evolve(
         told,
         time=now,
-        dead="",  # then there will be another one
-        # One that is being started does not stall: it says what it does.
+        dead="",  # another engine will follow
+        # An engine that is starting does not stall: it reports its progress.
         failing=told.failing if ready else 0,
         stalled=stalled if ready else 0.0,
     )
