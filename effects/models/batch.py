@@ -1,9 +1,8 @@
-"""One step's work as tensors, the same on every device: tokens, where their KV goes, and
-whose they are.
+"""One step's work as tensors, the same on every device: tokens, their KV slots and their
+rows.
 
-Tokens are packed: first rows of one token each (in the executor, those that feed
-themselves), then chunks, of several inputs of a row. Everything is read through block
-tables.
+Tokens are packed: first rows of one token each (in the executor, decode rows), then
+chunks, of several inputs of a row. Everything is read through block tables.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,19 +20,19 @@ Ints = NDArray[np.int64]
 
 @frozen(eq=False)
 class Chunks:
-    """Rows of several inputs; all int32 [chunks]. A count of 0 pads."""
+    """Rows of several inputs; all int32 [chunks]. A count of 0 means padding."""
 
     rows: Tensor  # of the table
     starts: Tensor  # the position of the first input
     counts: Tensor  # inputs
     offsets: Tensor  # of the first input among the packed tokens
-    longest: int  # count there can be
+    longest: int  # the largest possible count
     flash: FlashWork | None = None  # where flash-attn serves them
 
 
 @frozen(eq=False)
 class Tap:
-    """Tokens whose hidden states are wanted, after the final norm."""
+    """Tokens whose hidden states are requested, after the final norm."""
 
     tokens: Tensor  # [tapped] int32: indices
     states: Tensor  # [tapped, hidden]: where the model puts them
@@ -41,7 +40,7 @@ class Tap:
 
 @frozen(eq=False)
 class Scored:
-    """Tokens whose logits are looked at, `few` at a time: memory may not hold all.
+    """Tokens whose logits are computed `few` at a time: memory may not hold all.
 
     `take` gets the number of the first of them, and their logits [few, vocab].
     """
@@ -51,23 +50,23 @@ class Scored:
     take: Callable[[int, Tensor], None]
 
     def spans(self) -> Iterator[slice]:
-        """Which of them are looked at together."""
+        """Yields the slices of tokens that are computed together."""
         for begin in range(0, len(self.tokens), self.few):
             yield slice(begin, begin + self.few)
 
 
 @frozen(eq=False)
 class Verified:
-    """The first rows of a step, which have drafts: the first tokens are their last ones,
-    and behind those of all rows come drafts, a line of these rows for each place.
+    """The first rows of a step, which have drafts: the first tokens are the rows' last
+    ones, and after those of all rows come drafts, a line of these rows for each place.
     Integers are int32.
     """
 
     decode_rows: int  # with and without drafts
     starts: Tensor  # [verified]: positions of their last tokens
-    counts: Tensor  # [verified]: inputs of each, from 1 on; the others are nobody's
+    counts: Tensor  # [verified]: inputs of each, from 1 on; the others are padding
     firsts: Tensor  # [verified]: 0, 1, 2 ...
-    most: int  # count there can be
+    most: int  # the largest possible count
 
 
 @frozen(eq=False)
@@ -75,22 +74,22 @@ class Batch:
     """A packed step, ready for `forward`. Integers are int32 unless said otherwise."""
 
     tokens: Tensor  # [tokens] ids
-    positions: Tensor  # [tokens] places in their sequences
+    positions: Tensor  # [tokens] positions in their sequences
     # [tokens] int64: block * block_size + offset, where each token's KV is written
     slots: Tensor
-    # [sampled] indices of tokens whose logits are wanted; None: every token
+    # [sampled] indices of tokens whose logits are needed; None: every token
     sample: Tensor | None
-    # [rows, blocks]: block ids; those that a row does not read may be anything
+    # [rows, blocks]: block ids; entries that a row does not read may be anything
     table: Tensor
     rows: Tensor  # [decode] rows of the table that the first tokens belong to
     contexts: Tensor  # [decode] tokens that each of them attends to
-    chunks: Chunks | None  # what the other tokens are
-    splits: int = 1  # ranges that a GPU cuts contexts of decode rows into
+    chunks: Chunks | None  # the other tokens
+    splits: int = 1  # splits of the contexts of decode rows on a GPU
     fused: bool = False  # as in `kernels.linear.norm_gated`
     tap: Tap | None = None
     scored: Scored | None = None
-    # Whose drafts are among these: a cache may read a row's context once for all of its
-    # inputs, or take each as a row of its own.
+    # The rows with drafts: a cache may read a row's context once for all of its inputs,
+    # or treat each input as a row of its own.
     verified: Verified | None = None
 
 
@@ -102,13 +101,13 @@ class Row:
     start: int
     # The sequence's block ids in order, at least up to the last input.
     table: Sequence[int] | Ints
-    # Of how many last tokens logits are wanted: 0 inside a prompt, >1 for drafts.
+    # The number of last tokens whose logits are needed: 0 inside a prompt, >1 for drafts.
     sample: int = 1
 
 
 @frozen(eq=False)
 class _Packing:
-    """Where rows' tokens are among the packed ones: rows of one token first."""
+    """The places of rows' tokens among the packed ones: rows of one token first."""
 
     counts: Ints  # [rows] tokens of each
     offsets: Ints  # [rows] of the first of them
@@ -124,11 +123,11 @@ class _Packing:
 
     @property
     def owners(self) -> Ints:
-        """[tokens] which row each belongs to."""
+        """[tokens] the row of each token."""
         return np.repeat(self.order, self.counts[self.order])
 
     def sampled(self, rows: Sequence[Row]) -> Ints:
-        """[sampled] the tokens whose logits are wanted, in the order of rows."""
+        """Returns [sampled] the tokens whose logits are needed, in the order of rows."""
         ends = self.offsets + self.counts
         wanted = (
             np.arange(end - row.sample, end) for end, row in zip(ends, rows, strict=True)
@@ -139,7 +138,7 @@ class _Packing:
 def make_batch(
     rows: Sequence[Row], block_size: int, device: torch.device | str = "cpu"
 ) -> Batch:
-    """Pack rows into one step; logits come out in their order.
+    """Pack rows into one step; logits are in the order of the rows.
 
     Raises ValueError if there are none, one is empty or its table is too short.
     """
@@ -177,7 +176,7 @@ def make_batch(
 
 
 def _table(rows: Sequence[Row]) -> NDArray[np.int32]:
-    """Block tables, one below the other."""
+    """Returns the block tables, one below the other."""
     table = np.zeros((len(rows), max(len(row.table) for row in rows)), np.int32)
     for line, row in zip(table, rows, strict=True):
         line[: len(row.table)] = row.table

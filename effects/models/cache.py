@@ -1,4 +1,4 @@
-"""What a model asks of the cache that keeps its keys and values."""
+"""A model's interface to the cache of its keys and values."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,7 +29,7 @@ class PagedCache(Protocol):
     def attend(
         self, batch: "Batch", index: int, qkv: "Tensor", scale: float | None = None
     ) -> "Tensor":
-        """Keep the new keys and values of the layer `index`, and let each token attend
+        """Write the new keys and values of the layer `index`, and let each token attend
         to its context, in its window.
 
         `qkv` [tokens, (heads + 2 * kv_heads) * head_dim], which may be written to;

@@ -36,7 +36,7 @@ from minfer.effects.models.weights import Weights, empty_weights, named_parts
 from minfer.effects.models.weights import random_weights as random_weights
 
 FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
-# Buffers that old versions of transformers wrote although they are computed, not learnt.
+# Buffers that old versions of transformers wrote although they are computed, not learned.
 HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 PREFIX = "model."  # of all names but the output head's
 _log = logging.getLogger("minfer.weights")
@@ -49,8 +49,8 @@ class TensorMismatchError(CheckpointError):
 
 
 def eos_ids(folder: Path) -> tuple[int, ...]:
-    """Ids that end a sequence, of generation_config.json and config.json where they name
-    any; numbers that are none are left out.
+    """Returns the ids that end a sequence, from generation_config.json and config.json;
+    invalid ids are left out.
     """
     ids: list[Any] = []
     for name in ("generation_config.json", "config.json"):
@@ -61,7 +61,7 @@ def eos_ids(folder: Path) -> tuple[int, ...]:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The contents of a checkpoint folder's config.json. Raises `ConfigError`."""
+    """Returns the contents of a checkpoint folder's config.json. Raises `ConfigError`."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise ConfigError(
@@ -97,7 +97,7 @@ def load_weights(
 def _fill(
     spec: ModelSpec, weights: Weights, where: Mapping[str, Place], device: str
 ) -> None:
-    """Every tensor to its place in the weights, cast where types differ."""
+    """Copy every tensor to its place in the weights, cast where dtypes differ."""
     if device == "cpu":
         for name, target in named_parts(spec, weights):
             target.copy_(where[name].tensor())
@@ -113,7 +113,9 @@ def _fill(
 
 
 def _check_copy(stored: Place, weights: Weights) -> None:
-    """A stored output head beside tied embeddings is a copy, or the config is wrong."""
+    """Check that an output head stored beside tied embeddings is a copy; else the config
+    is wrong.
+    """
     head = stored.tensor().to(weights.embed.dtype)
     if not head.equal(weights.embed.cpu()):
         raise TensorMismatchError(
@@ -123,10 +125,11 @@ def _check_copy(stored: Place, weights: Weights) -> None:
 
 
 def _by_model(spec: ModelSpec, found: Found, folder: Path) -> dict[str, Place]:
-    """The places by the model's names, checked by headers alone.
+    """Returns the places by the model's tensor names, checked by headers alone.
 
-    As in transformers, `model.` is put before a name, or taken off it, where that makes
-    it one of the model's; and a tied model may hold its embeddings as the output head.
+    As in transformers, `model.` is put before a name, or removed from it, where that
+    makes it one of the model's; and a tied model may store its embeddings as the output
+    head.
     """
     blank = named_parts(spec, empty_weights(spec, "float32", "meta"))
     expected = {name: tuple(part.shape) for name, part in blank}
@@ -149,7 +152,7 @@ def _by_model(spec: ModelSpec, found: Found, folder: Path) -> dict[str, Place]:
 
 
 def _model_name(name: str, known: set[str]) -> str:
-    """The model's name of a tensor that a file calls `name`."""
+    """Returns the model's name of a tensor that a file calls `name`."""
     for candidate in (name.removeprefix(PREFIX), PREFIX + name):
         if candidate != name and candidate in known:
             return candidate
@@ -159,7 +162,7 @@ def _model_name(name: str, known: set[str]) -> str:
 def _missing(
     names: list[str], shape: tuple[int, ...], found: Found, folder: Path
 ) -> CheckpointError:
-    """What to raise where files lack tensors of the model."""
+    """Returns the error about files that lack tensors of the model."""
     listed = found.listed or {}
     for name in names:
         if name in listed:
@@ -177,7 +180,9 @@ def _missing(
 
 
 def _check_surplus(spec: ModelSpec, found: Found, surplus: Mapping[str, Place]) -> None:
-    """Refuse tensors that the model has not, unless the index leaves them out too."""
+    """Refuse tensors that the model does not have, unless the index leaves them out
+    too.
+    """
     extra = {n: p for n, p in surplus.items() if not n.endswith(HARMLESS)}
     if bad := sorted(name for name in extra if found.is_listed(extra[name].name)):
         raise TensorMismatchError(
@@ -192,7 +197,7 @@ def _check_surplus(spec: ModelSpec, found: Found, surplus: Mapping[str, Place]) 
 
 
 def _check_header(name: str, shape: tuple[int, ...], place: Place) -> None:
-    """Compare a tensor's shape and type with what they should be."""
+    """Compare a tensor's shape and type with the expected ones."""
     header = place.file.get_slice(place.name)
     if (found := tuple(header.get_shape())) != shape:
         raise TensorMismatchError(

@@ -1,4 +1,4 @@
-"""Typed reads of a checkpoint's config.json; errors say what is wrong with it."""
+"""Typed reads of a checkpoint's config.json; errors name what is wrong with it."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -9,7 +9,7 @@ HUGE: Final = 1e100  # products of several numbers below it are finite
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used. The message names the thing, the file and the
+    """A checkpoint cannot be used. The message names the fault, the file and the
     remedy.
     """
 
@@ -19,11 +19,11 @@ class ConfigError(CheckpointError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """The checkpoint is sound but asks for something that minfer does not do (yet)."""
+    """The checkpoint is valid but needs something that minfer does not support (yet)."""
 
 
 def whole(value: Any) -> Any:
-    """The value; a float that is a whole number as an int: some tools write 128.0."""
+    """Returns the value; a whole float as an int: some tools write 128.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -37,11 +37,11 @@ class Reader:
         self.where = where
 
     def absent(self, key: str) -> bool:
-        """Whether the key is missing or null."""
+        """Returns whether the key is missing or null."""
         return self.config.get(key) is None
 
     def error(self, key: str, expected: str) -> ConfigError:
-        """What to raise for a value that is not as `expected`."""
+        """Returns the error about a value that is not as `expected`."""
         found = repr(self.config[key]) if key in self.config else "nothing"
         what = f"{self.where}: {key} must be {expected}, found {found}; correct it"
         return ConfigError(
@@ -49,11 +49,11 @@ class Reader:
         )
 
     def refusal(self, what: str) -> UnsupportedModelError:
-        """What to raise for a value that is sound and not supported."""
+        """Returns the error about a valid value that is not supported."""
         return UnsupportedModelError(f"{self.where}: {what}")
 
     def size(self, key: str, default: int | None = None, low: int = 1) -> int:
-        """An integer of at least `low`."""
+        """Returns an integer of at least `low`."""
         value = default if self.absent(key) else whole(self.config[key])
         # A bool is an int, and not a size.
         if type(value) is not int or not low <= value < TOO_LARGE:
@@ -61,8 +61,8 @@ class Reader:
         return value
 
     def positive(self, key: str, default: float | None = None, low: float = 0.0) -> float:
-        """A number above 0, at least `low`, and small enough that products of such are
-        finite.
+        """Returns a number above 0, at least `low`, and small enough that products of
+        such numbers are finite.
         """
         value: Any = default if self.absent(key) else self.config[key]
         if type(value) not in (int, float) or not max(low, SMALLEST) <= value < HUGE:
@@ -71,14 +71,14 @@ class Reader:
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """True or false; false when absent."""
+        """Returns true or false; false when absent."""
         value = self.config.get(key)
         if value is not None and type(value) is not bool:
             raise self.error(key, "true or false")
         return bool(value)
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """Token ids without repetition: one, a list of them, or none."""
+        """Returns token ids without repetition: one, a list of them, or none."""
         value = self.config.get(key)
         listed = value if isinstance(value, list) else [] if value is None else [value]
         ids = [*map(whole, listed)]

@@ -1,8 +1,8 @@
-"""The dense feed-forward, one of the kinds of feed-forward: sizes, weights, and its step.
+"""The dense feed-forward, one of the feed-forward types: sizes, weights, and its step.
 
-Theory. silu(gate) * up, then down (Shazeer 2020): gate and up come of one fused product,
-with the activation inside where that pays. Among ranks, the first is divided by column,
-the second by row.
+Theory. silu(gate) * up, then down (Shazeer 2020): gate and up come from one fused
+product, with the activation inside where that is faster. With tensor parallelism, the
+first is split by column, the second by row.
 """
 
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ class Dense:
 
     @property
     def activation_elements(self) -> int:
-        """What a token keeps at the feed-forward's widest place."""
+        """Elements that a token keeps at the feed-forward's widest place."""
         return 3 * self.intermediate_size
 
 
@@ -76,13 +76,13 @@ class Dense:
 class DenseWeights:
     """The weights of one layer's feed-forward."""
 
-    norm: "Tensor"  # [hidden], of what comes in
+    norm: "Tensor"  # [hidden], of the input
     gate_up: Linear
     down: Linear
 
 
 def read_dense(read: Reader, family: Family) -> Dense:
-    """The feed-forward of every layer, from a config. Raises `ConfigError`."""
+    """Returns the feed-forward of every layer, from a config. Raises `ConfigError`."""
     return Dense(
         hidden_size=read.size("hidden_size"),
         intermediate_size=read.size("intermediate_size"),
@@ -91,7 +91,7 @@ def read_dense(read: Reader, family: Family) -> Dense:
 
 
 def empty_dense(sizes: Dense, make: Maker) -> DenseWeights:
-    """Uninitialised weights of these sizes."""
+    """Returns uninitialised weights of these sizes."""
     return DenseWeights(
         norm=make.vector(sizes.hidden_size),
         gate_up=make.linear(sizes.gate_up),
@@ -100,7 +100,7 @@ def empty_dense(sizes: Dense, make: Maker) -> DenseWeights:
 
 
 def dense_parts(sizes: Dense, weights: DenseWeights) -> "Iterator[tuple[str, Tensor]]":
-    """Each tensor's name in a layer of a checkpoint, and its place: a view."""
+    """Yields each tensor's name in a layer of a checkpoint, and its place: a view."""
     yield "post_attention_layernorm.weight", weights.norm
     yield from weight_parts(sizes.gate_up, weights.gate_up)
     yield from weight_parts(sizes.down, weights.down)

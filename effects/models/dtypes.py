@@ -1,6 +1,6 @@
-"""The types that numbers are kept in, by their names in a config.
+"""Dtypes by their names in a config.
 
-torch is imported only where its own type is asked for: memory plans need the sizes alone.
+torch is imported only for its own dtypes: memory plans need only the sizes.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16":
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element. Raises `UnsupportedModelError` for a dtype that minfer does
-    not run.
+    """Returns the bytes of one element. Raises `UnsupportedModelError` for a dtype that
+    minfer does not support.
     """
     if dtype not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
@@ -27,8 +27,8 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def torch_dtype(name: str) -> "torch.dtype":
-    """The torch dtype of that name. Raises `UnsupportedModelError` for one that does not
-    run.
+    """Returns the torch dtype of that name. Raises `UnsupportedModelError` for an
+    unsupported one.
     """
     import torch
 

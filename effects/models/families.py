@@ -1,4 +1,4 @@
-"""The family table: how models of one architecture differ from those of the others.
+"""The family table: how models of one architecture differ from others.
 
 All are decoders with RMSNorm and rotary embedding of halves. A family is a row, not a
 class.
@@ -12,7 +12,7 @@ from attrs import frozen
 
 @frozen
 class Family:
-    """One row of the family table; see `layers.py` for the kinds of its layers."""
+    """One row of the family table; see `layers.py` for the types of its layers."""
 
     architecture: str
     model_type: str

@@ -1,12 +1,13 @@
-"""Grouped-query attention, one of the kinds of attention: sizes, weights, and its step.
+"""Grouped-query attention, one of the attention types: sizes, weights, and its step.
 
 Theory. Each query head attends over keys and values of the tokens up to its own, or of
 the last `window` of them; several query heads share one key head (Ainslie et al. 2023),
-so that a token leaves fewer keys and values behind. Queries, keys and values come of one
-fused product; the cache normalises and rotates heads, keeps the new keys and values, and
+so that a token stores fewer keys and values. Queries, keys and values come from one fused
+product; the cache normalises and rotates heads, stores the new keys and values, and
 attends; the product that follows mixes the heads.
 
-Among ranks, heads are divided: the fused product by column, the one behind it by row.
+With tensor parallelism, heads are split: the fused product by column, the one after it by
+row.
 """
 
 from collections.abc import Iterator
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
     from minfer.effects.models.batch import Batch
 
-RANGE = 8192  # tokens that Flash-Decoding lets one program read, at most
-PROCESSORS = 132  # of a GPU, which its ranges are to fill
+RANGE = 8192  # the most tokens that one program of Flash-Decoding reads
+PROCESSORS = 132  # of a GPU, which the splits should fill
 RANGES_EACH = 4
 
 
@@ -65,7 +66,7 @@ class GQA:
 
     @property
     def qkv(self) -> LinearSizes:
-        """Queries, keys and values of what comes in."""
+        """The product of queries, keys and values."""
         return LinearSizes(
             names=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             outputs=(self.q_size, self.kv_size, self.kv_size),
@@ -76,7 +77,7 @@ class GQA:
 
     @property
     def out(self) -> LinearSizes:
-        """What the heads found, mixed."""
+        """The product that mixes the heads' results."""
         return LinearSizes(
             names=("self_attn.o_proj",),
             outputs=(self.hidden_size,),
@@ -100,20 +101,20 @@ class GQA:
 
     @property
     def kv_shape(self) -> tuple[int, ...]:
-        """What a token leaves in the cache of a layer: keys and values."""
+        """The shape of a token's keys and values in the cache of a layer."""
         return (2, self.kv_heads, self.head_dim)
 
     @property
     def kv_elements(self) -> int:
-        """Elements that a token leaves in the cache of a layer."""
+        """A token's elements in the cache of a layer."""
         return prod(self.kv_shape)
 
     def activation_bytes(self, element: int, kv_element: int) -> int:
-        """What a token keeps at attention's widest place on the CPU, in types of so many
-        bytes: activations, and the cache's.
+        """Returns a token's bytes at attention's widest place on the CPU, for elements of
+        so many bytes: of activations, and of the cache.
 
-        Rotation works in float32: for narrower types the turned heads exist twice more
-        in it. Another type of cache takes copies of queries, keys, values and results.
+        Rotation works in float32: for narrower dtypes the rotated heads exist twice more
+        in it. A cache of another dtype needs copies of queries, keys, values and results.
         """
         qkv = self.q_size + 2 * self.kv_size
         rotation = qkv * (element if element == 4 else 8)
@@ -122,12 +123,13 @@ class GQA:
 
     @property
     def cuda_activation_elements(self) -> int:
-        """The same on a GPU, in elements."""
+        """Elements of a token at attention's widest place on a GPU."""
         return 2 * self.q_size + 2 * self.kv_size
 
     def cuda_partial_bytes(self, rows: int, length: int) -> int:
-        """What Flash-Decoding's ranges leave on a GPU, of `rows` contexts of `length`:
-        they fill the processors, and none has more than so many tokens.
+        """Returns the bytes of Flash-Decoding's partial results on a GPU, for `rows`
+        contexts of `length`: the splits fill the processors, and none has more than
+        `RANGE` tokens.
         """
         ranges = rows * self.kv_heads * -(-length // RANGE)
         ranges = max(RANGES_EACH * PROCESSORS, ranges)
@@ -138,7 +140,7 @@ class GQA:
 class GQAWeights:
     """The weights of one layer's attention. None: the model has none."""
 
-    norm: "Tensor"  # [hidden], of what comes in
+    norm: "Tensor"  # [hidden], of the input
     qkv: Linear
     q_norm: "Tensor | None"  # [head_dim]
     k_norm: "Tensor | None"  # [head_dim]
@@ -146,7 +148,7 @@ class GQAWeights:
 
 
 def read_gqa(read: Reader, family: Family) -> tuple[GQA, ...]:
-    """The attention of each layer, from a config. Raises `ConfigError`,
+    """Returns the attention of each layer, from a config. Raises `ConfigError`,
     `UnsupportedModelError`.
     """
     hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
@@ -179,7 +181,9 @@ def read_gqa(read: Reader, family: Family) -> tuple[GQA, ...]:
 
 
 def _windows(read: Reader, family: Family, layers: int) -> tuple[int | None, ...]:
-    """The window of each layer, as transformers' configuration classes derive it."""
+    """Returns the window of each layer, as transformers' configuration classes derive
+    it.
+    """
     window = _window(read, family)
     first = read.size("max_window_layers", low=0) if family.windows == "upper" else 0
     kinds = read.config.get("layer_types")
@@ -200,7 +204,7 @@ def _windows(read: Reader, family: Family, layers: int) -> tuple[int | None, ...
 
 
 def _window(read: Reader, family: Family) -> int | None:
-    """The window of layers that have one, if the config asks for it."""
+    """Returns the window of layers that have one, if the config sets it."""
     used = read.flag("use_sliding_window")
     if read.absent("sliding_window"):
         return None
@@ -212,7 +216,7 @@ def _window(read: Reader, family: Family) -> int | None:
 
 
 def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
-    """Uninitialised weights of these sizes."""
+    """Returns uninitialised weights of these sizes."""
     return GQAWeights(
         norm=make.vector(sizes.hidden_size),
         qkv=make.linear(sizes.qkv),
@@ -223,7 +227,7 @@ def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
 
 
 def gqa_parts(sizes: GQA, weights: GQAWeights) -> "Iterator[tuple[str, Tensor]]":
-    """Each tensor's name in a layer of a checkpoint, and its place: a view."""
+    """Yields each tensor's name in a layer of a checkpoint, and its place: a view."""
     yield "input_layernorm.weight", weights.norm
     yield from weight_parts(sizes.qkv, weights.qkv)
     yield from bias_parts(sizes.qkv, weights.qkv)
@@ -243,8 +247,8 @@ def mix_gqa(
     batch: "Batch",
     cache: PagedCache,
 ) -> "Tensor":
-    """What the heads of the layer `index` find: [tokens, hidden] -> [tokens, heads *
-    head_dim].
+    """Returns the results of the heads of layer `index`: [tokens, hidden] -> [tokens,
+    heads * head_dim].
     """
     qkv = norm_linear(hidden, weights.norm, eps, weights.qkv)
     return cache.mix(batch, index, qkv, weights.q_norm, weights.k_norm)

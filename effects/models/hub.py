@@ -1,8 +1,8 @@
 """Checkpoints by name: `org/name` or `org/name@revision` becomes a folder of the local
 hub cache.
 
-What is downloaded is data: safetensors, JSON and tokenizers of the top folder, templates.
-Code and pickles never are. Without a network, what the cache holds is used.
+Only data is downloaded: safetensors, JSON and tokenizers of the top folder, templates.
+Code and pickles never are. Without a network, the cache's content is used.
 """
 
 import re
@@ -13,7 +13,7 @@ from minfer.checks import ConfigError
 
 _ID: Final = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*(@\w[\w./+-]*)?", re.ASCII)
 WANTED: Final = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
-# Of folders inside only the chat templates, and not the makers' own copy of the weights.
+# Of subfolders only the chat templates, and not the vendor's own copy of the weights.
 UNWANTED: Final = [f"*/{name}" for name in WANTED if name != "*.jinja"] + [
     "consolidated*"
 ]
@@ -30,16 +30,20 @@ OFFLINE: Final = (
 
 
 class HubError(ConfigError):
-    """A checkpoint cannot be had by its name. The message says why, and what to do."""
+    """A checkpoint cannot be found or downloaded. The message names the cause and the
+    remedy.
+    """
 
 
 def is_id(model: str) -> bool:
-    """Whether this could name a checkpoint on the hub."""
+    """Returns whether this could name a checkpoint on the hub."""
     return _ID.fullmatch(model) is not None
 
 
 def snapshot(model: str) -> Path:
-    """The folder of the checkpoint `model`, downloaded if need be. Raises HubError."""
+    """Returns the folder of the checkpoint `model`, downloaded if necessary. Raises
+    HubError.
+    """
     from huggingface_hub import constants, errors, snapshot_download
 
     name, _, revision = model.partition("@")
@@ -57,6 +61,6 @@ def snapshot(model: str) -> Path:
         why = OFFLINE
     except errors.HFValidationError as error:
         why = f"is neither a folder here nor a name of the hub: {error}"
-    except Exception as error:  # of its HTTP library, or a full disk
+    except Exception as error:  # an error of its HTTP library, or a full disk
         why = f"cannot be downloaded ({error}); try again, or give a folder"
     raise HubError(f"model {model!r} {' '.join(why.split())}")

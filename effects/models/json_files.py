@@ -1,4 +1,4 @@
-"""Reads of the JSON files of a checkpoint, and what to raise for damaged ones."""
+"""Reads the JSON files of a checkpoint; errors for damaged ones."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ class CorruptFileError(CheckpointError):
 
 
 def damaged(path: Path, what: str, remedy: str = "download it again") -> CorruptFileError:
-    """What to raise for a damaged file."""
+    """Returns the error about a damaged file."""
     return CorruptFileError(f"{path}: {what}; {remedy}")
 
 

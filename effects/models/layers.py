@@ -1,8 +1,9 @@
-"""A decoder layer as a value: an attention and a feed-forward, each of one of the kinds.
+"""A decoder layer as a value: an attention and a feed-forward, each of one of the types.
 
-A kind is a file of its own, with its sizes (read from a config, without torch), its
-weights, made of `Linear` leaves, and its step, a function over them. Here the kinds are
-listed: another is one more member of a union, and one more case of each function below.
+Each type is a file of its own, with its sizes (read from a config, without torch), its
+weights, made of `Linear` leaves, and its step, a function over them. This file lists the
+types: another one is one more member of a union, and one more case of each function
+below.
 """
 
 from collections.abc import Iterator
@@ -71,8 +72,8 @@ class LayerWeights:
 
 @frozen
 class LayerGroup:
-    """Layers whose attention is the same, window included: what they keep of a token has
-    one shape, and they keep it of the same tokens, so one block table can serve them.
+    """Layers with the same attention, window included: what they keep of a token has one
+    shape, and they keep it of the same tokens, so one block table can serve them.
     """
 
     attention: Attention
@@ -80,12 +81,12 @@ class LayerGroup:
 
     @property
     def kv_elements(self) -> int:
-        """Elements that a token leaves in the caches of these layers."""
+        """A token's elements in the caches of these layers."""
         return len(self.members) * self.attention.kv_elements
 
 
 def layer_groups(layers: tuple[Layer, ...]) -> tuple[LayerGroup, ...]:
-    """The layers by what they need of a cache, in the order of their first members."""
+    """Returns the layers by their cache needs, in the order of their first members."""
     members: dict[Attention, list[int]] = {}
     for index, layer in enumerate(layers):
         members.setdefault(layer.attention, []).append(index)
@@ -93,7 +94,7 @@ def layer_groups(layers: tuple[Layer, ...]) -> tuple[LayerGroup, ...]:
 
 
 def read_layers(read: Reader, family: Family) -> tuple[Layer, ...]:
-    """The layers that a config describes. Raises `ConfigError` and
+    """Returns the layers that a config describes. Raises `ConfigError` and
     `UnsupportedModelError`.
     """
     match family.attention:
@@ -106,7 +107,7 @@ def read_layers(read: Reader, family: Family) -> tuple[Layer, ...]:
 
 
 def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
-    """Uninitialised weights of a layer."""
+    """Returns uninitialised weights of a layer."""
     match layer.attention:
         case GQA() as gqa:
             attention = empty_gqa(gqa, make)
@@ -117,7 +118,7 @@ def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
 
 
 def layer_parts(layer: Layer, weights: LayerWeights) -> "Iterator[tuple[str, Tensor]]":
-    """Each tensor's name in a layer of a checkpoint, and its place: a view."""
+    """Yields each tensor's name in a layer of a checkpoint, and its place: a view."""
     match layer.attention, weights.attention:
         case GQA() as gqa, GQAWeights() as attention:
             yield from gqa_parts(gqa, attention)
@@ -134,7 +135,9 @@ def mix(
     batch: "Batch",
     cache: PagedCache,
 ) -> "Tensor":
-    """What attention finds, before the product `out` mixes it: [tokens, out's inputs]."""
+    """Returns the results of attention, before the product `out`: [tokens, out's
+    inputs].
+    """
     match weights:
         case GQAWeights():
             return mix_gqa(weights, hidden, eps, index, batch, cache)

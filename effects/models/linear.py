@@ -1,16 +1,16 @@
-"""A matrix with all that multiplying by it takes: the leaf of which weights are made.
+"""A matrix of a model, with how its numbers are stored and split: the leaf of weights.
 
 Theory. Nearly all bytes of a model are matrices, y = x @ weight.T + bias, and deployments
-differ in two things about them. The *scheme* is how their numbers are kept, and so which
-kernel multiplies with them (products.py chooses): as they are, or in fewer bits with
-scales. The *shard axis* is how ranks of tensor parallelism divide them (Shoeybi et al.
-2019): by columns of the product, which each rank then has a part of, or by rows of it,
-where each rank has a part of every sum. One of each in a row, column then row, needs one
-sum over the ranks.
+differ in two things about them. The *scheme* is how their numbers are stored, and so
+which kernel multiplies with them (products.py chooses): unquantized, or in fewer bits
+with scales. The *shard axis* is how ranks of tensor parallelism split them (Shoeybi et
+al. 2019): by columns of the product, of which each rank then has a part, or by rows of
+it, where each rank has a part of every sum. A column split followed by a row split needs
+one sum over the ranks.
 
 Matrices that read the same input are *fused*, one below the other (queries, keys and
 values; gate and up): at batch 1 each product costs a launch and a pass over its input.
-They are still separate in a checkpoint, and divided among ranks one by one.
+They are still separate in a checkpoint, and split among ranks one by one.
 
 torch is imported only where tensors are made.
 """
@@ -28,32 +28,32 @@ from minfer.effects.models.dtypes import torch_dtype
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Elements: about where a matrix leaves the CPU's own cache.
+# Elements: about where a matrix does not fit the CPU's own cache any more.
 BY_COLUMN: Final = 1 << 22
 
 
 class Scheme(Enum):
-    """How a matrix's numbers are kept. All but the first have `scales`, and no kernel
+    """How a matrix's numbers are stored. All but the first have `scales`, and no kernel
     yet.
     """
 
-    PLAIN = "plain"  # float32, bfloat16 or float16: that of the activations
+    PLAIN = "plain"  # float32, bfloat16 or float16: the activations' dtype
     FP8 = "fp8"
     INT8 = "int8"
     INT4 = "int4"
 
 
 class Shard(Enum):
-    """What of a matrix each rank has, when several share a model."""
+    """Which part of a matrix each rank has, when several share a model."""
 
     NONE = "none"  # all of it
     COLUMN = "column"  # some outputs: rows of `weight`, a part of each fused matrix
-    ROW = "row"  # some inputs: columns of `weight`; the products are to be summed
+    ROW = "row"  # some inputs: columns of `weight`; the products have to be summed
 
 
 @frozen
 class LinearSizes:
-    """What a `Linear` will be, said before there are tensors."""
+    """The sizes of a `Linear`, known before there are tensors."""
 
     names: tuple[str, ...]  # of the matrices fused in it, in a layer of a checkpoint
     outputs: tuple[int, ...]  # of each of them
@@ -79,16 +79,16 @@ class Linear:
     weight: "Tensor"  # [outputs, inputs]
     bias: "Tensor | None" = None  # [outputs]
     scheme: Scheme = Scheme.PLAIN
-    scales: "Tensor | None" = None  # what the numbers of `weight` are to be multiplied by
+    scales: "Tensor | None" = None  # factors for the numbers of `weight`
     shard: Shard = Shard.NONE
     parts: tuple[int, ...]  # outputs of each matrix fused in it
 
 
 @frozen
 class Maker:
-    """Makes a model's uninitialised tensors: matrices in one type, the rest in another.
+    """Makes a model's uninitialised tensors: matrices in one dtype, the rest in another.
 
-    The rest (norms, biases, embeddings) is in the activations' type.
+    The rest (norms, biases, embeddings) is in the activations' dtype.
     """
 
     dtype: str
@@ -96,7 +96,9 @@ class Maker:
     device: str
 
     def linear(self, sizes: LinearSizes) -> Linear:
-        """Raises `UnsupportedModelError` for types that no kernel multiplies."""
+        """Returns a matrix. Raises `UnsupportedModelError` for dtypes that no kernel
+        multiplies.
+        """
         return Linear(
             weight=self.matrix(sum(sizes.outputs), sizes.inputs, self.weight_dtype),
             bias=self.vector(sum(sizes.outputs)) if sizes.bias else None,
@@ -106,7 +108,7 @@ class Maker:
         )
 
     def matrix(self, rows: int, columns: int, dtype: str | None = None) -> "Tensor":
-        """[rows, columns] in `dtype`, or the activations'.
+        """Returns [rows, columns] in `dtype`, or the activations'.
 
         Large float32 matrices with more outputs than inputs are stored by column on the
         CPU: there a product with few rows is twice as fast (MKL), and no slower with
@@ -121,14 +123,15 @@ class Maker:
         return torch.empty((rows, columns), dtype=kind, device=place)
 
     def vector(self, size: int) -> "Tensor":
-        """[size] in the activations' type."""
+        """Returns [size] in the activations' dtype."""
         import torch
 
         return torch.empty(size, dtype=torch_dtype(self.dtype), device=self.device)
 
 
 def scheme_of(weight_dtype: str, dtype: str) -> Scheme:
-    """The scheme of matrices in `weight_dtype` that multiply activations in `dtype`.
+    """Returns the scheme of matrices in `weight_dtype` that multiply activations in
+    `dtype`.
 
     Raises `UnsupportedModelError` if there is none.
     """
@@ -141,7 +144,9 @@ def scheme_of(weight_dtype: str, dtype: str) -> Scheme:
 
 
 def weight_parts(sizes: LinearSizes, linear: Linear) -> "Iterator[tuple[str, Tensor]]":
-    """Each fused matrix: its tensor's name in a layer of a checkpoint, and a view."""
+    """Yields each fused matrix: its tensor's name in a layer of a checkpoint, and a
+    view.
+    """
     for name, part in zip(
         sizes.names, linear.weight.split_with_sizes(linear.parts), strict=True
     ):
@@ -149,7 +154,7 @@ def weight_parts(sizes: LinearSizes, linear: Linear) -> "Iterator[tuple[str, Ten
 
 
 def bias_parts(sizes: LinearSizes, linear: Linear) -> "Iterator[tuple[str, Tensor]]":
-    """The bias of each fused matrix, likewise; nothing if there are none."""
+    """Yields the bias of each fused matrix, likewise; nothing if there are none."""
     if linear.bias is not None:
         for name, part in zip(
             sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
@@ -158,10 +163,10 @@ def bias_parts(sizes: LinearSizes, linear: Linear) -> "Iterator[tuple[str, Tenso
 
 
 def sharded(linear: Linear, rank: int, ranks: int) -> Linear:
-    """What the rank `rank` of `ranks` has of a matrix, by its shard axis.
+    """Returns the part of a matrix that rank `rank` of `ranks` has, by its shard axis.
 
-    Where products are summed over the ranks, the first alone has the bias. Raises
-    ValueError if the matrix cannot be divided evenly.
+    Where products are summed over the ranks, only the first has the bias. Raises
+    ValueError if the matrix cannot be split evenly.
     """
     if linear.scheme is not Scheme.PLAIN:
         raise ValueError(
@@ -191,7 +196,7 @@ def _share(size: int, ranks: int) -> int:
 
 
 def _rows_of(fused: "Tensor", parts: Sequence[int], rank: int, ranks: int) -> "Tensor":
-    """One rank's rows of each fused part, one below the other again."""
+    """Returns one rank's rows of each fused part, one below the other again."""
     import torch
 
     return torch.cat([part.chunk(ranks)[rank] for part in fused.split_with_sizes(parts)])

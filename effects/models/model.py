@@ -1,9 +1,9 @@
 """The model as a function over tensors: one packed step, from token ids to logits.
 
-The same on every device: a batch says which tokens run, its cache has their keys and
-values and attends to them. Between two matrix products stands at most one kernel, or on
-the CPU a few torch operations: at batch 1 and small sizes the time of a step is the
-number of launches, not arithmetic.
+The same on every device: the batch has the tokens, its cache has their keys and values
+and computes attention. Between two matrix products is at most one kernel, or on the CPU a
+few torch operations: at batch 1 and small sizes the time of a step depends on the number
+of launches, not on arithmetic.
 """
 
 from collections.abc import Callable
@@ -35,10 +35,10 @@ def forward(
     """Run one packed step and write its keys and values into `cache`.
 
     Returns logits [sampled, vocab] in the activations' dtype, in the order of
-    `batch.sample`; no rows if nothing is sampled. What `batch.tap` wants is put there,
-    computed in plain torch on every device; `batch.scored` gets its logits. Token ids
-    must be inside the vocabulary, positions inside the cache's rotary table (on the CPU,
-    IndexError otherwise). `ranks` run this at once, each with its part of the divided
+    `batch.sample`; no rows if nothing is sampled. The states of `batch.tap` are put
+    there, computed in plain torch on every device; `batch.scored` gets its logits. Token
+    ids must be inside the vocabulary, positions inside the cache's rotary table (on the
+    CPU, IndexError otherwise). `ranks` run this at once, each with its part of the split
     matrices.
     """
     eps, last = spec.rms_norm_eps, len(weights.layers) - 1
@@ -48,7 +48,7 @@ def forward(
         for index, layer in enumerate(weights.layers):
             mixed = mix(layer.attention, hidden, eps, index, batch, cache)
             if index == last and picked is not None:
-                # Of the last layer, the others' keys and values were all that is needed.
+                # In the last layer, only keys and values of the other tokens are needed.
                 hidden = hidden.index_select(0, picked)
                 mixed = mixed.index_select(0, picked)
             add_product(hidden, mixed, layer.attention.out, ranks)
@@ -61,8 +61,8 @@ def forward(
 
 
 def _picked(batch: Batch) -> Tensor | None:
-    """The tokens that the last layer goes on with: sampled ones, then tapped ones, then
-    scored ones; None: every token.
+    """Returns the tokens that the last layer continues with: sampled ones, then tapped
+    ones, then scored ones; None: every token.
     """
     sample = batch.sample
     more = [one.tokens for one in (batch.tap, batch.scored) if one is not None]
@@ -74,7 +74,7 @@ def _picked(batch: Batch) -> Tensor | None:
 
 
 def _scored(scored: Scored, hidden: Tensor, weights: Weights, eps: float) -> Tensor:
-    """Hand out the logits of scored tokens, which come last; returns the others'
+    """Pass the logits of scored tokens, which come last, to `take`; returns the others'
     states.
     """
     others = len(hidden) - len(scored.tokens)
@@ -86,7 +86,7 @@ def _scored(scored: Scored, hidden: Tensor, weights: Weights, eps: float) -> Ten
 
 
 def _tapped(tap: Tap, hidden: Tensor, norm: Tensor, eps: float) -> Tensor:
-    """Hand out the states of tapped tokens, which come last; returns the others'."""
+    """Write the states of tapped tokens, which come last; returns the others'."""
     others = len(hidden) - len(tap.tokens)
     tap.states.copy_(rms_norm(hidden[others:], norm, eps))
     return hidden[:others]

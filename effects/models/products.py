@@ -1,10 +1,10 @@
-"""Which kernel multiplies with a `Linear`: chosen here, by its scheme and where it is.
+"""Chooses the kernel of a product with a `Linear`: by its scheme and device.
 
-Three products are all that a model is made of: one with the norm before it inside, one
-with the gate after it inside, and one whose result is added to the residual stream. What
-kernels fuse with them is theirs; a scheme without a kernel is refused by name.
+A model needs only three products: one with the norm before it inside, one with the gate
+after it inside, and one whose result is added to the residual stream. Kernels decide what
+they fuse with them; a scheme without a kernel is refused by name.
 
-torch is imported with the first product: sizes of models are read without.
+torch is imported with the first product: sizes of models are read without it.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class Products(Protocol):
-    """What a module of kernels does with plain matrices; see `minfer.kernels.plain`."""
+    """The products of a module of kernels with plain matrices; see
+    `minfer.kernels.plain`.
+    """
 
     def norm_linear(
         self,
@@ -31,7 +33,7 @@ class Products(Protocol):
         weight: "Tensor",
         bias: "Tensor | None" = None,
     ) -> "Tensor":
-        """rms_norm(x) @ weight.T + bias."""
+        """Returns rms_norm(x) @ weight.T + bias."""
         ...
 
     def norm_gated(
@@ -43,7 +45,7 @@ class Products(Protocol):
         bias: "Tensor | None" = None,
         fused: bool = False,
     ) -> "Tensor":
-        """silu(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias."""
+        """Returns silu(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias."""
         ...
 
     def linear_add(
@@ -59,10 +61,10 @@ class Products(Protocol):
 
 @frozen
 class Ranks:
-    """Those that share a model, each with its part of every divided matrix."""
+    """The ranks that share a model, each with its part of every split matrix."""
 
     count: int = 1
-    # Of each rank's part of a tensor, their sum; all call it in the same order.
+    # Sums the ranks' parts of a tensor; all ranks call it in the same order.
     sum: "Callable[[Tensor], Tensor]" = lambda part: part
 
 
@@ -70,15 +72,15 @@ ALONE: Final = Ranks()
 
 
 def norm_linear(x: "Tensor", norm: "Tensor", eps: float, linear: Linear) -> "Tensor":
-    """The product with normalised rows: [tokens, inputs] -> [tokens, outputs]."""
+    """Returns the product with normalised rows: [tokens, inputs] -> [tokens, outputs]."""
     return _kernels(linear).norm_linear(x, norm, eps, linear.weight, linear.bias)
 
 
 def norm_gated(
     x: "Tensor", norm: "Tensor", eps: float, linear: Linear, *, fused: bool
 ) -> "Tensor":
-    """silu(gate) * up of gate and up, fused in `linear`: [tokens, inputs] -> [tokens,
-    outputs / 2].
+    """Returns silu(gate) * up of gate and up, fused in `linear`: [tokens, inputs] ->
+    [tokens, outputs / 2].
 
     `fused` is as in `minfer.kernels.linear.norm_gated`.
     """
@@ -87,11 +89,10 @@ def norm_gated(
 
 
 def add_product(residual: "Tensor", x: "Tensor", linear: Linear, ranks: Ranks) -> None:
-    """Add a product to the residual stream [tokens, outputs], once it is whole.
+    """Add a product to the residual stream [tokens, outputs], summed over the ranks.
 
-    A rank that shares the model has some of the inputs, so its product is a part of each
-    sum: the parts are summed over the ranks, then added. Alone, the product is added
-    within the kernel.
+    A rank has some of the inputs, so its product is a part of each sum: the parts are
+    summed over the ranks, then added. With one rank, the kernel adds the product.
     """
     kernels = _kernels(linear)
     if ranks.count == 1:
@@ -108,7 +109,7 @@ def _kernels(linear: Linear) -> Products:
             f"there are no kernels for {linear.scheme.value} matrices yet; use a "
             f"checkpoint in bfloat16, float16 or float32"
         )
-    weight = linear.weight  # one that is nowhere stands for a GPU's
+    weight = linear.weight
     return _on_gpu() if weight.is_cuda else _on_cpu()
 
 
@@ -121,6 +122,6 @@ def _on_cpu() -> Products:
 
 @cache
 def _on_gpu() -> Products:
-    from minfer.kernels import linear  # Triton, which the CPU does without
+    from minfer.kernels import linear  # imports Triton, which the CPU does not need
 
     return linear

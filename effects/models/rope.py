@@ -1,8 +1,8 @@
-"""Rotary position embedding (Su et al. 2021) and the ways of stretching it to longer
+"""Rotary position embedding (Su et al. 2021) and the ways of scaling it to longer
 contexts.
 
-Half of a head's dimensions each turn at a frequency of their own. Scalings slow the slow
-ones, by `factor`, and leave the fast ones alone: `linear` (Chen et al. 2023) slows all;
+Each pair of a head's dimensions turns at a frequency of its own. Scalings reduce the low
+frequencies, by `factor`, and keep the high ones: `linear` (Chen et al. 2023) reduces all;
 `llama3` and `yarn` (Peng et al. 2023) blend between frequencies that turn `slow` times
 and `fast` times within the original context, llama3 by the number of turns, yarn by the
 index of the frequency.
@@ -37,12 +37,12 @@ class Rope:
 
 
 def parse_rope(read: Reader) -> tuple[Rope, int]:
-    """The rope of a whole config, and the tokens of context that follow from it.
+    """Returns the rope of a whole config, and the resulting context in tokens.
 
-    Both forms are read: `rope_parameters` (transformers 5), and `rope_scaling`, which
-    goes first as it does there. The context is vLLM's: yarn stretches
+    Both forms are read: `rope_parameters` (transformers 5), and `rope_scaling`, which has
+    priority as it does there. The context is vLLM's: yarn scales
     `original_max_position_embeddings`, linear `max_position_embeddings`; llama3 is
-    already stretched. transformers itself sets no limit.
+    already scaled. transformers itself sets no limit.
     """
     context = read.size("max_position_embeddings")
     rope = _rope_object(read)
@@ -52,7 +52,7 @@ def parse_rope(read: Reader) -> tuple[Rope, int]:
             raise place.refusal("partial_rotary_factor other than 1 is not supported")
     bases = rope if "rope_theta" in rope.config else read
     theta = bases.positive("rope_theta", 10000.0)
-    # As transformers: the outer one goes first.
+    # As in transformers: the outer one has priority.
     lengths = rope if read.absent("original_max_position_embeddings") else read
     original = lengths.size("original_max_position_embeddings", context)
     if kind == "default":
@@ -71,7 +71,7 @@ def parse_rope(read: Reader) -> tuple[Rope, int]:
 
 
 def _rope_object(read: Reader) -> Reader:
-    """The object in a config that says how positions are stretched; it may be empty."""
+    """Returns the object in a config that describes the scaling; it may be empty."""
     name = "rope_scaling" if read.config.get("rope_scaling") else "rope_parameters"
     table = read.config.get(name)
     if table is not None and not isinstance(table, dict):
@@ -120,10 +120,10 @@ def _yarn(rope: Reader, theta: float, original: int, context: int) -> tuple[Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
-    """Radians that each pair of dimensions turns by per position: [head_dim / 2] float32.
+    """Returns the radians that each pair of dimensions turns by per position: [head_dim /
+    2] float32.
 
-    Computed in the order that transformers computes them in, as rounding matters at
-    position 10^5.
+    Computed in the order of transformers, as rounding matters at position 10^5.
     """
     import torch
 
@@ -141,7 +141,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
 
 
 def _yarn_band(rope: Rope, head_dim: int) -> tuple[float, float]:
-    """Indices of the frequencies, fast ones first, between which yarn blends."""
+    """Returns the indices of the frequencies, high ones first, between which yarn
+    blends.
+    """
     wide = [rope.original / (turns * 2 * math.pi) for turns in (rope.fast, rope.slow)]
     low, high = (head_dim * math.log(w) / (2 * math.log(rope.theta)) for w in wide)
     if rope.truncate:

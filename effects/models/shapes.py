@@ -1,9 +1,9 @@
-"""Arithmetic of shapes: what a model and a step of it take, from its spec and the
+"""Arithmetic of shapes: what a model and a step of it need, from its spec and the
 engine's sizes alone.
 
-How many bytes weights and a token's keys and values are, how far a step is padded so that
-a CUDA graph can serve it, which steps are captured at all, and how many bytes a forward
-keeps at its widest place. Functions of their arguments, without torch.
+The bytes of weights and of a token's keys and values, the padding of a step so that a
+CUDA graph can serve it, the steps that are captured at all, and the bytes of a forward at
+its widest place. Functions of their arguments, without torch.
 """
 
 from typing import Final
@@ -14,17 +14,17 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.params import MAX_ADJUSTMENTS
 from minfer.speculate.settings import DEVICE, REJECTION
 
-# A layer's weights, with its share of the embeddings, times tokens: up to so much its
+# A layer's weights, with its share of the embeddings, times tokens: up to this, its
 # launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,
 # 2026-11-22).
 CAPTURED_WORK: Final = 2.8e11
-# Bytes for each token of the vocabulary while coins decide on drafts: of as many rows as
+# Bytes for each token of the vocabulary in rejection sampling: of as many rows as
 # kernels/reject.py works on at once.
 REJECTING: Final = 16 * 128
 
 
 def parameter_count(spec: ModelSpec) -> int:
-    """Parameters held in memory (a tied embedding counts once)."""
+    """Returns the parameters held in memory (a tied embedding counts once)."""
     if spec.parameters:
         return spec.parameters
     heads = 1 if spec.tie_word_embeddings else 2
@@ -33,7 +33,7 @@ def parameter_count(spec: ModelSpec) -> int:
 
 
 def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> int:
-    """Bytes of all weights, in the spec's own types or all in `dtype`."""
+    """Returns the bytes of all weights, in the spec's own dtypes or all in `dtype`."""
     element = dtype_bytes(dtype or spec.dtype)
     if spec.parameters:
         return spec.parameters * element
@@ -43,20 +43,20 @@ def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> int:
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> int:
-    """Bytes that one token leaves in the cache, over all layers."""
+    """Returns the bytes of one token in the cache, over all layers."""
     elements = sum(group.kv_elements for group in spec.groups)
     return elements * dtype_bytes(dtype or spec.kv_dtype)
 
 
 def layer_kv_bytes_per_token(spec: ModelSpec) -> int:
-    """Bytes that one token leaves in the cache of one layer, at most."""
+    """Returns the bytes of one token in the cache of one layer, at most."""
     widest = max(group.attention.kv_elements for group in spec.groups)
     return widest * dtype_bytes(spec.kv_dtype)
 
 
 def padded_tokens(count: int) -> int:
-    """From history, of the CUDA graph that serves so many: at most half as many again
-    above 128.
+    """Returns the prefill tokens of the CUDA graph that serves so many: at most half as
+    many again above 128.
     """
     return -(-count // _quarter(count)) * _quarter(count)
 
@@ -66,20 +66,24 @@ def _quarter(count: int) -> int:
 
 
 def power_from(count: int) -> int:
-    """The power of two that is no less; `count` is 1 at least."""
+    """Returns the smallest power of two that is not below `count`, which is at least
+    1.
+    """
     return 1 << (count - 1).bit_length()
 
 
 def drafts_from(count: int) -> int:
-    """Drafts of a row, of the CUDA graph that serves so many: 1, 2, 3, 4, 6, 8, 12..."""
+    """Returns the drafts of a row in the CUDA graph that serves so many: 1, 2, 3, 4, 6,
+    8, 12...
+    """
     power = power_from(count)
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
 def most_drafts(sizes: EngineConfig) -> int:
-    """Drafts of the largest step of an engine, padding included.
+    """Returns the drafts of the largest step of an engine, padding included.
 
-    All rows have lines for as many as the one that has the most. Together they are no
+    All rows have as many lines as the row with the most drafts. Together these are not
     more than the budget: no plan has more (`minfer.speculate.plan_drafts`).
     """
     how = sizes.speculation
@@ -91,13 +95,15 @@ def most_drafts(sizes: EngineConfig) -> int:
 
 
 def captured_tokens(spec: ModelSpec, budget: int) -> int:
-    """From history, in the largest step that is captured as a CUDA graph."""
+    """Returns the prefill tokens of the largest step that is captured as a CUDA graph."""
     most = int(CAPTURED_WORK / (parameter_count(spec) // len(spec.layers)))
     return min(padded_tokens(budget), most // _quarter(most) * _quarter(most))
 
 
 def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
-    """What a forward and the sampler hold besides weights and cache, at most."""
+    """Returns the bytes of a forward and the sampler besides weights and cache, at
+    most.
+    """
     element, kv_element = dtype_bytes(spec.dtype), dtype_bytes(spec.kv_dtype)
     attention = max(
         group.attention.activation_bytes(element, kv_element) for group in spec.groups
@@ -115,7 +121,8 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
-    """Of one query: masks against a full context and each sliding window.
+    """Returns the bytes of one query's masks: against a full context and each sliding
+    window.
 
     Each is float32, and the boolean that it is made from.
     """
@@ -125,7 +132,9 @@ def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 
 def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
-    """The same on a GPU, of a forward of `tokens` tokens besides drafts."""
+    """Returns the bytes of a forward and the sampler on a GPU, for `tokens` tokens
+    besides drafts.
+    """
     element = dtype_bytes(spec.dtype)
     drafts = most_drafts(sizes)
     tokens += drafts
@@ -134,7 +143,7 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     attention = max(one.cuda_activation_elements for one in attentions)
     widest = max(attention, _widest_feed_forward(spec))
     token = element * (3 * spec.hidden_size + widest)
-    # And the ids that top-k and top-p leave, and shaped ones in float32.
+    # And the ids that top-k and top-p keep, and shaped ones in float32.
     logits = spec.vocab_size * (element + 4 + 4)
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
     rope = 0 if spec.rope is None else sizes.max_model_len * spec.head_dim * 4
@@ -144,8 +153,8 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
 
 
 def rejecting_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
-    """What it takes that coins let drafts stand, if they do: what a draft model drew
-    from, in float32 at most, and distributions.
+    """Returns the bytes of rejection sampling, if it is used: the logits that a draft
+    model sampled from, in float32 at most, and distributions.
     """
     how = sizes.speculation
     if how is None or how.rule != REJECTION:
@@ -155,21 +164,21 @@ def rejecting_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 
 def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
-    """What a GPU keeps so that penalties, biases and hidden tokens need no host: of each
-    row a count and a bit for every token, and a list.
+    """Returns a GPU's bytes for penalties, biases and hidden tokens: of each row a count
+    and a bit for every token, and a list.
     """
     row = spec.vocab_size * 4 + spec.vocab_size // 8 + 6 * 4 * MAX_ADJUSTMENTS
     return (sizes.max_num_seqs + 1) * row
 
 
 def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
-    """What is kept of rows that may be under a grammar, until they are drawn, if anybody
-    asks for one: logits of each row.
+    """Returns the bytes of kept logits, one line for each row, if requests can have
+    grammars.
     """
     line = spec.vocab_size * dtype_bytes(spec.dtype)
     return (sizes.max_num_seqs + 1) * line if sizes.late_masks else 0
 
 
 def _widest_feed_forward(spec: ModelSpec) -> int:
-    """Elements that a token keeps at the widest place of a feed-forward."""
+    """Returns the elements of a token at the widest place of a feed-forward."""
     return max(layer.feed_forward.activation_elements for layer in spec.layers)

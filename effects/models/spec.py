@@ -1,7 +1,7 @@
-"""What a model is, as a value: its layers, and what they share.
+"""The description of a model, as a value: its layers, and what they share.
 
 Nothing here touches files or imports torch: memory plans and `--help` need these numbers
-at once. It is read from a config by spec_reader.py.
+at once. spec_reader.py reads it from a config.
 """
 
 from attrs import frozen
@@ -15,9 +15,7 @@ EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # names in a che
 
 @frozen(kw_only=True)
 class ModelSpec:
-    """Sizes of one model, as its config.json gives them. Lengths in tokens, sizes in
-    elements.
-    """
+    """Sizes of one model, from its config.json. Lengths in tokens, sizes in elements."""
 
     family: Family
     vocab_size: int
@@ -29,33 +27,35 @@ class ModelSpec:
     _kv_dtype: str | None = None  # of the KV cache; None: the activations'
     eos_ids: tuple[int, ...]
     rms_norm_eps: float = 0.0
-    rope: Rope | None = None  # None: positions are not this engine's business
+    rope: Rope | None = None  # None: transformers' model handles positions
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
-    # Counted on transformers' own model, which runs it; 0: the family's.
+    # Counted on transformers' own model, which runs it; 0: the family table's.
     parameters: int = 0
 
     @property
     def weight_dtype(self) -> str:
-        """The type of the layers' matrices."""
+        """The dtype of the layers' matrices."""
         return self._weight_dtype or self.dtype
 
     @property
     def kv_dtype(self) -> str:
-        """The type of keys and values in the cache."""
+        """The dtype of keys and values in the cache."""
         return self._kv_dtype or self.dtype
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
-        """The layers by what they need of a cache."""
+        """The layers by their cache needs."""
         return layer_groups(self.layers)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """A layer: how many keys up to its own a query attends to; None: all of them."""
+        """For each layer, how many keys up to its own a query attends to; None: all of
+        them.
+        """
         return tuple(layer.attention.window for layer in self.layers)
 
-    # What follows is alike in all layers of every family that there is.
+    # The following is the same in all layers of every known family.
 
     @property
     def heads(self) -> int:

@@ -1,4 +1,4 @@
-"""From a checkpoint's config.json to a `ModelSpec`, by the family table."""
+"""Reads a `ModelSpec` from a checkpoint's config.json, by the family table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,17 +10,17 @@ from minfer.effects.models.layers import read_layers
 from minfer.effects.models.rope import parse_rope
 from minfer.effects.models.spec import ModelSpec
 
-RMS_NORM_EPS = 1e-6  # where a config says none
+RMS_NORM_EPS = 1e-6  # where a config has none
 
 
 def parse_spec(
     config: Mapping[str, Any], where: str = "config.json", dtype: str | None = None
 ) -> ModelSpec:
     """Turn a config.json's contents into a `ModelSpec`; `where` names it in errors, and
-    `dtype` is the type that was asked for (None: the config's).
+    `dtype` is the requested dtype (None: the config's).
 
-    Raises `UnsupportedModelError` for what the family table lacks, `ConfigError` for bad
-    values.
+    Raises `UnsupportedModelError` for models outside the family table, `ConfigError` for
+    bad values.
     """
     family = _family(Reader(config, where))
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
@@ -43,9 +43,9 @@ def parse_spec(
 
 
 def _family(read: Reader) -> Family:
-    """The row of the table for a config; refuses what no row says.
+    """Returns the table's row for a config; refuses configs without one.
 
-    As in transformers, `model_type` decides. `architectures` does where there is none,
+    As in transformers, `model_type` decides. `architectures` decides where there is none,
     and refuses what is not a causal language model.
     """
     names = read_architectures(read)
@@ -67,12 +67,14 @@ def _family(read: Reader) -> Family:
 
 
 def _base_model(family: Family) -> str:
-    """The class without an output head, whose checkpoints a tied model can be read of."""
+    """Returns the class without an output head; a tied model can be read from its
+    checkpoints.
+    """
     return family.architecture.replace("ForCausalLM", "Model")
 
 
 def read_architectures(read: Reader) -> list[str]:
-    """The class names that a config gives, if it gives any."""
+    """Returns the class names in a config, if there are any."""
     names = read.config.get("architectures")
     listed = [names] if isinstance(names, str) else names
     if not isinstance(listed, list | None) or not all(
@@ -83,8 +85,8 @@ def read_architectures(read: Reader) -> list[str]:
 
 
 def read_dtype(read: Reader, asked: str | None = None) -> str:
-    """The dtype that was asked for, or the one that a config names. Raises `ConfigError`
-    for one that does not run.
+    """Returns the requested dtype, or the one that a config names. Raises `ConfigError`
+    for an unsupported one.
     """
     if asked is not None:
         return asked

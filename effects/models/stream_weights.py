@@ -1,7 +1,7 @@
-"""Tensors from safetensors files straight to a GPU, at the speed of the disk or of PCIe.
+"""Streams tensors from safetensors files to a GPU, at the speed of the disk or of PCIe.
 
 Threads read ranges of files into pinned buffers, one each: while some are filled, others
-are on their way. Nothing is mapped into memory and nothing is held but the buffers.
+are copied to the GPU. No file is mapped into memory, and only the buffers take memory.
 """
 
 import json
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 THREADS: Final = 8
 BUFFER: Final = 16 << 20  # bytes
-SHOWN: Final = 1 << 30  # bytes from which on a terminal sees progress
+SHOWN: Final = 1 << 30  # bytes from which a progress bar is shown on a terminal
 _TYPES: Final = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -37,18 +37,18 @@ class Job:
 
 @frozen
 class Header:
-    """What a file says of its tensors."""
+    """A file's header."""
 
     tensors: Mapping[str, Any]  # by name: dtype, data_offsets
     base: int  # where their bytes begin
 
 
 def stream_weights(jobs: Sequence[Job]) -> None:
-    """Fill tensors on a GPU, contiguous and of their sources' shapes, casting where types
-    differ.
+    """Fill tensors on a GPU, contiguous and of their sources' shapes, casting where
+    dtypes differ.
 
-    The files' headers have been checked. Raises OSError, EOFError for a file that ends
-    early.
+    The files' headers must have been checked. Raises OSError, EOFError for a file that
+    ends early.
     """
     headers = {path: _header(path) for path in dict.fromkeys(job.path for job in jobs)}
     total = sum(_bytes_of(headers[job.path], job.name) for job in jobs)
@@ -59,7 +59,7 @@ def stream_weights(jobs: Sequence[Job]) -> None:
         order = sorted(jobs, key=lambda job: job.target.numel(), reverse=True)
         parts = [order[i::THREADS] for i in range(THREADS)]
         for done in [pool.submit(_fill, part, headers, bar) for part in parts]:
-            done.result()  # raises what it raised
+            done.result()  # raises the thread's exception
 
 
 def _header(path: Path) -> Header:
@@ -75,7 +75,7 @@ def _bytes_of(header: Header, name: str) -> int:
 
 def _fill(jobs: Sequence[Job], headers: Mapping[Path, Header], bar: Any) -> None:
     buffer = torch.empty(BUFFER, dtype=torch.uint8, pin_memory=True)
-    make: Any = torch.cuda.Stream  # which has no types
+    make: Any = torch.cuda.Stream  # untyped
     stream = make()
     with torch.inference_mode(), torch.cuda.stream(stream):
         for job in jobs:
@@ -88,13 +88,13 @@ def _fill(jobs: Sequence[Job], headers: Mapping[Path, Header], bar: Any) -> None
             _read(job.path, header.base + about["data_offsets"][0], whole, buffer, bar)
             if whole is not target:
                 target.copy_(whole)
-    # Not for the whole device: another engine may be capturing a graph.
+    # Not the whole device: another engine may be capturing a graph.
     stream.synchronize()
 
 
 def _read(path: Path, start: int, target: Tensor, buffer: Tensor, bar: Any) -> None:
     """Fill `target` with a file's bytes from `start` on, a buffer at a time."""
-    raw: Any = buffer.numpy()  # whose types are not those of a buffer
+    raw: Any = buffer.numpy()  # its type does not declare the buffer interface
     with path.open("rb") as file:
         file.seek(start)
         for part in torch.split(target.view(-1).view(torch.uint8), BUFFER):

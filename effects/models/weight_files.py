@@ -1,9 +1,9 @@
-"""Which file of a checkpoint holds which tensor, as transformers finds them.
+"""Finds the file of each tensor of a checkpoint, as transformers does.
 
-`model.safetensors` is read if it is there, else the files that
+`model.safetensors` is read if it exists, else the files that
 `model.safetensors.index.json` names, and of each file every tensor, listed or not. Two
-cases in which transformers chooses in silence are refused: a `model.safetensors` beside
-the whole set of files of an index, and a tensor that two files hold with other values.
+cases in which transformers chooses silently are refused: a `model.safetensors` beside the
+complete files of an index, and a tensor that two files hold with different values.
 """
 
 import logging
@@ -20,10 +20,10 @@ from minfer.effects.models.json_files import damaged, read_optional
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
 SUFFIX: Final = ".safetensors"
-# Config field by which transformers 5 names another file than these.
+# transformers 5's config field that names another file than these.
 EXPLICIT: Final = "transformers_weights"
 _log = logging.getLogger("minfer.weights")
-NAMED: Final = 4  # how many names of a kind an error lists
+NAMED: Final = 4  # how many names an error lists
 
 
 @frozen(eq=False)
@@ -35,25 +35,25 @@ class Place:
     name: str  # in the file
 
     def tensor(self) -> Any:
-        """The tensor, read."""
+        """Returns the tensor, read from the file."""
         return self.file.get_tensor(self.name)
 
 
 @frozen(eq=False)
 class Found:
-    """The tensors of a checkpoint by the names that files give them."""
+    """The tensors of a checkpoint by their names in the files."""
 
     places: Mapping[str, Place]
     # The file in which the index lists a tensor; None: there is no index.
     listed: Mapping[str, Path] | None = field(default=None)
 
     def is_listed(self, name: str) -> bool:
-        """Whether the index speaks of a tensor, or there is none."""
+        """Returns whether the index lists a tensor, or there is no index."""
         return self.listed is None or name in self.listed
 
 
 def list_names(names: list[str]) -> str:
-    """The first of these names, and how many more there are."""
+    """Returns the first of these names, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
@@ -104,7 +104,7 @@ def find_tensors(folder: Path, stack: ExitStack) -> Found:
 
 
 def check_same(one: Place, other: Place) -> None:
-    """Raise `CheckpointError` for two places of a tensor with other values."""
+    """Raise `CheckpointError` for two places of a tensor with different values."""
     mine, its = one.tensor(), other.tensor()
     if mine.dtype != its.dtype or not mine.equal(its):
         raise CheckpointError(
@@ -115,8 +115,8 @@ def check_same(one: Place, other: Place) -> None:
 
 
 def _check_beside(folder: Path, single: Path, index: Path) -> None:
-    """Refuse a model.safetensors beside the whole set of other files of an index, and
-    warn of one beside an index that cannot be used.
+    """Refuse a model.safetensors beside the complete other files of an index, and warn of
+    one beside an unusable index.
     """
     try:
         files = {path for path, _ in _indexed(folder, index)}
@@ -132,7 +132,7 @@ def _check_beside(folder: Path, single: Path, index: Path) -> None:
 
 
 def _no_weights(folder: Path, single: Path) -> CheckpointError:
-    """What to raise for a folder without safetensors, or with others."""
+    """Returns the error about a folder without safetensors, or with others."""
     files = sorted(path.name for path in folder.glob("*"))
     others = [name for name in files if name.endswith(SUFFIX)]
     if others:
@@ -152,7 +152,7 @@ def _no_weights(folder: Path, single: Path) -> CheckpointError:
 
 
 def _inside(folder: Path, name: object, what: str) -> Path:
-    """A file of the folder, or of one in it, by its name."""
+    """Returns the path of a file of the folder, or of a subfolder, by its name."""
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     outside = not parts or parts[0] == "/" or ".." in parts or "\\" in str(name)
     if outside:
@@ -163,7 +163,7 @@ def _inside(folder: Path, name: object, what: str) -> Path:
 
 
 def _indexed(folder: Path, index: Path) -> Iterator[tuple[Path, set[str]]]:
-    """The files that an index names, and the tensors in each."""
+    """Yields the files that an index names, and the tensors in each."""
     weight_map = read_optional(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise damaged(index, "weight_map must map tensor names to files")

@@ -1,6 +1,6 @@
 """Weights as a frozen tree: norms and embeddings are tensors, matrices `Linear` leaves.
 
-And random ones from a spec alone.
+Also random weights, from a spec alone.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec
 if TYPE_CHECKING:
     import torch
 
-# Draws that all random weights are read from: one for each takes ten seconds.
+# Random values shared by all tensors: separate ones for each would take ten seconds.
 POOL: Final = 2_000_003
 
 
@@ -33,9 +33,10 @@ class Weights:
 
 
 def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
-    """Uninitialised weights of the right shapes, to be filled through `named_parts`.
+    """Returns uninitialised weights of the right shapes, to be filled through
+    `named_parts`.
 
-    `dtype` is that of activations, and of matrices unless the spec says another for them.
+    `dtype` is that of activations, and of matrices unless the spec has another for them.
     """
     spec = evolve(spec, dtype=dtype)
     make = Maker(dtype=dtype, weight_dtype=spec.weight_dtype, device=device)
@@ -65,7 +66,9 @@ def named_parts(
 def random_weights(
     spec: ModelSpec, dtype: str, seed: int = 0, device: str = "cpu"
 ) -> Weights:
-    """Weights drawn from N(0, initializer_range), norms 1; the same on every device."""
+    """Returns weights drawn from N(0, initializer_range), norms 1; the same on every
+    device.
+    """
     import torch
 
     draw = torch.Generator().manual_seed(seed)
@@ -80,6 +83,6 @@ def random_weights(
         matrix = tensor if tensor.dim() == 2 else tensor[None]
         for part in torch.split(matrix, max(1, POOL // 8 // matrix.shape[1])):
             part.copy_(pool[at : at + part.numel()].view(part.shape))
-            # Reads begin anywhere in the first half, so that rows seldom coincide.
+            # Reads begin anywhere in the first half, so that rows are seldom equal.
             at = (at + part.numel() + 1) % (POOL // 2)
     return weights

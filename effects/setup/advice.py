@@ -1,9 +1,9 @@
-"""What the makers of a model advise about sampling, in its generation_config.json.
+"""A model's recommended sampling parameters, in its generation_config.json.
 
-The file never stops a model from loading: `do_sample: false` stands for temperature 0,
-whole floats are taken as whole numbers, and what cannot be used is left out with one
-warning. What a user sets comes first. transformers' `generate` reads more than minfer
-does: fields of `NOT_APPLIED` change its texts, and `minfer verify` names those that a
+The file never stops a model from loading: `do_sample: false` means temperature 0, whole
+floats are taken as whole numbers, and invalid values are left out with one warning. A
+user's values have priority. transformers' `generate` reads more fields than minfer:
+fields of `NOT_APPLIED` change its texts, and `minfer verify` names those that a
 checkpoint sets.
 """
 
@@ -17,7 +17,7 @@ from minfer.effects.models.json_files import read_optional
 from minfer.params import ADVISED, ROW_FIELDS
 from minfer.request import ParameterError, SamplingParams
 
-# Fields of transformers that minfer has nothing for, and the values that do nothing.
+# transformers' fields that minfer does not apply, and their values without effect.
 NOT_APPLIED: Final[Mapping[str, tuple[Any, ...]]] = {
     "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
@@ -44,8 +44,8 @@ _log = logging.getLogger("minfer.model")
 
 
 def advised_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
-    """What generation_config.json says about sampling. Raises CorruptFileError for a file
-    that is not JSON.
+    """Returns the sampling parameters in generation_config.json. Raises CorruptFileError
+    for a file that is not JSON.
     """
     file = read_optional(path)
     found: dict[str, float] = {}
@@ -69,7 +69,9 @@ def advised_params(path: Path, *, warns: bool = True) -> Mapping[str, float]:
 
 
 def not_applied(path: Path) -> list[str]:
-    """The fields of generation_config.json that transformers applies and minfer not."""
+    """Returns the fields of generation_config.json that transformers applies and minfer
+    does not.
+    """
     file = read_optional(path)
     return [
         name

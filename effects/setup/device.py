@@ -1,6 +1,6 @@
-"""Where a model runs: looked for once, before anything is loaded.
+"""Finds the device of a model, once, before anything is loaded.
 
-GPUs are looked for on Linux and in Windows' WSL 2, as Triton runs there alone.
+GPUs are searched for on Linux and in Windows' WSL 2, as Triton runs only there.
 """
 
 import glob
@@ -18,28 +18,30 @@ OLDEST: Final = (8, 0)
 
 
 class DeviceError(ConfigError):
-    """The GPU that was asked for cannot be used."""
+    """The requested GPU cannot be used."""
 
 
 @frozen
 class Device:
-    """A place for weights and KV; `total` and `free` are a GPU's bytes, 0 for the CPU."""
+    """A device for weights and KV; `total` and `free` are a GPU's bytes, 0 for the
+    CPU.
+    """
 
-    kind: str = "cpu"  # as torch calls it
+    kind: str = "cpu"  # torch's name of it
     name: str = "CPU"
     total: int = 0
     free: int = 0
 
 
 def find_device(wanted: str) -> Device:
-    """The device that "cpu", "cuda" or "auto" means here; torch is imported if there is a
-    GPU.
+    """Returns the device that "cpu", "cuda" or "auto" means here; torch is imported if
+    there is a GPU.
 
-    "auto" is the GPU if it can be used, else the CPU, which is said on standard error
-    where a GPU is there in vain. Raises DeviceError if "cuda" was asked for and cannot be
-    had.
+    "auto" is the GPU if it can be used, else the CPU; if there is an unusable GPU, that
+    is reported on standard error. Raises DeviceError if "cuda" is requested and cannot be
+    used.
     """
-    # No driver, no GPU: importing torch to find that out takes seconds.
+    # No driver, no GPU: importing torch to find that takes seconds.
     if wanted == "cpu" or (wanted == "auto" and not _driver()):
         return Device()
     import torch
@@ -62,12 +64,12 @@ def find_device(wanted: str) -> Device:
 
 
 def _driver() -> bool:
-    """Whether a GPU's driver shows itself: Linux' own, or Windows' within WSL."""
+    """Returns whether a GPU's driver is present: Linux' own, or Windows' within WSL."""
     return bool(glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/dxg"))
 
 
 def _unusable() -> str:
-    """Why torch cannot use a GPU, and what to do; empty if it can."""
+    """Returns why torch cannot use a GPU, and the remedy; empty if it can."""
     import torch
 
     if torch.version.cuda is None:
@@ -77,7 +79,7 @@ def _unusable() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's
         found = torch.cuda.get_device_capability()
-        # A GPU may be full, or another process's alone.
+        # A GPU may be full, or reserved by another process.
         torch.cuda.mem_get_info(torch.cuda.current_device())
     except (RuntimeError, AssertionError) as error:
         line = str(error).strip().partition("\n")[0]

@@ -1,8 +1,8 @@
-"""The draft model of a server that speculates: which it is, and that it fits the target.
+"""The draft model for speculative decoding: finds it, and checks that it fits the target.
 
-A draft is a token id, so both models must mean the same by every id that both have. Their
-vocabularies may be padded to different sizes: ids that the draft model lacks are never
-drafted.
+A draft is a token id, so both models must have the same token for every id that both
+have. Their vocabularies may be padded to different sizes: ids that the draft model lacks
+are never drafted.
 """
 
 import json
@@ -25,10 +25,10 @@ _TOKENIZER: Final = "tokenizer.json"
 
 @frozen
 class Draft:
-    """The model that drafts."""
+    """The draft model."""
 
     folder: Path
-    spec: ModelSpec  # with the dtype that runs
+    spec: ModelSpec  # with the dtype in use
 
 
 def find_draft(
@@ -37,10 +37,10 @@ def find_draft(
     spec: ModelSpec,
     config: EngineConfig,
 ) -> Draft | None:
-    """The draft model that settings ask for, for the model in the folder `target`; of the
-    bundled one, unless they name another, the one that comes with it.
+    """Returns the draft model of the settings, for the model in the folder `target`; for
+    the bundled model, unless they name another, the bundled draft model.
 
-    Raises ConfigError if it does not go with the target, or cannot be read.
+    Raises ConfigError if it does not fit the target, or cannot be read.
     """
     if asked is None or asked.method != DRAFT_MODEL:
         return None
@@ -62,7 +62,9 @@ def find_draft(
 
 
 def _folder(model: str | None) -> Path:
-    """Where a draft model is. Raises ConfigError that tells it from the target."""
+    """Returns the folder of a draft model. Raises ConfigError that names it as a draft
+    model.
+    """
     if model is None:
         return bundled_folder("draft")
     try:
@@ -72,7 +74,7 @@ def _folder(model: str | None) -> Path:
 
 
 def _spec(folder: Path, dtype: str) -> ModelSpec:
-    """The draft model's sizes, in the target's type."""
+    """Returns the draft model's sizes, in the target's dtype."""
     try:
         return parse_spec(read_config(folder), str(folder / "config.json"), dtype)
     except CheckpointError as error:
@@ -80,7 +82,7 @@ def _spec(folder: Path, dtype: str) -> ModelSpec:
 
 
 def _check_vocabulary(draft: Path, target: Path, size: int) -> None:
-    """Refuse a draft that means something else by an id below `size`. Raises
+    """Refuse a draft model with another token for an id below `size`. Raises
     ConfigError.
     """
     files = draft / _TOKENIZER, target / _TOKENIZER
@@ -99,13 +101,13 @@ def _check_vocabulary(draft: Path, target: Path, size: int) -> None:
 
 
 def _tokens(file: Path, data: bytes) -> Mapping[int, str]:
-    """Text by token id."""
+    """Returns the text of each token id."""
     try:
         told: Any = json.loads(data)
         vocab = told["model"]["vocab"]
         pairs = vocab.items() if isinstance(vocab, dict) else _scored(vocab)
         found = {int(token): str(text) for text, token in pairs}
-        more = told.get("added_tokens", ())  # there may be none
+        more = told.get("added_tokens", ())  # may be absent
         added = {int(one["id"]): str(one["content"]) for one in more}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
@@ -115,7 +117,9 @@ def _tokens(file: Path, data: bytes) -> Mapping[int, str]:
 
 
 def _scored(vocab: Any) -> list[tuple[str, int]]:
-    """The texts of a unigram vocabulary, which are listed by id."""
+    """Returns the texts of a unigram vocabulary, which are listed by id, with their
+    ids.
+    """
     return [(text, token) for token, (text, *_) in enumerate(vocab)]
 
 

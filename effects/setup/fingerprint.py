@@ -1,9 +1,10 @@
-"""The fingerprint of a model: all that the KV of a token depends on besides the tokens.
+"""The fingerprint of a model: everything that the KV of a token depends on besides
+tokens.
 
-It begins every block's content key, so that no cache, tier or other process takes KV
-for its own that another model, or the same with other weights or in another type, has
-made. Weights are known by name and size of their files, their headers, and windows of
-their bytes: reading all of a large model to name it would take as long as loading it.
+Every block's content key begins with it, so that no cache, tier or other process uses KV
+of another model, or of the same model with other weights or in another dtype. Weights are
+identified by names and sizes of their files, their headers, and windows of their bytes:
+reading all of a large model would take as long as loading it.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.models.weight_files import shards
 from minfer.effects.setup.settings import EngineArgs
 
-_HEAD: Final = 1 << 16  # bytes read at the start of a weight file to know it again
+_HEAD: Final = 1 << 16  # bytes read at the start of a weight file to identify it
 _WINDOW: Final = 4096  # bytes of each sample read from the rest of it
 _SAMPLES: Final = 16
 
@@ -25,7 +26,7 @@ _SAMPLES: Final = 16
 def fingerprint(
     args: EngineArgs, config: Mapping[str, object], dtype: str, folder: Path
 ) -> bytes:
-    """Digest a model's config.json, the type it runs in, and its weights."""
+    """Returns a digest of a model's config.json, its dtype in use, and its weights."""
     weights: list[Any] = [args.executor, args.load_format, args.seed]
     if args.executor == "torch" and args.load_format != "dummy":
         weights = [_file_identity(path) for path in sorted(_files(folder))]
@@ -34,7 +35,7 @@ def fingerprint(
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of a folder that hold its weights; the loader says what is wrong."""
+    """Returns the weight files of a folder; the loader reports errors."""
     try:
         return [path for path, _ in shards(folder)]
     except CheckpointError:
@@ -43,7 +44,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _file_identity(path: Path) -> str:
     digest = hashlib.sha256(path.name.encode())
-    # Of a file that cannot be read, the loader will say what is wrong with it.
+    # If a file cannot be read, the loader will report it.
     with suppress(OSError), path.open("rb") as file:
         size = path.stat().st_size
         digest.update(size.to_bytes(8, "little") + file.read(_HEAD))

@@ -1,4 +1,4 @@
-"""Which folder a model is in: one here, one of the hub's, or the one that comes along."""
+"""Finds the folder of a model: a local one, one of the hub's, or the bundled one."""
 
 from importlib import resources
 from pathlib import Path
@@ -19,9 +19,9 @@ _CHECKPOINT: Final = (
 
 
 def bundled_folder(name: str = "target") -> Path:
-    """The folder of a model that comes with the package.
+    """Returns the folder of a model that comes with the package.
 
-    Raises ConfigError if it is not there.
+    Raises ConfigError if it is missing.
     """
     folder = Path(str(resources.files("minfer.effects"))) / "bundled" / name
     if not (folder / "config.json").is_file():
@@ -33,7 +33,7 @@ def bundled_folder(name: str = "target") -> Path:
 
 
 def model_folder(model: str | None) -> Path:
-    """The folder of the checkpoint that `model` names, here or on the hub.
+    """Returns the folder of the checkpoint that `model` names, here or on the hub.
 
     Raises ConfigError.
     """
@@ -41,14 +41,16 @@ def model_folder(model: str | None) -> Path:
         return bundled_folder()
     try:
         return _named(model)
-    except OSError as error:  # the name is too long, or a folder before it is closed
+    except OSError as error:  # the name is too long, or a parent folder is not readable
         raise ConfigError(
             f"model {str(model)!r:.200}: {error.strerror or error}; {_CHECKPOINT}"
         ) from error
 
 
 def _named(model: str) -> Path:
-    """The folder of that name. Raises ConfigError, and OSError if nobody can tell."""
+    """Returns the folder of that name. Raises ConfigError, and OSError if it cannot be
+    checked.
+    """
     path = Path(model)
     if path.is_dir():
         if any(path.glob("*.gguf")) and not (path / "config.json").is_file():

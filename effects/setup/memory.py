@@ -6,21 +6,20 @@ Theory. Memory holds four things:
     activations   what one forward of `max_num_batched_tokens` tokens keeps at its widest
                   place, its masks against a full context and each sliding window, the
                   logits of `max_num_seqs` rows with the sampler's float32 copies, the
-                  rotary table, and on a GPU what penalties count. Logits of rows under
-                  a grammar are kept. Drafts are tokens and rows more; where the host
-                  says them, logits behind them are kept, and where coins let them stand,
-                  what they were drawn from
-    KV cache      num_blocks x block_size x bytes a token leaves in all layers
+                  rotary table, and on a GPU the counts for penalties. Logits of rows
+                  with a grammar are kept. Drafts are further tokens and rows; a draft
+                  model's logits are kept for rejection sampling
+    KV cache      num_blocks x block_size x bytes of a token in all layers
     workspace     attention gathers one layer's share of the cache, and float32 copies of
-                  narrower types (an estimate: rows that share a prefix may need more).
+                  narrower dtypes (an estimate: rows that share a prefix may need more).
                   Measured on the bundled model, 64 rows of 1,000 tokens, float32: 435 MiB
                   in all, 420 planned
 
 The first two are fixed by the settings, the last two grow with the number of blocks, so
-that number is what is left divided by what a block costs. On the CPU it is capped at what
-`max_num_seqs` sequences of full length can fill; a GPU's memory has nothing else to do.
-There, masks and workspace are not needed, but CUDA's libraries and graphs have a share.
-How many blocks a sequence needs is the engine's own arithmetic (`objection` in
+that number is the remaining memory divided by the cost of a block. On the CPU it is
+capped at the blocks of `max_num_seqs` sequences of full length; a GPU's memory has no
+other use. There, masks and workspace are not needed, but CUDA's libraries and graphs have
+a share. How many blocks a sequence needs is the engine's own arithmetic (`objection` in
 minfer/arrive.py): its last token needs no slot.
 
 All but `usable_memory` and `available_memory` are functions of their arguments, without
@@ -54,20 +53,19 @@ from minfer.effects.models.shapes import (
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.device import Device
 
-CPU_SHARE: Final = 0.5  # of available memory: a computer's memory serves others too
-CUDA_SHARE: Final = 0.9  # of a GPU's: vLLM's default, as nobody else should be on it
+CPU_SHARE: Final = 0.5  # of available memory: a computer's memory has other users, too
+# of a GPU's: vLLM's default, as the GPU should have no other user
+CUDA_SHARE: Final = 0.9
 # Bytes of a GPU: loaded kernels, libraries' workspaces, graphs, fragmentation.
 LIBRARIES: Final = 1 << 30
 
 
 class NotEnoughMemoryError(ConfigError):
-    """The model, or one sequence of full length, does not fit into the memory
-    there is.
-    """
+    """The model, or one sequence of full length, does not fit into memory."""
 
 
 def size_text(count: int) -> str:
-    """A number of bytes for people: "1.50 GiB"."""
+    """Returns a readable number of bytes: "1.50 GiB"."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= size:
             return f"{count / size:.2f} {unit}"
@@ -76,12 +74,10 @@ def size_text(count: int) -> str:
 
 @frozen(kw_only=True)
 class MemoryPlan:
-    """Where memory goes; sizes in bytes. `limit` is None where nothing was to be
-    respected.
-    """
+    """The use of memory; sizes in bytes. `limit` is None if there is no limit."""
 
     spec: ModelSpec
-    sizes: EngineConfig  # but for its `num_blocks`
+    sizes: EngineConfig  # without its `num_blocks`
     limit: int | None
     weights: int
     activations: int
@@ -89,7 +85,7 @@ class MemoryPlan:
     block_bytes: int  # of the cache
     workspace_per_block: int
     num_blocks: int = 0
-    draft: ModelSpec | None = None  # the draft model, which is counted in all of these
+    draft: ModelSpec | None = None  # the draft model, which is included in all of these
 
     @property
     def kv_cache(self) -> int:
@@ -110,15 +106,15 @@ class MemoryPlan:
 
     @property
     def largest_context(self) -> int:
-        """The most tokens, prompt and output together, that one sequence
-        alone can have.
-        """
+        """The most tokens, prompt and output together, of a single sequence."""
         return min(
             self.spec.max_position_embeddings, self.num_blocks * self.sizes.block_size + 1
         )
 
     def largest_batch(self, context: int) -> int:
-        """How many sequences of `context` tokens fit at once; 0 if not even one does."""
+        """Returns how many sequences of `context` tokens fit at once; 0 if not even one
+        does.
+        """
         if context > self.spec.max_position_embeddings:
             return 0
         fit = self.num_blocks // blocks_for(context, self.sizes.block_size)
@@ -135,11 +131,12 @@ def plan_memory(
     cuda: bool = False,
     draft: ModelSpec | None = None,
 ) -> MemoryPlan:
-    """Divide `limit` bytes, of a GPU's memory if `cuda`, or say why that cannot be done.
-    A draft model has as many blocks as its target, and computes in turns with it.
+    """Divide `limit` bytes, of a GPU's memory if `cuda`; raises if that is impossible. A
+    draft model has as many blocks as its target, and computes in turns with it.
 
-    `kv_cache_memory` (bytes) or `num_blocks` fix the cache by hand: then the limit is not
-    looked at, only whether one sequence of full length fits. Raises NotEnoughMemoryError.
+    `kv_cache_memory` (bytes) or `num_blocks` set the cache's size: then the limit is
+    ignored, and only checked is whether one sequence of full length fits. Raises
+    NotEnoughMemoryError.
     """
     specs = [spec] if draft is None else [spec, draft]
     block = sum(map(kv_bytes_per_token, specs)) * sizes.block_size
@@ -185,7 +182,7 @@ def plan_memory(
 
 
 def _gathered_copies(spec: ModelSpec, cuda: bool) -> int:
-    """How often attention holds what it gathers of the cache."""
+    """Returns how many copies of its gathered cache attention holds."""
     if cuda:
         return 0  # kernels read through the block table
     return (
@@ -217,7 +214,7 @@ def _too_long(plan: MemoryPlan, needs: int) -> NotEnoughMemoryError:
 
 
 def usable_memory(device: Device, share: float | None) -> int:
-    """Bytes that may be used of a device, by its default share unless another
+    """Returns the bytes that may be used of a device, by its default share unless another
     is given.
     """
     if device.kind == "cuda":
@@ -226,12 +223,12 @@ def usable_memory(device: Device, share: float | None) -> int:
 
 
 def available_memory() -> int:
-    """Bytes of main memory that a new process can have without swapping, in its control
-    group. Raises ConfigError where the system does not say.
+    """Returns the bytes of main memory that a new process can use without swapping, in
+    its control group. Raises ConfigError where the system does not report it.
     """
     available = _available_here()
     group = Path("/sys/fs/cgroup")
-    # There is none of the second version, or its limit is "max".
+    # There is no cgroup v2, or its limit is "max".
     with suppress(OSError, ValueError):
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
@@ -240,7 +237,7 @@ def available_memory() -> int:
 
 
 def _available_here() -> int:
-    """What Linux says is available; elsewhere, all that there is."""
+    """Returns Linux' available memory; elsewhere, all physical memory."""
     with suppress(OSError):  # not Linux
         found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
         if found:
@@ -255,7 +252,9 @@ def _available_here() -> int:
 
 
 def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ()) -> str:
-    """The plan as `minfer plan` prints it, with `more` lines after the model's."""
+    """Returns the plan as `minfer plan` prints it, with `more` lines after the
+    model's.
+    """
     sizes = plan.sizes
     beside = ("attention workspace", plan.workspace)
     if plan.graphs:

@@ -1,8 +1,8 @@
-"""From settings to sizes, before anything is loaded.
+"""Computes an engine's sizes from its settings, before anything is loaded.
 
-`prepare` reads the checkpoint's config.json and turns what a user said (`EngineArgs`)
-into a device, a memory plan and the core's configuration. It imports no torch, so
-`minfer plan` is instant and a setting that cannot work fails before gigabytes are read.
+`prepare` reads the checkpoint's config.json and turns a user's settings (`EngineArgs`)
+into a device, a memory plan and the core's configuration. It imports no torch, so `minfer
+plan` is instant and an impossible setting fails before gigabytes are read.
 """
 
 import sys
@@ -37,43 +37,43 @@ from minfer.request import SamplingParams
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
 # Parameters times tokens of a step whose products take some 35 ms at 690 TFLOP/s (H200).
 STREAMING_WORK: Final = 1.2e13
-_TOKENS_APART: Final = 512  # so far apart are budgets that differ
-# One block in so many stays free when somebody joins, so that who runs can grow: vLLM's.
+_TOKENS_APART: Final = 512  # budgets are multiples of this
+# One block in so many stays free at an admission, so that running sequences can grow:
+# vLLM's.
 ONE_FREE_IN: Final = 100
-# What the GPU's kernels are made for.
+# Limits of the GPU's kernels.
 _WIDEST_HEAD: Final = 256
 _LARGEST_VOCABULARY: Final = 1 << 20
 
 
 @frozen(kw_only=True)
 class Setup:
-    """What follows from the settings: all that an engine needs but weights
-    and tokenizer.
-    """
+    """The result of the settings: all that an engine needs but weights and tokenizer."""
 
     args: EngineArgs
     device: Device
     folder: Path
-    spec: ModelSpec  # with the dtype that runs
+    spec: ModelSpec  # with the dtype in use
     memory: MemoryPlan
     config: EngineConfig
     stop_ids: frozenset[int]  # the model's own ends of sequence
-    fingerprint: bytes  # of what KV depends on, besides tokens
-    default_params: Mapping[str, float]  # of sampling, as the model's makers advise
-    speculative: SpeculativeConfig | None = None  # as it was asked for
-    draft: Draft | None = None  # the model that drafts, if there is one
+    fingerprint: bytes  # of all that KV depends on, besides tokens
+    default_params: Mapping[str, float]  # the model's recommended sampling parameters
+    speculative: SpeculativeConfig | None = None  # as requested
+    draft: Draft | None = None  # the draft model, if there is one
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
-        """The makers' advice, changed by `overrides`. Raises ParameterError."""
+        """Returns the recommended parameters, changed by `overrides`. Raises
+        ParameterError.
+        """
         return SamplingParams(**{**self.default_params, **overrides})
 
 
 def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -> Setup:
-    """Size an engine from config.json alone.
+    """Compute an engine's sizes from config.json alone.
 
-    What generation_config.json has that cannot be used is left out, with a warning if it
-    `warns`.
-    `limit` is the memory that may be used, in bytes, on a device that need not be there;
+    Invalid values in generation_config.json are left out, with a warning if it `warns`.
+    `limit` is the memory that may be used, in bytes, on a device that need not exist;
     None: the default share of what is available. Executors that compute nothing have no
     limit. Raises CheckpointError, ConfigError, DeviceError and NotEnoughMemoryError.
     """
@@ -120,8 +120,8 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
 
 
 def prepared_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
-    """The setup of an engine that another process has prepared, on a device of the kind
-    `device`, with so many KV blocks. Raises as `prepare`.
+    """Returns the setup of an engine that another process has prepared, on a device of
+    the type `device`, with so many KV blocks. Raises as `prepare`.
     """
     known = evolve(
         args,
@@ -133,15 +133,15 @@ def prepared_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
 
 
 def _device(args: EngineArgs, limit: int | None) -> Device:
-    """The device that is looked for, or one that need not be there."""
+    """Returns the device that is found, or with a `limit` one that need not exist."""
     if limit is not None:
         return Device() if args.device == "auto" else Device(args.device)
     return find_device(args.device) if args.executor == "torch" else Device()
 
 
 def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
-    """The spec by the family table, or by transformers for what is not in it; of the
-    dtype that was asked for.
+    """Returns the spec by the family table, or by transformers for models outside it;
+    with the requested dtype.
     """
     asked = DTYPES.get(dtype)
     try:
@@ -158,7 +158,7 @@ def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
 
 
 def _check_kernels(spec: ModelSpec, folder: Path) -> None:
-    """Refuse what the GPU's kernels are not made for. Raises DeviceError."""
+    """Refuse models beyond the limits of the GPU's kernels. Raises DeviceError."""
     if spec.head_dim > _WIDEST_HEAD:
         what = (
             f"heads of {spec.head_dim} dimensions are too wide for the GPU "
@@ -180,7 +180,9 @@ def _config(
     folder: Path,
     speculative: SpeculativeConfig | None,
 ) -> EngineConfig:
-    """The core's configuration, but for its number of blocks. Raises ConfigError."""
+    """Returns the core's configuration, without its number of blocks. Raises
+    ConfigError.
+    """
     longest = spec.max_position_embeddings
     length = args.max_model_len or longest
     if length > longest:
@@ -188,10 +190,10 @@ def _config(
             f"max_model_len {length} is longer than the {longest} tokens the model was "
             f"made for (max_position_embeddings in {folder / 'config.json'}); lower it"
         )
-    # How far back any layer looks; 0 if one looks at all keys.
+    # The largest window of any layer; 0 if one layer attends to all keys.
     window = max(filter(None, spec.windows), default=0)
     return EngineConfig(
-        num_blocks=1,  # until the memory plan says how many
+        num_blocks=1,  # until the memory plan sets it
         block_size=args.block_size,
         max_model_len=length,
         max_num_seqs=args.max_num_seqs,
@@ -208,10 +210,10 @@ def _config(
 
 
 def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: Device) -> int:
-    """Most tokens of a step, where nobody has said so.
+    """Returns the most tokens of a step, if the settings do not set it.
 
-    Prompts are computed together with the next tokens of all who decode, and these wait
-    for the whole step. Where they are streamed on a GPU, its work is bounded.
+    Prompts are computed together with the next tokens of all decode rows, which wait for
+    the whole step. If a GPU's outputs are streamed, the step's work is bounded.
     """
     most = BATCHED_TOKENS[device.kind]
     if device.kind != "cuda" or not args.streaming:

@@ -1,4 +1,4 @@
-"""The settings of an engine: what a user says, in Python or on the command line."""
+"""The settings of an engine, in Python or on the command line."""
 
 import argparse
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from minfer.policy import Policy
 _SHORT: Final = {"half": "float16", "float": "float32"}
 DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
 Speculative = Mapping[str, Any] | SpeculativeConfig | None
-# Settings that there were, and why there are not any more.
+# Removed settings, and why they were removed.
 REMOVED: Final = {
     "max_repeat": "a step computes one token of each row, which is as fast as several"
 }
@@ -131,14 +131,14 @@ class EngineArgs:
     )
     seed: int = option(0, "for all that is random (default: 0)", whole(-(2**63)))
     skip_tokenizer_init: bool = False  # token ids in, token ids out
-    max_waiting: int = field(default=2**20, validator=COUNT)  # samples in line
+    max_waiting: int = field(default=2**20, validator=COUNT)  # waiting samples
     executor: str = field(default="torch", validator=one_of(EXECUTORS))
-    streaming: bool = False  # somebody reads as it is written: no step may take long
+    streaming: bool = False  # outputs are streamed: no step may take long
     check_steps: bool = False  # a decode step that waits for the GPU, or allocates, fails
 
 
 def engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
-    """The settings that were given; what was left out keeps its default."""
+    """Returns the given settings; others keep their defaults."""
     names = {setting.name for setting in fields(EngineArgs)}
     given = {key: value for key, value in vars(options).items() if value is not None}
     return EngineArgs(**{key: given[key] for key in given.keys() & names}, **more)

@@ -1,12 +1,12 @@
-"""How a server is told to speculate: vLLM's `--speculative-config`, with its keys.
+"""The settings of speculative decoding: vLLM's `--speculative-config`, with its keys.
 
     {"method": "ngram", "num_speculative_tokens": 4}
     {"method": "draft_model", "model": "org/name", "num_speculative_tokens": 5}
 
-`method` says who drafts: "ngram" looks up what followed the same words in the request
-itself, "suffix" in what others were answered too, and "draft_model" is a smaller model
-with the same tokenizer. Drafts never change what is answered, unless
-`rejection_sample_method` is "standard": then they change no distribution.
+`method` is what makes the drafts: "ngram" looks up what followed the same tokens in the
+request itself, "suffix" also in other requests' outputs, and "draft_model" is a smaller
+model with the same tokenizer. Drafts never change the outputs, unless
+`rejection_sample_method` is "standard": then they do not change their distribution.
 """
 
 import argparse
@@ -35,13 +35,13 @@ NGRAM: Final = "ngram"
 SUFFIX: Final = "suffix"
 DRAFT_MODEL: Final = "draft_model"
 METHODS: Final = (NGRAM, SUFFIX, DRAFT_MODEL)
-# vLLM's words for rules of acceptance: a draft has to be the token that the target draws,
+# vLLM's names of acceptance rules: a draft must equal the token that the target samples,
 # or a coin decides.
 SAME: Final = "same_noise"
 STANDARD: Final = "standard"
 ACCEPTED_BY: Final = {SAME: SAME_NOISE, STANDARD: REJECTION}
-# In steps of more rows there are no drafts, unless the settings say otherwise: they would
-# cost more than they bring.
+# In steps of more rows there are no drafts, unless the settings change this: they would
+# cost more than they gain.
 HOST_ROWS: Final = 32
 MODEL_ROWS: Final = 64
 _WHERE: Final = "speculative_config"
@@ -51,7 +51,7 @@ _ELSEWHERE: Final = (
     "medusa",
     "mtp",
     "mlp_speculator",
-)  # methods of others
+)  # methods of other engines
 
 
 _whole: Final = partial(number, of=f"{_WHERE}: ")
@@ -83,20 +83,23 @@ def _flag(_: object, attribute: "Attribute[bool]", value: Any) -> None:
 
 @frozen(kw_only=True)
 class SpeculativeConfig:
-    """Raises ConfigError for what is out of range, or goes with another method."""
+    """Settings of speculative decoding.
+
+    Raises ConfigError for values out of range, or of another method.
+    """
 
     method: str = field(validator=_method)
     # drafts of a row in a step, at most
     num_speculative_tokens: int = field(default=4, validator=_whole(1, MOST_DRAFTS))
     model: str | None = None  # of "draft_model": its folder, or its name on the hub
-    # of the others: tokens that have to be the same, and that are compared
+    # of the others: matching tokens that are required, and tokens that are compared
     prompt_lookup_min: int | None = field(default=None, validator=_whole(1, 64))
     prompt_lookup_max: int | None = field(default=None, validator=_whole(1, 1024))
     # in steps of more rows there are no drafts
     disable_by_batch_size: int | None = field(default=None, validator=_whole(1, 2**31))
-    # as many drafts as are expected to pay; else always as many as there may be
+    # choose the number of drafts by expected gain; else always use the most
     adaptive: bool = field(default=True, validator=_flag)
-    # which drafts stand
+    # which drafts are accepted
     rejection_sample_method: str = field(default=SAME, validator=_acceptance)
 
     def __attrs_post_init__(self) -> None:
@@ -117,7 +120,7 @@ class SpeculativeConfig:
 
     @property
     def lookups(self) -> tuple[int, int]:
-        """Tokens that have to be the same, and tokens that are compared."""
+        """Matching tokens that are required, and tokens that are compared."""
         usual = Lookup()
         few = self.prompt_lookup_min or min(
             usual.least, self.prompt_lookup_max or usual.least
@@ -126,7 +129,7 @@ class SpeculativeConfig:
 
     @property
     def speculation(self) -> Speculation:
-        """What the engine is told, before anybody knows what its steps cost."""
+        """The engine's configuration, before the costs of its steps are measured."""
         by_host = self.method != DRAFT_MODEL
         return Speculation(
             drafter=HOST if by_host else DEVICE,
@@ -138,7 +141,7 @@ class SpeculativeConfig:
 
     @property
     def proposer(self) -> Proposer | None:
-        """Who drafts on the host, if anybody does."""
+        """The proposer of drafts on the host, if there is one."""
         if self.method == DRAFT_MODEL:
             return None
         few, many = self.lookups
@@ -148,7 +151,7 @@ class SpeculativeConfig:
 
 
 def read_json(text: str) -> Mapping[str, Any]:
-    """What the command line says. Raises argparse.ArgumentTypeError."""
+    """Returns the command line's value. Raises argparse.ArgumentTypeError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -159,7 +162,9 @@ def read_json(text: str) -> Mapping[str, Any]:
 
 
 def speculative_config(given: Any) -> SpeculativeConfig | None:
-    """A configuration of a mapping of its keys, if there is any. Raises ConfigError."""
+    """Returns the configuration from a mapping of its keys, if there is any. Raises
+    ConfigError.
+    """
     if given is None or isinstance(given, SpeculativeConfig):
         return given
     if not isinstance(given, Mapping):

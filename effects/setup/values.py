@@ -1,7 +1,7 @@
-"""What the value of a setting may be, and how the command line reads it.
+"""Allowed values of settings, and how the command line reads them.
 
-A `Kind` is both: a validator of an attrs field, so that a wrong value is refused
-wherever it comes from, and what argparse has to know to make such a value of a word.
+A `Kind` is both: a validator of an attrs field, so that a wrong value is refused whatever
+its source, and argparse's parameters to make such a value of a word.
 """
 
 import argparse
@@ -18,11 +18,13 @@ from minfer.policies import policy_named
 from minfer.policy import Policy
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
-_UNITS: Final = " kmgt"  # each a thousand of the one before, or 1,024
+_UNITS: Final = " kmgt"  # each a factor of 1,000 or 1,024 more than the one before
 
 
 def read_bytes(text: str) -> int:
-    """A size as vLLM reads it: 2g is 2 x 10^9, 2G and 2GiB are 2 x 2^30."""
+    """Returns the bytes of a size as vLLM reads it: 2g is 2 x 10^9, 2G and 2GiB are 2 x
+    2^30.
+    """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise argparse.ArgumentTypeError(
@@ -35,11 +37,11 @@ def read_bytes(text: str) -> int:
 
 @frozen
 class Kind:
-    """What a setting may be.
+    """The allowed values of a setting.
 
-    `wanted` says it in words, `right` decides. `metavar`, `read` and `choices` are
-    argparse's: the name in help texts, what makes a value of a word, and all words there
-    are, if they are few.
+    `wanted` describes them in words, `right` tests a value. `metavar`, `read` and
+    `choices` are argparse's: the name in help texts, the function that makes a value of a
+    word, and all words, if they are few.
     """
 
     wanted: str
@@ -49,13 +51,13 @@ class Kind:
     choices: tuple[str, ...] | None = None
 
     def __call__(self, _: object, attribute: "Attribute[Any]", value: object) -> None:
-        """Refuse a field's value that is not right. Raises ConfigError."""
+        """Refuse an invalid value of a field. Raises ConfigError."""
         if not self.right(value):
             raise ConfigError(f"{attribute.name} must be {self.wanted}, not {value!r}")
 
 
 def whole(low: int = 1, metavar: str = "N", read: Callable[[str], int] = int) -> Kind:
-    """A whole number from `low` on, or nothing."""
+    """Returns the kind of whole numbers from `low` on, or None."""
 
     def right(value: Any) -> bool:
         return value is None or (is_number(value, whole=True) and low <= value <= MOST)
@@ -64,7 +66,9 @@ def whole(low: int = 1, metavar: str = "N", read: Callable[[str], int] = int) ->
 
 
 def one_of(known: tuple[str, ...], metavar: str | None = None) -> Kind:
-    """One of a few words; help texts list them unless there is a `metavar`."""
+    """Returns the kind of a few words; help texts list them unless there is a
+    `metavar`.
+    """
     choices = None if metavar else known
     return Kind(
         f"one of {', '.join(known)}", known.__contains__, metavar, choices=choices
@@ -80,7 +84,7 @@ def _is_path(value: Any) -> bool:
 
 
 def policy_of(wanted: str | Policy) -> Policy:
-    """A policy, or the one of that name. Raises ConfigError."""
+    """Returns a policy, also by its name. Raises ConfigError."""
     if isinstance(wanted, str):
         return policy_named(wanted)
     if isinstance(wanted, type):
@@ -112,7 +116,7 @@ POLICY: Final = Kind(
 
 
 def option(default: Any, text: str, kind: Kind | None = None) -> Any:
-    """A field that is also an option: its metadata is what argparse is told.
+    """Returns a field that is also an option: its metadata are argparse's parameters.
 
     Without a kind it is a flag.
     """

@@ -2,8 +2,8 @@
 
 transformers looks its attention up by name. The one registered here (paged.py) writes to
 minfer's cache and reads through block tables; the rows of a step are packed as one
-sequence. A model that does more with attention would be wrong in silence, so it is looked
-at twice: traced without weights (tracing.py: who attends, with what heads, masks and
+sequence. A model that does more with attention would be silently wrong, so it is checked
+twice: traced without weights (tracing.py: which layers attend, with what heads, masks and
 extras), and, once loaded (loading.py), run on packed chunks, whose logits must be those
 of its own attention (self_check.py).
 """

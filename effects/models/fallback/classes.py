@@ -1,4 +1,4 @@
-"""Which class of transformers runs a checkpoint, or why none can run here."""
+"""Finds the class of transformers that runs a checkpoint, or why none can run here."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ NOT_READ: Final = {
 
 @frozen
 class Theirs:
-    """A causal language model of transformers, and its config; both without types."""
+    """A causal language model of transformers, and its config; both untyped."""
 
     model: Any  # the class
     config: Any
@@ -30,7 +30,7 @@ class Theirs:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """transformers without progress bars and advice: what matters is raised."""
+    """Silence transformers' progress bars and advice: what matters is raised."""
     logging: Any = transformers.utils.logging
     with contextlib.ExitStack() as stack:
         stack.callback(logging.set_verbosity, logging.get_verbosity())
@@ -42,9 +42,9 @@ def quiet() -> Iterator[None]:
 
 
 def resolve(read: Reader) -> Theirs:
-    """The class and config of transformers for a checkpoint.
+    """Returns the class and config of transformers for a checkpoint.
 
-    Raises `UnsupportedModelError` if there is none for us, and `ConfigError`.
+    Raises `UnsupportedModelError` if there is no usable one, and `ConfigError`.
     """
     names = read_architectures(read)
     what = f"architecture {', '.join(names) or '(none)'} is not supported:"
@@ -56,7 +56,7 @@ def resolve(read: Reader) -> Theirs:
 
 
 def _config(read: Reader, what: str) -> Any:
-    """transformers' config object; `what` begins refusals."""
+    """Returns transformers' config object; `what` begins refusals."""
     if not read.absent("quantization_config"):
         raise read.refusal(
             "quantized checkpoints (quantization_config) are not supported"
@@ -70,23 +70,25 @@ def _config(read: Reader, what: str) -> Any:
     given = {k: v for k, v in read.config.items() if k not in NOT_READ and k[:1] != "_"}
     try:
         config = theirs.from_dict(given | _whole_numbers(theirs, given))
-    except Exception as error:  # each model's config checks itself, in ways of its own
+    except Exception as error:  # each model's config has its own checks and errors
         why = " ".join(str(error).split())
         raise ConfigError(f"{read.where}: transformers cannot read it: {why}") from error
-    # Some look for it in every input, to warn of missing masks.
+    # Some models search every input for it, to warn of missing masks.
     config.pad_token_id = None
     return config
 
 
 def _whole_numbers(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a config class takes as whole numbers alone, as such."""
+    """Returns the fields that a config class declares as whole numbers only, as such."""
     types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     named = (k for k in given if "int" in types.get(k, "") and "float" not in types[k])
     return {name: whole(given[name]) for name in named}
 
 
 def _obstacle(read: Reader, config: Any, found: Any, names: list[Any]) -> str:
-    """Why a class cannot run over a paged cache, as far as it says so itself."""
+    """Returns why a class cannot run over a paged cache, as far as its config shows
+    it.
+    """
     layers = set(map(str, getattr(config, "layer_types", None) or ()))
     other = ", ".join(sorted(layers - {"full_attention", "sliding_attention"}))
     composite = config.get_text_config(decoder=True) is not config

@@ -1,4 +1,6 @@
-"""Weights of a model of transformers: loaded strictly, or drawn; then checked."""
+"""Loads the weights of a model of transformers strictly, or draws random ones; then
+checks the model.
+"""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -44,7 +46,7 @@ def load_fallback(
 
     `make_cache` makes the CPU's cache, from a spec, a number of blocks and their size.
     Raises `CorruptFileError`, `TensorMismatchError`, and `UnsupportedModelError` if the
-    paged model says something else than the same model with its own attention.
+    logits of the paged model differ from those of the same model with its own attention.
     """
     theirs = resolve(Reader(config, str(folder)))
     how = {"dtype": torch_dtype(spec.dtype), "attn_implementation": PAGED}
@@ -57,7 +59,7 @@ def load_fallback(
                 model = theirs.model._from_config(theirs.config, **how)
     except CheckpointError:
         raise
-    except Exception as error:  # each model fails at its config in ways of its own
+    except Exception as error:  # each model has its own errors about its config
         what = f"{theirs.model.__name__} cannot be made of this config.json"
         raise ConfigError(f"{folder}: {what} ({error!r}); correct it") from error
     model.eval().requires_grad_(False)
@@ -87,7 +89,7 @@ def _refuse_if_wrong(
 
 
 def _from_files(theirs: Theirs, folder: Path, **how: Any) -> Any:
-    """transformers' loading, made strict."""
+    """Load with transformers, strictly."""
     with ExitStack() as stack:
         found = find_tensors(folder, stack)  # all there, and no pickles
     how |= {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}

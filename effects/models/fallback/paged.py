@@ -16,8 +16,8 @@ from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.model import Model
 
-PAGED: Final = "minfer_paged"  # what transformers calls `_paged_attention`
-# Handed down to attention, though it says nothing about what attention computes.
+PAGED: Final = "minfer_paged"  # transformers' name of `_paged_attention`
+# Arguments of attention that do not change its result.
 _IDLE: Final = {
     "position_ids",
     "cache_position",
@@ -33,19 +33,19 @@ _EXTRAS: Final = {
 
 @define(eq=False)
 class Call:
-    """A forward under way."""
+    """A forward in progress."""
 
     batch: Batch
     cache: PagedCache
-    states: Any = None  # what the model without its head gave, once that ran
+    states: Any = None  # output of the model without its head, once that ran
 
 
 _call: ContextVar[Call] = ContextVar("_call")
 
 
 def paged_model(model: Any) -> Model:
-    """A model of transformers as a step function, whose logits are as those
-    of `forward`.
+    """Returns a model of transformers as a step function, with logits as `forward`
+    returns them.
     """
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
     base = model.base_model
@@ -80,8 +80,8 @@ def paged_model(model: Any) -> Model:
 
 
 def _once(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A model without its head, which runs once in a call: what the head is asked for
-    after that, a few tokens at a time, is of the same states.
+    """Wrap a model without its head so that it runs once in a call: the head, which runs
+    several times on a few tokens each, gets the same states.
     """
 
     @wraps(forward)
@@ -97,7 +97,7 @@ def _once(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tapped(_base: Any, _given: Any, output: Any) -> None:
-    """Hand out the states of tapped tokens: what the model without its head gives."""
+    """Write the states of tapped tokens: the output of the model without its head."""
     call = _call.get(None)
     tap = None if call is None else call.batch.tap
     if tap is not None:
@@ -112,7 +112,7 @@ def paged_attention(
     attention_mask: Any,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """What layers call: `query` [1, heads, tokens, head_dim], `key` and
+    """The attention function of layers: `query` [1, heads, tokens, head_dim], `key` and
     `value` likewise.
     """
     refuse_extras(module, extras)
@@ -128,12 +128,12 @@ def paged_attention(
 
 
 def own_mask() -> UnsupportedModelError:
-    """What to raise where a model masks by itself."""
+    """Returns the error about a model with a mask of its own."""
     return UnsupportedModelError("it masks attention in a way of its own")
 
 
 def refuse_extras(module: Any, extras: Mapping[str, Any]) -> None:
-    """Refuse what `attend` does not do: softcap, attention sinks (s_aux), biases,
+    """Refuse what `attend` does not support: softcap, attention sinks (s_aux), biases,
     dropout.
     """
     if extras.get("is_causal", getattr(module, "is_causal", True)) is False:

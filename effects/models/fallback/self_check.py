@@ -1,8 +1,9 @@
-"""A paged model of transformers against itself: the logits with its own attention.
+"""Checks a paged model of transformers against itself: its logits with its own attention.
 
 Random tokens are run in packed chunks through scattered blocks, and whole through the
-model's own eager attention. A wrong mask, position or scale makes errors of tenths of the
-logits' spread; in float32 the order of summation makes 1e-5, and more in deep models.
+model's own eager attention. A wrong mask, position or scale causes errors of tenths of
+the logits' spread; in float32 the order of summation causes 1e-5, and more in deep
+models.
 """
 
 import contextlib
@@ -17,10 +18,10 @@ from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.fallback.paged import PAGED, paged_model
 from minfer.effects.models.spec import ModelSpec
 
-# From a spec, a number of blocks and their size: the CPU's cache.
+# From a spec, a number of blocks and their size to the CPU's cache.
 CacheMaker = Callable[[ModelSpec, int, int], PagedCache]
 
-# Greatest error of checked logits, as a share of their spread.
+# The largest error of checked logits, as a share of their spread.
 TOLERANCE: Final = 1e-3
 BLOCK_SIZE: Final = 4
 BLOCKS: Final = 8
@@ -32,8 +33,8 @@ PRIME: Final = 7919  # spreads token ids over the vocabulary
 
 
 def self_check(spec: ModelSpec, model: Any, make_cache: CacheMaker) -> float:
-    """Greatest error of paged logits over the model's own eager ones, relative to their
-    spread.
+    """Returns the largest error of paged logits compared with the model's own eager ones,
+    relative to their spread.
     """
     ids = (torch.arange(2 * LENGTH) * PRIME % spec.vocab_size).view(2, LENGTH)
     step, cache = paged_model(model), make_cache(spec, BLOCKS, BLOCK_SIZE)
@@ -55,10 +56,10 @@ def self_check(spec: ModelSpec, model: Any, make_cache: CacheMaker) -> float:
 
 @contextlib.contextmanager
 def in_float32(model: Any) -> Iterator[None]:
-    """Every module runs on float32 copies of its own parameters, which live as long as it
+    """Run every module on float32 copies of its own parameters, which live as long as it
     runs.
 
-    In half precision, a rounding may send a token to another expert, which hides real
+    In half precision, rounding may send a token to another expert, which hides real
     errors.
     """
     kept: dict[Any, Tensor] = {}

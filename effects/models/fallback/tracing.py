@@ -1,9 +1,9 @@
-"""The `ModelSpec` of a model of transformers, found by running it without weights.
+"""Finds the `ModelSpec` of a model of transformers by running it without weights.
 
 Theory. On torch's meta device a model of any size runs one token at once, and computes
-nothing. The attention registered here notes who attends, with how many heads of what
-size; the mask registered beside it is asked what its last two queries see, and hands down
-one number, the window. A model that does anything else is refused by name.
+nothing. The attention registered here notes which layers attend, with how many heads of
+what size; the mask registered beside it evaluates which keys its last two queries see,
+and passes on one number, the window. A model that does anything else is refused by name.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ from minfer.effects.models.layers import Layer
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import read_dtype
 
-TRACED: Final = "minfer_traced"  # what transformers calls the functions below
+TRACED: Final = "minfer_traced"  # transformers' name of the functions below
 FARTHEST: Final = 1 << 20  # positions a trace looks back: longer windows count as none
-SHORTEST: Final = 16  # tokens of context that a model has to have
+SHORTEST: Final = 16  # the smallest context that a model must have
 
 
 @frozen
 class Attended:
-    """What one layer's attention was asked for."""
+    """The arguments of one layer's attention."""
 
     layer: int
     heads: int
@@ -43,7 +43,7 @@ class Attended:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """What has to be the same in all layers."""
+        """What must be the same in all layers."""
         return self.heads, self.kv_heads, self.key_dim, self.value_dim
 
 
@@ -51,7 +51,7 @@ class Attended:
 class Trace:
     """A run without weights."""
 
-    span: int  # positions that masks are asked about
+    span: int  # positions that masks are evaluated for
     seen: list[Attended] = field(factory=list)
 
 
@@ -62,10 +62,10 @@ _trace: ContextVar[Trace] = ContextVar("_trace")
 def fallback_spec(
     config: Mapping[str, Any], where: str = "config.json", dtype: str | None = None
 ) -> ModelSpec:
-    """The `ModelSpec` of a model that transformers runs, found by tracing it without
-    weights; `dtype` is the type that was asked for.
+    """Returns the `ModelSpec` of a model that transformers runs, found by tracing it
+    without weights; `dtype` is the requested dtype.
 
-    Raises `UnsupportedModelError` for what cannot run, by name, and `ConfigError`.
+    Raises `UnsupportedModelError` for models that cannot run, by name, and `ConfigError`.
     """
     read = Reader(config, where)
     theirs = resolve(read)
@@ -94,9 +94,10 @@ def fallback_spec(
 
 
 def _context(config: Any, where: str) -> int:
-    """Tokens of context in which the model does the same whatever the length.
+    """Returns the longest context in which the model does not depend on the length.
 
-    Ropes that depend on the length are made plain in `config`: traces need no lengths.
+    Ropes that depend on the length are replaced in `config` by default ones: traces do
+    not need them.
     """
     name = "max_position_embeddings"
     read = Reader({name: getattr(config, name, None)}, where)
@@ -104,7 +105,7 @@ def _context(config: Any, where: str) -> int:
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *(part for part in ropes.values() if isinstance(part, dict))):
         if rope.get("rope_type") == "longrope":
-            # Above this, frequencies depend on the longest.
+            # Above this, frequencies depend on the longest sequence.
             context = min(context, int(rope["original_max_position_embeddings"]))
         if "rope_type" in rope:
             rope["rope_type"] = "default"
@@ -112,11 +113,11 @@ def _context(config: Any, where: str) -> int:
 
 
 def _layers(config: Any, trace: Trace) -> tuple[Layer, ...]:
-    """The layers that were seen; of feed-forwards, what is needed to plan memory."""
+    """Returns the traced layers; of feed-forwards, only what memory plans need."""
     wide = getattr(config, "intermediate_size", None)
     wide = wide if isinstance(wide, int) else 4 * config.hidden_size
     experts = getattr(config, "num_experts_per_tok", None)
-    if experts:  # each gets inputs of its own
+    if experts:  # each expert gets inputs of its own
         wide = (wide + config.hidden_size) * experts
     first = trace.seen[0]
     attention = GQA(
@@ -133,8 +134,8 @@ def _layers(config: Any, trace: Trace) -> tuple[Layer, ...]:
 
 
 def _weightless(theirs: Theirs) -> Any:
-    """The model on the meta device, in half precision: grouped experts have no other
-    kernel there.
+    """Returns the model on the meta device, in half precision: grouped experts have no
+    other kernel there.
     """
     with torch.device("meta"):
         model = theirs.model._from_config(
@@ -150,7 +151,7 @@ def _run(model: Any, trace: Trace) -> int:
     context, ids = copy_context(), torch.zeros(1, 1, dtype=torch.int64, device="meta")
     context.run(_trace.set, trace)
     with torch.inference_mode():
-        # With a cache, transformers does not look for packed sequences in the positions.
+        # With a cache, transformers does not search the positions for packed sequences.
         logits = context.run(model, input_ids=ids, use_cache=True).logits
     seen = trace.seen
     if [one.layer for one in seen] != list(range(model.config.num_hidden_layers)):
@@ -164,11 +165,11 @@ def _run(model: Any, trace: Trace) -> int:
 
 
 def _traced_mask(*_: Any, mask_function: Any, **__: Any) -> Tensor:
-    """A mask that holds one number, its window: found by what the last two
+    """Returns a mask that holds one number, its window: found by what the last two
     queries see.
     """
     span = _trace.get().span
-    keys = torch.arange(span + 1)  # one of them behind the last query
+    keys = torch.arange(span + 1)  # one of them is after the last query
     queries = keys[span - 2 : span, None]
     seen = torch.stack(
         [mask_function(0, 0, query[0], keys).expand(span + 1) for query in queries]
@@ -187,7 +188,7 @@ def traced_attention(
     attention_mask: Any,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """What layers call: `query` [1, heads, tokens, head_dim], `key` and
+    """The attention function of layers: `query` [1, heads, tokens, head_dim], `key` and
     `value` likewise.
     """
     refuse_extras(module, extras)
