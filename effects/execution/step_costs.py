@@ -2,8 +2,8 @@
 
 From these costs the engine finds the best number of drafts (`minfer.speculate.length`). A
 size is a number of decode rows, in short contexts; a row with drafts is assumed to cost
-as much as so many rows. `fixed` is what it costs more to verify the drafts of one row,
-with an estimate of the host's work between two steps if the host makes the drafts.
+as much as so many rows. `fixed` is the additional cost of verifying the drafts of one
+row, plus an estimate of the host's work between two steps if the host makes the drafts.
 """
 
 import time

@@ -285,7 +285,7 @@ class GrammarMasks:
         self, batch: Batch, lines: Lines, places: Sequence[int | None], run: Running
     ) -> None:
         """Retry failed samples whose matcher had served others before with a new matcher;
-        if that fails, too, the output is at its end.
+        those that fail again end with the new error.
         """
         for line in [*batch.errors]:
             walk, i = batch.walks[line], places[line]

@@ -45,8 +45,8 @@ class Worker:
         journal: Writer | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        """`journal` records the driver's turns, if it is a file's; `grammars` compile the
-        requests' constraints, before the requests enter the waiting queue.
+        """`journal` is the driver's recorder, if that is a journal; `grammars` compile
+        the requests' constraints, before the requests enter the waiting queue.
         """
         self.driver = driver
         driver.masks.listen(self._stir)

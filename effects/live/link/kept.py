@@ -74,9 +74,11 @@ class Kept:
         self.compiling = self.request.sampling.structured_outputs is not None
 
     def blame(self, alone: Sequence[int], *, probing: bool) -> bool:
-        """Note that its engine has died, while it served `alone`, these samples only (or
-        other ones, if it was `probing`); returns whether that proves that engines die of
-        one of them.
+        """Note that its engine has died; returns whether a sample is proven to kill
+        engines.
+
+        `alone`: its samples that the engine served alone; `probing`: whether the engine
+        served one request alone, this or another one.
         """
         for sample in self.left():
             trial = self.trials[sample]

@@ -227,7 +227,7 @@ class LinkClient(asyncio.Protocol):
         """Note that the engine has ended, or that the link was closed."""
         del exc
         self._remote.disconnect()
-        if not self.over.done():  # it was cancelled
+        if not self.over.done():  # its waiter may have been cancelled
             self.over.set_result(None)
 
     def _say(self, message: wire.ToEngine) -> None:
