@@ -119,8 +119,8 @@ class KVCache:
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Zero newly allocated blocks of a row, the first of them from slot `start` on.
 
-        Attention reads padding with weight 0. If the block's previous owner overflowed,
-        that would be 0 * NaN, and the new owner would fail.
+        Attention reads padding with weight 0. If the previous owner's numbers
+        overflowed, that would be 0 * NaN, and the new owner would fail.
         """
         if start and blocks:
             self.data[:, blocks[0], start:] = 0

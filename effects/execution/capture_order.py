@@ -20,9 +20,9 @@ rows and the length of prompts are not known before requests arrive; both vary b
 a server has 2 streams or 40, and a prompt leaves 20 tokens to compute or 600. So each
 doubling is assumed to be equally likely, and the likelihood of a shape is the product of
 the doublings of rows and of tokens that it serves. Short prompts come first beside every
-number of rows, and most longer ones beside usual numbers of rows. If the order
-took one number of rows after the other, time would run out at 32, and a burst of new
-requests beside 40 streams would be launched kernel by kernel.
+number of rows, and most longer ones beside usual numbers of rows. If the order took one
+number of rows after the other, time would run out at 32, and a burst of new requests
+beside 40 streams would be launched kernel by kernel.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

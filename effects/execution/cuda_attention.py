@@ -165,8 +165,8 @@ class CudaCache:
         return out.view(len(out), -1)
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks in all layers, `AT_ONCE` by two launches. Whole blocks are copied:
-        no kernel reads behind a context.
+        """Copy blocks in all layers, `AT_ONCE` blocks by two launches. Whole blocks are
+        copied: no kernel reads behind a context.
         """
         for at in range(0, len(copies), AT_ONCE):
             some = copies[at : at + AT_ONCE]
