@@ -1,1 +1,1 @@
-"""Executors, and what they are made of."""
+"""Executors and their parts."""

@@ -2,8 +2,9 @@
 
 From these costs the engine finds the best number of drafts (`minfer.speculate.length`). A
 size is a number of decode rows, in short contexts; a row with drafts is assumed to cost
-as much as so many rows. `fixed` is the additional cost of verifying the drafts of one
-row, plus an estimate of the host's work between two steps if the host makes the drafts.
+as much as one row for each of its inputs. `fixed` is the additional cost of verifying the
+drafts of one row, plus an estimate of the host's work between two steps if the host makes
+the drafts.
 """
 
 import time

@@ -47,7 +47,7 @@ class StepShape:
     """What determines the launches of a step; numbers include padding."""
 
     decode_rows: int  # rows whose input is their last token
-    draws: int  # rows of logits: of decode rows, and of chunks that end their prompts
+    draws: int  # rows of logits: of decode rows, and of the last chunk of each prefill
     filtered: bool = False  # a row has a top-k, top-p, min-p or typical-p
     scored: bool = False  # a row requests log-probabilities
     shaped: bool = False  # a row's logits are changed before sampling

@@ -1,1 +1,3 @@
-"""What runs: LLM, AsyncLLM, the engine client, the driver, journal files, the edge."""
+"""Running engines: LLM, AsyncLLM, engine client, driver, journal files, input
+processor.
+"""

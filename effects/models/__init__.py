@@ -1,1 +1,1 @@
-"""What a model is: spec, families, layers, weights, checkpoints."""
+"""Models: spec, families, layers, weights, checkpoints."""

@@ -1,1 +1,1 @@
-"""From options to a plan of memory: settings, device, fingerprint."""
+"""The setup of an engine: settings, device, memory plan, fingerprint."""
