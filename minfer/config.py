@@ -33,6 +33,9 @@ class EngineConfig:
     # A row with deferred sampling may be planned one token ahead of its known tokens: its
     # mask is made while the forward runs that it is for.
     late_masks: bool = field(default=False, validator=flag)
+    # What a prefill token of a request with `prompt_logprobs` takes of the token budget:
+    # its logits are computed too, so that a step of such tokens takes longer.
+    scored_cost: int = field(default=1, validator=number(1))
     policy: Policy = FirstCome()
     speculation: Speculation | None = None  # no drafts
     # Freed blocks in `spare`, before they become a run: the order of allocation depends

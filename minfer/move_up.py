@@ -15,7 +15,7 @@ from minfer.policy import Load
 from minfer.record import evolve
 from minfer.sequence import Sequence
 from minfer.state import Hold
-from minfer.work import Work
+from minfer.work import Work, spent, weight
 
 
 def move_up(work: Work) -> None:
@@ -93,12 +93,13 @@ def _joins(work: Work, seq: Sequence, got: Newcomer) -> None:
     work.reasons += got.reasons
     seat, (gen,), (name,) = got.seat, got.seat.gens, got.seat.ids
     inputs = seat.base[0] - seat.sched[0] - (name in work.state.paused)
-    share = 0 if sits(work.config, work.state, name) else min(work.room, inputs)
+    most = 1 + (work.room - 1) // weight(work.config, seq.request)
+    share = 0 if sits(work.config, work.state, name) else min(most, inputs)
     if not share:
         work.idle.add(gen)
         return
     work.shares[gen] = share
-    work.room -= share
+    work.room -= spent(work.config, seq.request, share)
 
 
 def _wait_is_wanted(work: Work) -> bool:
@@ -137,7 +138,7 @@ def _make_room(work: Work, seq: Sequence) -> Reason | None:
     run = work.state.running
     if work.state.fences or not len(run) or run.gens[-1] in work.idle:
         return None
-    tokens = work.shares.get(run.gens[-1], 1)
+    tokens = spent(work.config, run.seqs[-1].request, work.shares.get(run.gens[-1], 1))
     if work.room + tokens <= 0:
         return None
     work.state, gave_way = displace(work.config, work.state, seq)

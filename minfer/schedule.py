@@ -5,7 +5,7 @@ A step is planned in this order:
     running rows      find the rows to skip: no token due, no block for it, or waiting
                       for the host; if blocks are short, preempt a sequence (grow.py)
     token budget      one token for each decode row; prefill chunks share what is left
-                      of the budget, in rank order
+                      of the budget, in rank order; a scored token may take more of it
     admission         admit from the waiting queue into the rows, blocks and tokens that
                       are left (move_up.py, admit.py)
     build the plan    rows, inputs, and the changes that the device needs (lay_out.py)
@@ -30,7 +30,7 @@ from minfer.record import evolve
 from minfer.sequence import is_bound, joined
 from minfer.speculate.plan_drafts import plan_drafts, waits_for_results
 from minfer.state import EngineState, Transition, next_in_line
-from minfer.work import Work
+from minfer.work import Work, weight
 
 
 def schedule(config: EngineConfig, state: EngineState) -> Transition:
@@ -140,9 +140,10 @@ def _who_gets_tokens(work: Work) -> None:
     for i in filled:
         if run.gens[i] not in work.idle:
             left = run.base[i] - run.sched[i] - (run.ids[i] in state.paused)
-            more = max(0, min(work.room, left - 1))
+            each = weight(work.config, run.seqs[i].request)
+            more = max(0, min(work.room // each, left - 1))
             work.shares[run.gens[i]] = 1 + more
-            work.room -= more
+            work.room -= more * each
 
 
 def _who_moves_up(work: Work) -> None:

@@ -8,7 +8,18 @@ from minfer.admit import Newcomer
 from minfer.config import EngineConfig
 from minfer.grow import Grown
 from minfer.messages import Reason, WakeAt
+from minfer.request import Request
 from minfer.state import EngineState
+
+
+def weight(config: EngineConfig, request: Request) -> int:
+    """Budget that a prefill token takes, but for the first of its row in a step."""
+    return 1 if request.sampling.prompt_logprobs is None else config.scored_cost
+
+
+def spent(config: EngineConfig, request: Request, tokens: int) -> int:
+    """Budget that the tokens of a row take; there is at least one."""
+    return 1 + weight(config, request) * (tokens - 1)
 
 
 @define

@@ -102,6 +102,19 @@ def _right(
     require(right, "drafts", f"{one.id} has {tokens}, of {said}")
 
 
+def each_takes(config: EngineConfig, seat: Seat) -> int:
+    """Budget that a prefill token takes, but for the first of its row in a step."""
+    scored = seat.account.request.sampling.prompt_logprobs is not None
+    return config.scored_cost if scored else 1
+
+
+def used_by(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> int:
+    """Budget that a plan takes."""
+    filled = {fill.index for fill in plan.fills}
+    extra = ((plan.counts[at] - 1) * (each_takes(config, here[at]) - 1) for at in filled)
+    return sum(plan.counts) + sum(extra)
+
+
 def _lines(plan: Plan) -> int:
     """Inputs of a plan, if each row with drafts has as many as the deepest of them."""
     drafts = [plan.counts[draft.index] - 1 for draft in plan.drafts]
@@ -148,7 +161,7 @@ def _due(
     if budget is None:
         return
     drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
-    room, lacks = max(0, budget - sum(plan.counts) + drafts), 0
+    room, lacks = max(0, budget - used_by(config, plan, here) + drafts), 0
     filled = {fill.index for fill in plan.fills}
     seats = {at: here[at] for at in sorted(here.keys() - filled)}
     for at, due in _shared(config, how, seats, room).items():

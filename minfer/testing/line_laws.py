@@ -281,7 +281,7 @@ def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
     """
     budget = planning.budget(config, len(planning.plans) - 1)
     plan = planning.plans[-1]
-    used = sum(plan.counts) if plan is not None else 0
+    used = planning.used if plan is not None else 0
     spent = budget is None or used >= budget or planning.preempted
     require(spent, "held", f"{seq.id} for budget: {used} of {budget}")
 

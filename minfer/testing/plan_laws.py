@@ -20,7 +20,7 @@ from minfer.sequence import SampleId
 from minfer.state import EngineState
 from minfer.testing.accounts import Account, Seat, touched
 from minfer.testing.books import Books
-from minfer.testing.draft_laws import check_drafts
+from minfer.testing.draft_laws import check_drafts, each_takes, used_by
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.sitting_out import left_out, most_ahead, rests, suspects
 
@@ -44,6 +44,7 @@ class Planning:
     # whether a first admission happened, or a new sample caused a preemption
     fresh: bool = False
     plans: list[Plan | None] = field(factory=list)  # None: the last try made none
+    used: int = 0  # what the last of them takes of its budget
     # samples left out of a plan for want of a block
     starved: list[SampleId] = field(factory=list)
 
@@ -75,6 +76,7 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     _paused(config, plan, here)
     budget = planning.budget(config, len(planning.plans))
     gave_way = bool(planning.preempted)
+    planning.used = used_by(config, plan, here)
     check_drafts(books, plan, here, after, budget, preempted=gave_way)
     _copies(books, plan, here, planning, after)
     _members(books, plan, here, after, planning)
@@ -312,12 +314,13 @@ def _budget(
     few = 1 if planning.newcomers else len(plan.gens)
     allowed = total <= max(budget, few)
     require(allowed, "budget", f"{total} tokens; the policy allows {budget}")
-    # A prefill continues in the next step.
-    short = any(
-        plan.starts[at] + plan.counts[at] < one.base - one.account.paused
+    # A prefill continues in the next step, for which too little of the budget is left.
+    short = [
+        each_takes(config, one)
         for at, one in here.items()
-    )
+        if plan.starts[at] + plan.counts[at] < one.base - one.account.paused
+    ]
     if short and not planning.preempted:
         drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
-        used = total - drafts >= budget
-        require(used, "budget", f"{total} of {budget} tokens, and a prompt waits")
+        left = budget - planning.used + drafts
+        require(left < min(short), "budget", f"{left} is left, and a prompt waits")

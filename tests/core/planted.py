@@ -639,10 +639,10 @@ BUGS: Final = (
         "a kind: a step's tokens go to drafts before they go to prompts",
         "schedule.py",
         "_who_gets_tokens",
-        "more = max(0, min(work.room, left - 1))",
+        "more = max(0, min(work.room // each, left - 1))",
         (
             "drafts = config.speculation.drafts if config.speculation else 0\n"
-            "more = max(0, min(work.room - drafts, left - 1))"
+            "more = max(0, min((work.room - drafts) // each, left - 1))"
         ),
     ),
     Bug(
@@ -1099,8 +1099,8 @@ ESCAPED: Final = (
         "one bad request fatal to all: its next failure is a neighbour's, too",
         "move_up.py",
         "_joins",
-        "0 if sits(work.config, work.state, name) else min(work.room, inputs)",
-        "min(work.room, inputs)",
+        "0 if sits(work.config, work.state, name) else min(most, inputs)",
+        "min(most, inputs)",
         "test_pausing.py",
     ),
     Bug(

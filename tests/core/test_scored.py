@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from minfer.keys import root_key
-from minfer.messages import Admitted, Emit, Executed, Preempted, Submit, Voided
+from minfer.messages import Admitted, Emit, Execute, Executed, Preempted, Submit, Voided
 from minfer.policies import Priority
 from minfer.prompt_logprobs import parts_of
 from minfer.request import Request, SamplingParams
@@ -138,3 +138,18 @@ def test_what_is_said_of_a_prompt_must_be_bytes() -> None:
     assert isinstance(done, Executed)
     bench.give(Executed(done.step, done.yields, pooled=("x",)))  # type: ignore[arg-type]
     assert len(bench.reasons_of(Voided)) == 1
+
+
+@pytest.mark.parametrize("cost", [1, 2, 3])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_scored_token_takes_its_cost_of_the_budget(before: int, cost: int) -> None:
+    """But for the first one of its row; the rest of the budget is for other rows."""
+    bench = Bench(evolve(CONFIG, scored_cost=cost))
+    budget = CONFIG.max_num_batched_tokens
+    plain = [wish(f"p{i}", 1, 9, scored=False) for i in range(before)]
+    if plain:
+        bench.turn(*map(Submit, plain))
+    turn = bench.turn(Submit(wish("a", 60, 0, scored=True)))
+    (plan,) = [one.plan for one in turn.commands if isinstance(one, Execute)][-1:]
+    assert max(plan.counts) == 1 + (budget - before - 1) // cost
+    served(bench)

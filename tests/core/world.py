@@ -173,6 +173,7 @@ def tiny_config(rng: Random) -> EngineConfig:
         max_failures=rng.choice((2, 3)),
         watermark=rng.choice((0, 0, 1, 2)),
         late_masks=(seqs + size) % 3 > 0,  # not drawn: seeds keep their worlds
+        scored_cost=1 + (seqs + size) % 2,
         max_waiting=rng.choice((2**20, 2**20, 6)),
         policy=rng.choice(
             (
