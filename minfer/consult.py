@@ -207,6 +207,7 @@ def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:
 
     def seat(answer: Any) -> int:
         if not 0 < _count(answer) < len(ranks):
+            # recorded in journals: other words would be another decision
             raise _UnusableError("chose nobody who may")
         return int(answer)
 

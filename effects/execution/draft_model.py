@@ -121,9 +121,9 @@ class DraftModel:
 
     def absorb(self, shape: StepShape, history: History[Tensor]) -> None:
         """Write keys and values of chunks, without sampling."""
-        nobody = self.feeder.rows.batch[:0]
-        step = Step(nobody, None, history)
-        self._forward(shape, step, nobody, chunks_of(shape, history))
+        none = self.feeder.rows.batch[:0]
+        step = Step(none, None, history)
+        self._forward(shape, step, none, chunks_of(shape, history))
 
     def _first(self, shape: StepShape, step: Step, count: int) -> Tensor:
         """Run the first forward; returns logits of the first `count` rows."""

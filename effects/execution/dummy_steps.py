@@ -63,9 +63,16 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
     seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
     inputs = [_prompts(tokens, 1) for tokens in counts(budget)]
     draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
-    nobody = evolve(_prompts(1, 1), draws=0)
+    unsampled = evolve(_prompts(1, 1), draws=0)
     beside = [_beside(decode_rows, budget) for decode_rows in counts(seqs)]
-    made = [*_decoding(spec, config), *inputs, *draws, *_lengths(budget), nobody, *beside]
+    made = [
+        *_decoding(spec, config),
+        *inputs,
+        *draws,
+        *_lengths(budget),
+        unsampled,
+        *beside,
+    ]
     captured = captured_tokens(spec, budget)
     padded = [one.padded() for one in made if one.fits(captured)]
     return [*dict.fromkeys((*made, *padded))]

@@ -47,7 +47,9 @@ class Routes:
         captured = captured_tokens(spec, budget)
         no_flash = flash_missing(spec.head_dim, dtype, block_size, torch.device(device))
         if any(spec.windows):
-            no_flash = "it reads before sliding windows what may be somebody else's"
+            no_flash = (
+                "it reads before sliding windows what may belong to another sequence"
+            )
         elif not no_flash and captured >= budget:
             no_flash = (
                 "all steps are small enough for CUDA graphs, which it cannot be part of"

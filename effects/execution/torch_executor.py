@@ -343,8 +343,8 @@ class TorchExecutor:
     def _results(self, flight: Flight) -> Executed:
         if flight.plan.apart and flight.told is None:
             raise ExecutorError(
-                f"nobody said that the rows apart in step {flight.plan.step} may be "
-                "sampled"
+                f"the host has not allowed that the deferred rows of step "
+                f"{flight.plan.step} are sampled"
             )
         vocab = self.runner.spec.vocab_size
         found = results(flight.plan, flight.slots, vocab, flight.gone)

@@ -71,7 +71,7 @@ class GrammarMasks:
         self._slow: dict[SampleId, Walk] = {}  # those whose masks are made by threads
         self._pauses = deque[Pause]()  # to be sent to the engine
         self._threads = Threads(FOR_SLOW, "minfer-masks")
-        self._post: Callable[[Event], object] = self._nobody
+        self._post: Callable[[Event], object] = self._not_connected
         self._lend: Callable[[int], Lines | None] = lends_nothing
         self._barring = Barring()
 
@@ -86,8 +86,8 @@ class GrammarMasks:
         """As `MaskMaker` says."""
         self._lend = lend
 
-    def _nobody(self, event: Event) -> None:
-        raise AssertionError(f"nobody listens to {event}")
+    def _not_connected(self, event: Event) -> None:
+        raise AssertionError(f"no engine is connected that takes {event}")
 
     def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
         """As `MaskMaker` says: returns pauses of samples without a matcher yet, and of

@@ -168,7 +168,7 @@ class Writer:
         if not self.snapshots and self.size > SEGMENTS * self.limit:
             raise OSError(errno.EFBIG, "it is as large as --journal-size allows")
         if turn.number % LOOK == 0 and not os.fstat(self.file).st_nlink:
-            raise OSError(errno.ENOENT, "somebody has removed it")
+            raise OSError(errno.ENOENT, "it was removed")
         record = self._record(turn)
         self.size += write_all(self.file, record)
         if not self.snapshots:

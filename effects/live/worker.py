@@ -202,9 +202,7 @@ class Worker:
 
     def _check_alive(self) -> None:
         if self.dead is not None:
-            raise EngineDeadError(
-                f"the engine serves nobody any more: {self.dead}"
-            ) from self.dead
+            raise EngineDeadError(f"the engine has stopped: {self.dead}") from self.dead
 
     def _check_served(self, request: Request) -> None:
         """Raise EngineDeadError, or RequestError for an id that is being served."""

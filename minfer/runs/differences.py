@@ -31,10 +31,10 @@ def named(sample: SampleId | list[Any]) -> str:
     return repr(sample[0]) + number
 
 
-def listed(parts: Iterable[str], nobody: str = "nobody") -> str:
+def listed(parts: Iterable[str], none: str = "none") -> str:
     """A list for people: the first entries, and how many more."""
     every = list(parts)
-    text = ", ".join(every[:_MOST_NAMED]) or nobody
+    text = ", ".join(every[:_MOST_NAMED]) or none
     more = len(every) - _MOST_NAMED
     return f"{text} and {more} more" if more > 0 else text
 

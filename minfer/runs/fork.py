@@ -262,7 +262,9 @@ def _first(
     with blamed(turn.number, turn.before):
         made = Turn(turn.number, turn.before, events, step(engine, turn.before, events))
     if spare and left[at] in _preempted(made.transition, spare):
-        raise JournalError(f"nobody can give way for {spare!r} in turn {turn.number}")
+        raise JournalError(
+            f"no sample can be preempted for {spare!r} in turn {turn.number}"
+        )
     return made
 
 

@@ -121,7 +121,9 @@ class Oracle:
         """Run the next plan and return its results."""
         plan = self.plans.popleft()
         if plan.apart and plan.step not in self.apart:
-            raise AssertionError(f"nobody said that step {plan.step} may be sampled")
+            raise AssertionError(
+                f"the host has not allowed that step {plan.step} is sampled"
+            )
         yields = tuple(self._run(plan))
         self.apart.pop(plan.step, None)
         return Executed(

@@ -110,8 +110,8 @@ def _members(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
     gone = [name for name in old.rows if name not in new.rows]
     come = [name for name in new.rows if name not in old.rows]
     if gone or come:
-        words = f"{step}: then with {listed(gone, 'nobody else')}, now with "
-        words += listed(come, "nobody instead" if gone else "nobody")
+        words = f"{step}: then with {listed(gone, 'no others')}, now with "
+        words += listed(come, "none instead" if gone else "none")
         yield Difference(f"{step}: rows", gone, come, words)
     elif [*old.rows] != [*new.rows]:
         words = f"{step}: then in the order {listed(old.rows)}, now {listed(new.rows)}"

@@ -73,7 +73,7 @@ class Drafters:
         return Drafters(self.at, numbers, self.tokens).only(tuple(map(bool, numbers)))
 
 
-_NOBODY: Final = Drafters((), ())
+_NO_DRAFTERS: Final = Drafters((), ())
 
 
 def may_draft(request: Request, drafter: str) -> bool:
@@ -125,9 +125,9 @@ def _drafters(work: Work, how: Speculation) -> Drafters:
     """The decode rows of the step that may have drafts."""
     run = work.state.running
     if 0 < how.rows < len(run) - len(work.idle):
-        return _NOBODY
+        return _NO_DRAFTERS
     if how.drafter == HOST and work.state.inflight:
-        return _NOBODY
+        return _NO_DRAFTERS
     some = _proposed_for if how.drafter == HOST else _all
     found = some(how, work.state)
     out = work.idle.union(work.shares)

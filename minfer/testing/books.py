@@ -31,7 +31,7 @@ from minfer.testing.invariants import InvariantError
 from minfer.testing.lifetime import MOVES, Cause, Stage
 
 NEVER: Final = -1  # among the steps that may open a fence: there may be none
-_NOBODY: Final = Request(id="", prompt=(), max_tokens=1)
+_NO_REQUEST: Final = Request(id="", prompt=(), max_tokens=1)
 
 
 @frozen(eq=False)
@@ -167,12 +167,12 @@ class Books:
 
     def flight(self, plan: Plan) -> Flight:
         """The record of a plan that was launched, with the seats of its rows."""
-        nobody = Account(_NOBODY, sample=0, known=(), last=0, arrived=0.0)
+        unknown = Account(_NO_REQUEST, sample=0, known=(), last=0, arrived=0.0)
         seats = list[Seat]()
         for gen in plan.gens:
             seat = self.seats.get(gen)
             if seat is None:
-                seat = Seat(nobody, gen, row=NOT_SEEN, base=0, sched=0, kv=0, table=())
+                seat = Seat(unknown, gen, row=NOT_SEEN, base=0, sched=0, kv=0, table=())
             seats.append(seat)
         blocks = [
             touched(self.config, seat, start)

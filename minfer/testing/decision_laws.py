@@ -156,7 +156,7 @@ class _Reader:
             known, kv = len(one.known), one.seat.kv
             right = (why.known, why.computed) == (known, kv)
             require(right, "reason", f"{why}: it knows {known}, and has KV of {kv}")
-        require(why.by in self.books.accounts, "reason", f"{why}: for nobody")
+        require(why.by in self.books.accounts, "reason", f"{why}: for an unknown sample")
         its = self.books.accounts[why.by]
         self.planning.fresh |= its.stage is Stage.WAITING
         self.planning.preempted.append((one.id, why.by))

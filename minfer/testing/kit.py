@@ -109,7 +109,7 @@ def states(draw: st.DrawFn, policy: Any) -> tuple[EngineConfig, EngineState]:
     trial = Trial(draw(configs(policy)), draw(_paces))
     for gap, event in draw(traces()):
         trial.tell(event, gap)
-    trial.tell(Cancel("nobody"), draw(st.floats(0.1, 9)))
+    trial.tell(Cancel("unknown"), draw(st.floats(0.1, 9)))
     return trial.config, trial.state
 
 

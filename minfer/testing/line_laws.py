@@ -117,7 +117,7 @@ def _order(
     if line and inside and max(one.place for one in inside) > line[0].place:
         passed = [(one, by) for one in line for by in inside if by.place > one.place]
         wrong = [one.id for one, by in passed if not _may_pass(config, planning, one, by)]
-        require(not wrong, "order", f"somebody was overtaken: {wrong[:3]}")
+        require(not wrong, "order", f"samples were overtaken: {wrong[:3]}")
     if before.running.seqs and back:
         here = (*after.running.seqs, *after.waiting)
         # the id of an ended sample may be in use again
@@ -163,7 +163,7 @@ def _shares(books: Books, turn: Transition, planning: Planning) -> None:
     more, still defers each deferred client.
     """
     config, after = books.config, turn.state
-    require(after.running.seqs, "held", "clients are held back, and nobody runs")
+    require(after.running.seqs, "held", "clients are deferred, and no sample runs")
     if any(isinstance(reason, Overruled) for reason in turn.reasons):
         return
     firsts = dict[str, Sequence]()

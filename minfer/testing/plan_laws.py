@@ -226,7 +226,7 @@ def _copies(
         got = planning.newcomers.get(seat.account.id)
         if got is not None and got.copied:
             left.remove(_copy(books, left, seat, got, plan.starts[at], after))
-    require(not left, "copy", f"{left} of nobody's")
+    require(not left, "copy", f"{left} of no planned row")
     standing = (touched(books.config, seat, seat.kv) for seat in _seats(books.running))
     targets = Counter(chain.from_iterable(standing))
     for copy in plan.copies:

@@ -123,7 +123,7 @@ def _fenced(leaving: list[Leaving], untils: list[int]) -> list[Leaving]:
         elif NEVER not in left.steps:
             steps = sorted(left.steps)
             raise InvariantError("fence", f"none until {steps}; there are {untils}")
-    require(not any(rest.values()), "fence", f"for nobody: {untils}")
+    require(not any(rest.values()), "fence", f"without a plan: {untils}")
     return kept
 
 

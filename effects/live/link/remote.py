@@ -126,7 +126,7 @@ class Remote:
     def reset_cache(self) -> None:
         """As `EngineClient` says."""
         if self.dead is not None:
-            raise EngineDeadError(f"the engine serves nobody any more: {self.dead}")
+            raise EngineDeadError(f"the engine has stopped: {self.dead}")
         self.resets += 1
         if self._send is not None:
             self._send(wire.ResetCache())
@@ -239,7 +239,7 @@ class Remote:
 
     def _check_new(self, request: Request) -> None:
         if self.dead is not None:
-            raise EngineDeadError(f"the engine serves nobody any more: {self.dead}")
+            raise EngineDeadError(f"the engine has stopped: {self.dead}")
         if self.draining and request.place is None:
             raise DrainingError("the server finishes what it serves, and takes no more")
         if request.id in self._requests:

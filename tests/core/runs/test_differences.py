@@ -13,7 +13,7 @@ MOST = 8  # names in a sentence
     ("then", "now", "said"),
     [
         ([admitted("a")], [admitted("b")], "then admitted 'a', now 'b'"),
-        ([], [admitted("b")], "then admitted nobody, now 'b'"),
+        ([], [admitted("b")], "then admitted none, now 'b'"),
         (
             [admitted("a", hit=4)],
             [admitted("a")],
@@ -40,7 +40,7 @@ MOST = 8  # names in a sentence
                 "now 'a' from block 2 of 3 on"
             ),
         ),
-        ([["Ignored", "cancel"]], [], "then ignored event cancel, now nobody"),
+        ([["Ignored", "cancel"]], [], "then ignored event cancel, now none"),
         (
             [["Voided", 3, 1, 4]],
             [["Voided", 3, 2, 4]],
@@ -55,7 +55,7 @@ def test_a_reason_that_differs_is_a_sentence(then: Any, now: Any, said: str) -> 
 def test_many_names_are_counted() -> None:
     some = [admitted(f"r{i}") for i in range(30)]
     (said,) = words({"reasons": some}, {})
-    assert said.endswith(f" and {30 - MOST} more, now nobody")
+    assert said.endswith(f" and {30 - MOST} more, now none")
     assert said.count("'r") == MOST
 
 
@@ -63,6 +63,6 @@ def test_ends_and_wakes_are_sentences() -> None:
     then = {"finished": [["a", 0, "length", 12, 0], ["b", 0, "stop", 3, 0]], "wake": 3.5}
     now = {"finished": [["b", 0, "stop", 3, 0]]}
     assert words(then, now) == [
-        "then ended 'a' (length, 12 tokens), now nobody",
+        "then ended 'a' (length, 12 tokens), now none",
         "then asked to be woken at 3.5 s, now not at all",
     ]

@@ -70,7 +70,7 @@ def test_reasons_come_before_plans() -> None:
     now: Facts = {"plans": [{}]}
     where = diverged(1, state, 1.0, then, now)
     assert where.field == "reasons"
-    assert where.differences[0].words == "then admitted 'b', now nobody"
+    assert where.differences[0].words == "then admitted 'b', now none"
     assert where.legend.startswith("[Admitted, id, sample, waited, hit, known")
 
 

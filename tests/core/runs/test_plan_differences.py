@@ -47,7 +47,7 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
     [
         (
             lambda plan: plan.update(joined=[], opens=[], counts=[], fills=[]),
-            "step 1: then with 'b', now with nobody instead",
+            "step 1: then with 'b', now with none instead",
         ),
         (
             lambda plan: plan.update(counts=[[1, 1]]),

@@ -61,7 +61,7 @@ BITES = (
         (FULL,),
     ),
     Bite(
-        "reason: .* for nobody",
+        "reason: .* for an unknown sample",
         has(Preempted),
         lambda t: reasoned(t, Preempted, by=("no", 1)),
         TIGHT,

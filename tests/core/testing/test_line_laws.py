@@ -150,7 +150,7 @@ BITES = (
         SHARED,
     ),
     Bite(
-        "order: somebody was overtaken",
+        "order: samples were overtaken",
         lambda t: has(Admitted)(t) and bool(t.transition.state.waiting),
         earlier,
         evolve(TIGHT, policy=Priority()),

@@ -318,7 +318,10 @@ def test_what_nobody_says_or_says_wrongly_is_told(model: Model, at_once: bool) -
     executor.launch(prefill(0, "a", 5, apart=True))
     failed = executor.collect()
     assert isinstance(failed, Failed)
-    assert "nobody said that the rows apart in step 0 may be sampled" in failed.error
+    assert (
+        "the host has not allowed that the deferred rows of step 0 are sampled"
+        in failed.error
+    )
     executor.launch(prefill(1, "a", 5, apart=True))
     executor.sample(SampleApart(1, (Mask(4, only(3)),)))
     failed = executor.collect()

@@ -444,7 +444,7 @@ def test_an_engine_that_breaks_tells_every_reader(
         assert {type(result) for result in results} == {EngineDeadError}
         assert "ZeroDivisionError" in str(results[0])
         assert llm.errored
-        with pytest.raises(EngineDeadError, match="serves nobody"):
+        with pytest.raises(EngineDeadError, match="the engine has stopped"):
             llm.generate([1])
         assert not llm.front.jobs
         assert not llm._readers

@@ -124,7 +124,7 @@ def test_a_folder_that_was_removed_is_noticed_and_made_again(
     shutil.rmtree(folder)
     engine.turns(LOOK)
     assert engine.told() == (False, 1)
-    assert "somebody has removed it" in caplog.text
+    assert "it was removed" in caplog.text
     engine.now += 2 * FIRST_PAUSE
     engine.turns(20)
     assert engine.told() == (True, 1)

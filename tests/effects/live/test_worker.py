@@ -513,7 +513,7 @@ def test_a_death_is_told_once_with_those_it_concerns(
         assert "ZeroDivisionError" in deaths[0].why
         assert isinstance(llm.client.dead, ZeroDivisionError)
         assert "ZeroDivisionError" in llm.client.snapshot().dead
-        with pytest.raises(EngineDeadError, match="serves nobody any more"):
+        with pytest.raises(EngineDeadError, match="the engine has stopped"):
             llm.client.submit([request("c")])
 
 
