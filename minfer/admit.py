@@ -33,7 +33,7 @@ from minfer.window import GONE, lookup_window, outside
 
 
 @frozen
-class Newcomer:
+class Admission:
     """An admitted sequence: its columns, not yet joined to the running ones."""
 
     seat: Running
@@ -56,8 +56,8 @@ def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
 
 
 def admit(
-    config: EngineConfig, state: EngineState, seq: Sequence, others: list[Newcomer]
-) -> tuple[EngineState, Newcomer | Held]:
+    config: EngineConfig, state: EngineState, seq: Sequence, others: list[Admission]
+) -> tuple[EngineState, Admission | Held]:
     """Admit `seq`, the head of the queue, if possible; this plan has admitted `others`
     already. The caller joins a newcomer to `state.running`.
     """
@@ -102,7 +102,7 @@ def _seat(
     seq: Sequence,
     sibling: int | None,
     others: int,
-) -> tuple[EngineState, Newcomer | Held]:
+) -> tuple[EngineState, Admission | Held]:
     """Give `seq` a row and blocks, if there are enough; `sibling` is the position of a
     running sample with its prompt; this plan has admitted `others` already.
     """
@@ -141,7 +141,7 @@ def _seat(
     if not seq.preempted:
         now = load(config, state, others)
         state = consult.admitted(config, state, seq.place[0], seq.request, now)
-    return _let_in(state, seq, change.done()), Newcomer(seat, copy, reasons, source)
+    return _let_in(state, seq, change.done()), Admission(seat, copy, reasons, source)
 
 
 def _shortage(
@@ -184,7 +184,7 @@ def _kept_tail(
     return Copy(node.block, table[full], count), key
 
 
-def release_sources(state: EngineState, newcomers: Iterable[Newcomer]) -> EngineState:
+def release_sources(state: EngineState, newcomers: Iterable[Admission]) -> EngineState:
     """Release the published blocks copied for newcomers: their plan is complete."""
     sources = [one.source for one in newcomers if one.source != ROOT]
     if not sources:

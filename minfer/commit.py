@@ -12,6 +12,7 @@ from operator import add, ge, le, ne, sub
 
 from minfer import thresholds
 from minfer.config import EngineConfig
+from minfer.discard import discard
 from minfer.ending import end, leaver
 from minfer.messages import Executed, Failed, Finished, clip
 from minfer.plan import Logprobs, Plan, Pooled, Yields, flaw_beside, tokens_of
@@ -22,7 +23,6 @@ from minfer.sequence import Running, edited, positions
 from minfer.speculate.learn import learnt
 from minfer.spread import spread
 from minfer.state import EngineState, Transition, emitted, ignored
-from minfer.void import void
 
 
 def over(
@@ -39,20 +39,20 @@ def over(
     if event.step not in [plan.step for plan in state.inflight]:
         return ignored(state, kind, "its step is not in flight")
     if isinstance(event, Failed):
-        return void(config, state, event.step, event.error)
+        return discard(config, state, event.step, event.error)
     plan = state.inflight[0]
     if event.step != plan.step:
-        return void(config, state, event.step, f"step {plan.step} was skipped")
+        return discard(config, state, event.step, f"step {plan.step} was skipped")
     tokens = tokens_of(event.yields)
     if tokens is None:
-        return void(
+        return discard(
             config, state, plan.step, "results must be a tuple of tuples of whole numbers"
         )
     sizes = tuple(map(len, event.yields))  # tokens per row
     flaw = _flaw(config, plan, sizes, tokens)
     flaw = flaw or flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
     if flaw:
-        return void(config, state, plan.step, flaw)
+        return discard(config, state, plan.step, flaw)
     return _good(config, state, event, tokens, sizes)
 
 

@@ -7,8 +7,8 @@ A step is planned in this order:
     token budget      one token for each decode row; prefill chunks share what is left
                       of the budget, in rank order; a scored token may take more of it
     admission         admit from the waiting queue into the rows, blocks and tokens that
-                      are left (move_up.py, admit.py)
-    build the plan    rows, inputs, and the changes that the device needs (lay_out.py)
+                      are left (admission.py, admit.py)
+    build the plan    rows, inputs, and the changes that the device needs (build_plan.py)
 
 In a steady decode there is nothing to do in the first three, and the plan is the running
 columns themselves.
@@ -19,12 +19,12 @@ from itertools import compress, repeat
 from operator import and_, ge, lt, sub
 
 from minfer import consult, thresholds
+from minfer.admission import admit_from_queue
 from minfer.admit import load, release_sources
+from minfer.build_plan import laid_out
 from minfer.config import EngineConfig
 from minfer.grow import grow
-from minfer.lay_out import laid_out
 from minfer.messages import Execute
-from minfer.move_up import move_up
 from minfer.pausing import accused, resting
 from minfer.record import evolve
 from minfer.sequence import is_bound, joined
@@ -151,7 +151,7 @@ def _who_moves_up(work: Work) -> None:
     columns.
     """
     before = work.state.running.gens
-    move_up(work)
+    admit_from_queue(work)
     if work.state.running.gens is not before:  # a sequence was preempted
         work.forget(set(before).difference(work.state.running.gens))
     if not work.newcomers:

@@ -4,7 +4,7 @@ from collections import Counter
 
 from attrs import define, field
 
-from minfer.admit import Newcomer
+from minfer.admit import Admission
 from minfer.config import EngineConfig
 from minfer.grow import Grown
 from minfer.messages import Reason, WakeAt
@@ -35,7 +35,7 @@ class Work:
     grown: Grown = field(factory=dict)  # growth of tables
     shares: dict[int, int] = field(factory=dict)  # generation in prefill -> its tokens
     room: int = 0  # tokens of the budget that are left
-    newcomers: list[Newcomer] = field(factory=list)
+    newcomers: list[Admission] = field(factory=list)
     came: Counter[str] = field(factory=Counter)  # newcomers by client
     most: tuple[int, ...] | None = None  # tokens each row may yield; None: one
     # Generation with drafts -> those from the host; none: the draft model makes them.

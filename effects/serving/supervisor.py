@@ -29,9 +29,9 @@ from minfer.effects.serving.front_process import (
     announce,
     run_front,
 )
+from minfer.effects.serving.heartbeat import Heartbeat
 from minfer.effects.serving.logs import configure_logs
 from minfer.effects.serving.processes import ENGINE, Action, Processes, Start, front_name
-from minfer.effects.serving.pulse import Pulse
 from minfer.effects.serving.run_folder import run_folder
 from minfer.effects.serving.server import HttpOptions, bound, told_address
 from minfer.effects.serving.shared import Shared
@@ -66,8 +66,10 @@ def serve_in_processes(
         path = _socket_path(stack.enter_context(run_folder()))
         said = mmap.mmap(-1, 1)  # shared: whether the first line is out
         shared = Shared.of(fronts)
-        pulse = Pulse(options.engine_timeout)
-        runs: dict[str, Run] = {ENGINE: partial(_be_engine, args, path, fronts, pulse)}
+        heartbeat = Heartbeat(options.engine_timeout)
+        runs: dict[str, Run] = {
+            ENGINE: partial(_be_engine, args, path, fronts, heartbeat)
+        }
         for number, one in enumerate(listeners):
             plan = FrontPlan(
                 number=number,
@@ -85,7 +87,7 @@ def serve_in_processes(
             said[0] = 1
 
         patience = options.shutdown_timeout
-        return Supervisor(Processes(fronts), runs, guard, patience, pulse).run(ready)
+        return Supervisor(Processes(fronts), runs, guard, patience, heartbeat).run(ready)
 
 
 def _check(options: HttpOptions, fronts: int) -> None:
@@ -99,11 +101,15 @@ def _check(options: HttpOptions, fronts: int) -> None:
 
 
 def _be_engine(
-    args: EngineArgs, path: Path, fronts: int, pulse: Pulse, ready: Callable[[], None]
+    args: EngineArgs,
+    path: Path,
+    fronts: int,
+    heartbeat: Heartbeat,
+    ready: Callable[[], None],
 ) -> int:
     configure_logs(ENGINE)
     path.unlink(missing_ok=True)  # of the engine before
-    return run_engine(args, path, fronts, ready, pulse.beat)
+    return run_engine(args, path, fronts, ready, heartbeat.beat)
 
 
 def _socket_path(folder: Path) -> Path:
@@ -123,16 +129,14 @@ class Supervisor:
         runs: Mapping[str, Run],
         guard: Guard,
         patience: float,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
     ) -> None:
-        """`patience` is how long who was told to end may take, in seconds; `pulse` is the
-        engine's.
-        """
+        """`patience`: seconds that a process has to end in; `heartbeat`: the engine's."""
         self._processes = processes
         self._runs = runs
         self._guard = guard
         self._patience = patience
-        self._pulse = pulse
+        self._pulse = heartbeat
         self._names: dict[int, str] = {}  # by process id
         self._due: dict[str, float] = {}  # when a process is to be started
         self._signals: list[int] = []
@@ -192,9 +196,9 @@ class Supervisor:
             self._do(self._processes.signalled(interrupt=interrupt))
             wait = self._patience if self._processes.phase == "draining" else 0.0
             self._deadline = time.monotonic() + wait + LAST_MOMENTS
-        self._bury()
+        self._reap()
         now = time.monotonic()
-        self._feel_pulse(now)
+        self._check_heartbeat(now)
         if self._processes.phase == "stopping" and self._deadline is None:
             self._deadline = now + LAST_MOMENTS
         if self._deadline is not None and now > self._deadline:
@@ -205,7 +209,7 @@ class Supervisor:
             if self._processes.may_start(name):
                 self._start(name)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """Learn who has ended, and do what follows."""
         while self._names:
             process, status = os.waitpid(-1, os.WNOHANG)
@@ -220,7 +224,7 @@ class Supervisor:
             _tell(name, code, before, actions)
             self._do(actions)
 
-    def _feel_pulse(self, now: float) -> None:
+    def _check_heartbeat(self, now: float) -> None:
         """Kill the engine if it is there and does not answer."""
         table = self._processes
         if ENGINE not in table.alive:

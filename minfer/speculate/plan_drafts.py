@@ -28,9 +28,9 @@ from attrs import frozen
 
 from minfer import consult
 from minfer.admit import load
+from minfer.build_plan import ones
 from minfer.config import EngineConfig
 from minfer.grow import make_room
-from minfer.lay_out import ones
 from minfer.pmap import Map
 from minfer.record import evolve
 from minfer.request import Request

@@ -202,7 +202,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "waiting.py | Line._counted | comparison | len(clients) > 1 -> len(clients) >= 1": (
         "A shortcut: of one client, one is counted either way."
     ),
-    "void.py | void | bound | set(plan.gens) -> plan.gens": (
+    "discard.py | discard | bound | set(plan.gens) -> plan.gens": (
         "A set for speed: both have the same members."
     ),
 }

@@ -260,7 +260,7 @@ BUGS: Final = (
     Bug(
         "neighbour's seed",
         "v#51226: a row samples by the parameters of the row beside it",
-        "lay_out.py",
+        "build_plan.py",
         "_opened",
         "row_sampling(seq.request, seq.sample)",
         "row_sampling(run.seqs[chunk.at].request, seq.sample)",
@@ -268,7 +268,7 @@ BUGS: Final = (
     Bug(
         "one stream for all samples",
         "fan-out: the samples of one request draw the same noise",
-        "lay_out.py",
+        "build_plan.py",
         "_opened",
         "row_sampling(seq.request, seq.sample)",
         "row_sampling(seq.request, 0)",
@@ -358,7 +358,7 @@ BUGS: Final = (
     Bug(
         "resumed row is not sent again",
         "diffs instead of state: after a preemption the device keeps its old table",
-        "lay_out.py",
+        "build_plan.py",
         "laid_out",
         "c.start == run.starts[c.i]",
         "c.start == run.starts[c.i] and not run.seqs[c.i].preempted",
@@ -366,8 +366,8 @@ BUGS: Final = (
     Bug(
         "successors of a failed step go on",
         "v#50265: only the failed step is taken back, not those planned on top of it",
-        "void.py",
-        "void",
+        "discard.py",
+        "discard",
         "touched = {gen for plan in state.inflight for gen in plan.gens}",
         "touched = blamed",
     ),
@@ -463,7 +463,7 @@ BUGS: Final = (
         "two terminal words",
         "s#36475, s#36552: given up after failures, the sequence decodes on and ends "
         "again",
-        "void.py",
+        "discard.py",
         "_give_up",
         "state, finished = end(config, state, leavers)",
         "_, finished = end(config, state, leavers)",
@@ -480,8 +480,8 @@ BUGS: Final = (
         "poison is retried for ever",
         "one bad request fatal to all: its failures are not counted, so it is retried "
         "for ever",
-        "void.py",
-        "void",
+        "discard.py",
+        "discard",
         "faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1",
         "faults[run.ids[i]] = 1",
     ),
@@ -520,7 +520,7 @@ BUGS: Final = (
     Bug(
         "a paused newcomer yields",
         "a mask is wanted of who was let in, though the host is not ready for it",
-        "move_up.py",
+        "admission.py",
         "_joins",
         "seat.base[0] - seat.sched[0] - (name in work.state.paused)",
         "seat.base[0] - seat.sched[0]",
@@ -777,7 +777,7 @@ BUGS: Final = (
     Bug(
         "rows with drafts are not sampled apart",
         "a kind: a grammar is not heeded where its text is drafted",
-        "lay_out.py",
+        "build_plan.py",
         "_apart",
         "[i for i in bound if most[i]]",
         "[i for i in bound if most[i] == 1]",
@@ -925,7 +925,7 @@ ESCAPED: Final = (
             "positions(advanced, "
             "{gen for one in (plan, *state.inflight) for gen in one.gens})"
         ),
-        "test_void.py",
+        "test_discard.py",
     ),
     Bug(
         "a first sample computes its prompt again behind its output",
@@ -998,7 +998,7 @@ ESCAPED: Final = (
         "_good",
         "f[0] not in ran",
         "f[0] is not ran",
-        "test_void.py",
+        "test_discard.py",
     ),
     Bug(
         "a good step clears everybody's faults",
@@ -1007,7 +1007,7 @@ ESCAPED: Final = (
         "_good",
         "tuple(f for f in state.faults if f[0] not in ran)",
         "()",
-        "test_void.py",
+        "test_discard.py",
     ),
     Bug(
         "empty results are accepted",
@@ -1030,7 +1030,7 @@ ESCAPED: Final = (
     Bug(
         "held, and never looked at again",
         _LET,
-        "move_up.py",
+        "admission.py",
         "_wait_is_wanted",
         "state = work.state",
         "state = work.state\n"
@@ -1097,7 +1097,7 @@ ESCAPED: Final = (
     Bug(
         "who has to run alone comes back beside others",
         "one bad request fatal to all: its next failure is a neighbour's, too",
-        "move_up.py",
+        "admission.py",
         "_joins",
         "0 if sits(work.config, work.state, name) else min(most, inputs)",
         "min(most, inputs)",

@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 
 from minfer.config import EngineConfig
+from minfer.discard import discard
 from minfer.engine import step
 from minfer.messages import (
     Admitted,
@@ -34,7 +35,6 @@ from minfer.runs.replay import Journal, open_segments
 from minfer.schedule import suspect
 from minfer.state import Transition, Turn
 from minfer.testing.ledger import Ledger
-from minfer.void import void
 from tests.core.test_engine import CONFIG, Bench, ask
 
 LATE = evolve(CONFIG, depth=2, late_masks=True)
@@ -263,7 +263,7 @@ def test_who_comes_back_to_run_alone_takes_its_seat_and_then_does(others: bool) 
     for _ in range(2):
         bench.give(bench.oracle.fail("boom", halfway=False))
     while bench.state.inflight:  # it never happened
-        bench.state = void(
+        bench.state = discard(
             bench.config, bench.state, bench.state.inflight[0].step, ""
         ).state
     bench.oracle.plans.clear()

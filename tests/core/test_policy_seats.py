@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.admission import _next
 from minfer.checks import ConfigError
 from minfer.messages import Admitted, Cancel, Held, Pause, Submit
-from minfer.move_up import _next
 from minfer.pmap import Map
 from minfer.policies import policy_named
 from minfer.policy import Load

@@ -15,12 +15,12 @@ from functools import partial
 from minfer.effects.live.engine_process import STOP
 from minfer.effects.serving import supervisor
 from minfer.effects.serving.front_process import DRAIN
+from minfer.effects.serving.heartbeat import Heartbeat
 from minfer.effects.serving.processes import ENGINE, Processes, front_name
-from minfer.effects.serving.pulse import Pulse
 from minfer.effects.serving.supervisor import Supervisor
 
 PR_SET_CHILD_SUBREAPER = 36
-PULSE = Pulse(60.0)
+PULSE = Heartbeat(60.0)
 
 
 def say(name: str, word: str) -> None:

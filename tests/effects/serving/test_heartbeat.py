@@ -2,22 +2,24 @@
 
 import pytest
 
-from minfer.effects.serving.pulse import LOADING, Pulse
+from minfer.effects.serving.heartbeat import LOADING, Heartbeat
 
 LIMIT = 10.0
 LOOK = 0.5  # seconds from one look to the next
 
 
-def watched(pulse: Pulse, start: float, seconds: float, *, ready: bool = True) -> float:
+def watched(
+    heartbeat: Heartbeat, start: float, seconds: float, *, ready: bool = True
+) -> float:
     """Look for so long; returns when it was taken for hung, or infinity."""
     for number in range(1, int(seconds / LOOK) + 1):
-        if pulse.hangs(start + number * LOOK, ready=ready):
+        if heartbeat.hangs(start + number * LOOK, ready=ready):
             return number * LOOK
     return float("inf")
 
 
-def begun(limit: float = LIMIT) -> Pulse:
-    made = Pulse(limit)
+def begun(limit: float = LIMIT) -> Heartbeat:
+    made = Heartbeat(limit)
     made.begin()
     assert not made.hangs(100.0, ready=False)
     return made
@@ -28,12 +30,12 @@ def test_who_says_nothing_for_as_long_as_the_limit_hangs() -> None:
 
 
 def test_who_says_a_word_now_and_then_does_not() -> None:
-    pulse = begun()
+    heartbeat = begun()
     for number in range(300):  # counts run through, and are not what matters
-        pulse.beat()
-        assert watched(pulse, 100.0 + 9 * number, 9.0) > LIMIT
-    pulse.beat()
-    assert watched(pulse, 2800.0, 3 * LIMIT) == LOOK + LIMIT
+        heartbeat.beat()
+        assert watched(heartbeat, 100.0 + 9 * number, 9.0) > LIMIT
+    heartbeat.beat()
+    assert watched(heartbeat, 2800.0, 3 * LIMIT) == LOOK + LIMIT
 
 
 def test_who_loads_has_more_time() -> None:
@@ -42,18 +44,18 @@ def test_who_loads_has_more_time() -> None:
 
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
-    pulse = begun()
-    assert not pulse.hangs(101.0, ready=True)
-    assert not pulse.hangs(99_999.0, ready=True), "all were stopped, and go on"
-    assert watched(pulse, 99_999.0, 3 * LIMIT) > LIMIT / 2
+    heartbeat = begun()
+    assert not heartbeat.hangs(101.0, ready=True)
+    assert not heartbeat.hangs(99_999.0, ready=True), "all were stopped, and go on"
+    assert watched(heartbeat, 99_999.0, 3 * LIMIT) > LIMIT / 2
 
 
 def test_a_successor_begins_anew() -> None:
-    pulse = begun()
-    assert watched(pulse, 100.0, LIMIT - 1) > LIMIT
-    pulse.begin()
-    assert not pulse.hangs(100.0 + LIMIT, ready=True)
-    assert watched(pulse, 100.0 + LIMIT, 2 * LIMIT) == LIMIT
+    heartbeat = begun()
+    assert watched(heartbeat, 100.0, LIMIT - 1) > LIMIT
+    heartbeat.begin()
+    assert not heartbeat.hangs(100.0 + LIMIT, ready=True)
+    assert watched(heartbeat, 100.0 + LIMIT, 2 * LIMIT) == LIMIT
 
 
 @pytest.mark.parametrize("ready", [True, False])

@@ -18,7 +18,7 @@ _GAP: Final = 2.0  # seconds at most that one look to the next counts for
 _COUNTS: Final = 256
 
 
-class Pulse:
+class Heartbeat:
     """The pulse of one process after the other; without a `limit` in seconds, none of
     them ever hangs.
     """

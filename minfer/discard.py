@@ -16,7 +16,9 @@ from minfer.sequence import SampleId, positions
 from minfer.state import EngineState, Transition, emitted
 
 
-def void(config: EngineConfig, state: EngineState, step: int, error: str) -> Transition:
+def discard(
+    config: EngineConfig, state: EngineState, step: int, error: str
+) -> Transition:
     """Discard all steps in flight, and count a failure of the sequences of plan
     `step`.
     """

@@ -2,7 +2,7 @@
 
 from attrs import evolve
 
-from minfer.lay_out import ones
+from minfer.build_plan import ones
 from minfer.messages import Submit
 from minfer.policies import Priority
 from tests.core.test_engine import CONFIG, Bench, ask

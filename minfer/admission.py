@@ -8,7 +8,7 @@ now (`Policy.holds_back`) are passed by those of other clients.
 from math import inf
 
 from minfer import consult
-from minfer.admit import Newcomer, admit, displace, load
+from minfer.admit import Admission, admit, displace, load
 from minfer.messages import Held, Reason, WakeAt
 from minfer.pausing import sits
 from minfer.policy import Load
@@ -18,7 +18,7 @@ from minfer.state import Hold
 from minfer.work import Work, spent, weight
 
 
-def move_up(work: Work) -> None:
+def admit_from_queue(work: Work) -> None:
     """Admit sequences one by one, and record why the next one is not admitted."""
     shut = set[str]()  # clients that the policy defers for now
     while work.state.waiting:
@@ -84,7 +84,7 @@ def _load(work: Work) -> Load:
     return evolve(now, paused=False) if joined else now
 
 
-def _joins(work: Work, seq: Sequence, got: Newcomer) -> None:
+def _joins(work: Work, seq: Sequence, got: Admission) -> None:
     """Add an admitted sequence to the step, with as many of the tokens left as it can
     use. It skips the step if it has to run alone later, or is paused and needs none.
     """
