@@ -23,8 +23,8 @@ READER_LEFT: Final = 141  # 128 and SIGPIPE
 
 
 def guarded(run: Callable[[], int]) -> int:
-    """The exit code of what is run, or of the error that it raises; what nobody can mend
-    is raised on.
+    """Run; returns the exit code, also of an error that the user can mend. Raises other
+    errors.
     """
     try:
         code = run()
@@ -35,7 +35,7 @@ def guarded(run: Callable[[], int]) -> int:
         print(f"minfer: {error}", file=sys.stderr)
         return ENGINE_RAISED
     except BrokenPipeError:
-        # Whoever read us has gone. Python would complain when it flushes at exit.
+        # The reader of the output has gone. Python would complain in its flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_LEFT
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Lines from a person: with line editing, and Ctrl-C that does what they mean.
 
-Ctrl-C while a line is typed drops the line, and a second one leaves; Ctrl-C while
-something is written is for whoever writes, and unwinds nothing.
+Ctrl-C while a line is typed drops the line, and a second one leaves; Ctrl-C while output
+is written calls `stop`, and raises nothing.
 """
 
 import contextlib

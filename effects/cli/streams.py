@@ -27,7 +27,7 @@ def write(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Tell whoever runs the command something, on a line of its own."""
+    """Print a message for the user on standard error, on a line of its own."""
     print(f"minfer: {text}", file=sys.stderr, flush=True)
 
 

@@ -2,9 +2,8 @@
 
 The rounds of a beam search are one request here.
 
-A fold over turns: of each request when it came, and of its samples the first token, the
-last word, and how they ended. Whoever wonders which request to explain looks for those
-that took long.
+A fold over turns: for each request its arrival, and for its samples the first token, the
+last message, and the finish reason. To find a request to explain, look for the slow ones.
 """
 
 from collections.abc import Iterable, Iterator

@@ -134,7 +134,7 @@ def print_fork(journal: Journal, options: argparse.Namespace) -> int:
     made = fork(journal, at, Change(), cost)
     found["unchanged"] = _went_on(made, recorded.begin)
     made = fork(journal, at, change, cost)
-    # A turn that spares somebody is not what the engine decides by itself.
+    # With --spare, the changed turn is not one that the engine decides by itself.
     skip = 1 if change.spare else 0
     found["changed"] = _went_on(made, recorded.begin, options.save, skip)
     if options.json:

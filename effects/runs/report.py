@@ -139,7 +139,7 @@ class Report:
         }
 
     def _begin(self, state: EngineState, now: float) -> None:
-        """Learn who is there already; whoever ran may have had tokens."""
+        """Note the samples that are there already; those that ran may have had tokens."""
         self.begin = now
         self.last |= dict.fromkeys(state.running.ids, now)
         self.last |= {seq.id: now for seq in state.waiting if seq.preempted}

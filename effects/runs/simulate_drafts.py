@@ -1,10 +1,10 @@
-"""Drafts in simulations: who says them, how many, and how many stand.
+"""Drafts in simulations: who proposes them, how many, and how many are accepted.
 
-Nothing is computed in a simulation, so nobody can say whether a draft is right: the user
-says how often one is, and each falls by a coin of its own (`minfer.runs.guesses`). A
-draft model's forwards cost what the user says; the host's lookups cost nothing but that
-no step can be planned ahead of them. Where they look differs in how often they are right
-alone: so "ngram" and "suffix" are the same here but for the rate.
+Nothing is computed in a simulation, so it is not known whether a draft is right: the user
+gives the acceptance rate, and each draft is accepted or rejected by its own coin
+(`minfer.runs.guesses`). A draft model's forwards cost what the user gives; the host's
+lookups cost nothing, but no step can be planned ahead of them. Methods of lookup differ
+only in their acceptance rates: "ngram" and "suffix" are the same here but for the rate.
 """
 
 import argparse
@@ -142,7 +142,7 @@ def costing(options: argparse.Namespace, cost: CostModel) -> CostModel:
 
 
 def free(how: Speculation | None, cost: CostModel) -> str:
-    """That a draft model costs nothing, where nobody says what it does."""
+    """A remark that a draft model costs nothing, if no option gives its cost."""
     if how is None or how.drafter != DEVICE or cost.draft:
         return ""
     return "; its draft model takes no time, as --draft-cost says nothing else"

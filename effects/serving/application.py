@@ -146,7 +146,7 @@ class Application:
         try:
             prepared = await self.intake.take(endpoint, connection)
         except ClientDisconnect:
-            return  # nobody is there to be told
+            return  # the client has disconnected
         except Exception as error:
             told = self.backend.told(error, endpoint.prompt_field, endpoint.path)
             await connection.refuse(endpoint.failure(told))

@@ -1,7 +1,7 @@
-"""Who may ask: if there are keys, clients that send one of them.
+"""API keys: if there are keys, a request must carry one of them.
 
-The key's owner travels with the request, in its scope (`Caller`). Whoever needs no key is
-known by its address, so that turns are taken between addresses.
+The key's owner travels with the request, in its scope (`Caller`). A client that needs no
+key is identified by its address, so that addresses share the server by turns.
 """
 
 from collections.abc import Callable

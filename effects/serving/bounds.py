@@ -1,4 +1,4 @@
-"""The bounds that whoever runs a server may choose; others follow from the model
+"""The bounds that a server's operator may set by options; others follow from the model
 (`limits`).
 """
 

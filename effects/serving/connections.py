@@ -116,7 +116,7 @@ class BoundedProtocol(H11Protocol):
         super().__init__(*args, **settings)
         self._head: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
-        self._rest: asyncio.TimerHandle | None = None  # of a body that nobody wants
+        self._rest: asyncio.TimerHandle | None = None  # of a body that is not used
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Count it, and wait for a head."""
@@ -220,7 +220,7 @@ class BoundedProtocol(H11Protocol):
             self._close()
 
     def _close(self) -> None:
-        """Close, and cut off whoever does not read what is still to be read."""
+        """Close; abort the connection if the client does not read the rest in time."""
         self.transport.close()
         self._stalled = self._stalled or self.loop.call_later(
             self.patience.stall, self.transport.abort

@@ -1,15 +1,16 @@
 """File descriptors: each connection takes one, and a process may have only so many.
 
-Theory. The system gives a new descriptor the lowest number that is free, so the number of
-a connection says how many are left: all below it are taken. Numbers from the top down:
+Theory. The system gives a new descriptor the lowest free number, so the number of a
+connection shows how many are left: all below it are taken. Numbers from the top down:
 
     KEPT      for all else that the process opens; a connection is refused at once
-    SPARE     for connections that come while there are too many: each may ask for
-              /health, and gives way to the next (`minfer.effects.serving.connections`)
+    SPARE     for connections beyond the limit: each may request /health, and is closed
+              when the next one comes (`minfer.effects.serving.connections`)
     others    for connections, up to --max-connections
 
-asyncio tries a failed accept again and again, with a traceback each time, and nobody is
-answered. So a `Listener` has a descriptor to give up: it accepts with it, and refuses.
+asyncio retries a failed accept again and again, with a traceback each time, and no client
+gets an answer. So a `Listener` keeps a spare descriptor: it closes that, accepts with it,
+and refuses.
 """
 
 import contextlib

@@ -78,7 +78,7 @@ def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
     once the engine was found ready. Raises ConfigError if it has another model.
     """
     configure_logs(front_name(plan.number))
-    # Whoever was here before us may have died with connections.
+    # An earlier process of this front may have died with open connections.
     return asyncio.run(_serve(plan, plan.shared.at(plan.number), ready))
 
 
@@ -100,7 +100,7 @@ async def _serve(plan: FrontPlan, shared: Shared, ready: Callable[[], None]) -> 
             serving = asyncio.create_task(server.serve(sockets=[plan.listener]))
             await asyncio.wait([serving, *tasks], return_when=asyncio.FIRST_COMPLETED)
             broken = [task for task in tasks if task.done()]
-            if broken:  # without them nobody is served, and nobody would know
+            if broken:  # without these tasks no request is served: end, visibly
                 server.handle_exit(signal.SIGINT, None)
             await serving
             for task in broken:

@@ -7,7 +7,7 @@ from typing import Final
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import BROKEN, SHUTTING_DOWN
 
-FAILING: Final = 8  # steps that fail in a row: nobody gets anything
+FAILING: Final = 8  # steps that fail in a row: no request makes progress
 
 
 class Health:

@@ -1,13 +1,13 @@
-"""Whether the engine's process answers, as who watches it sees.
+"""The heartbeat of the engine's process, as its watcher sees it.
 
     engine:   beat, some times a second, while its steps end (`live/link/host.py`)
     watcher:  hangs? at each look; then it is killed, and started again as after a death
 
-Theory. A process that hangs is still there: stopped, in a call of its device that never
-returns, or in a lock. So it has to say that it is well, and silence is what tells. It
-says so by a count in memory that both share, which costs nothing, waits for nobody, and
-cannot be filled up. Silence is counted as far as the watcher itself looked on: where all
-processes were stopped together, or the machine was, nobody has hung.
+Theory. A process that hangs still exists: it is stopped, in a call of its device that
+never returns, or in a lock. So it has to send a heartbeat, and silence means a hang. The
+heartbeat is a count in shared memory: it costs nothing, never blocks, and cannot fill up.
+Silence is counted only while the watcher itself runs: if all processes were stopped
+together, or the machine was, no process has hung.
 """
 
 import mmap

@@ -1,8 +1,8 @@
-"""What a request may be, as it follows from the model; checked before the work is done.
+"""The bounds of one request that follow from the model, checked before work is done.
 
-A body is counted while it comes (`tally`). Every bound is generous: what could be valid
-passes, and is looked at more closely by whoever reads it (`Tokenizer.most` for a text,
-the context for token ids, the fields for the rest).
+The bytes of a body are counted as they arrive (`tally`). Every bound is generous: each
+body that could be valid passes, and its parts are checked exactly where they are read
+(`Tokenizer.most` for a text, the context for token ids, the fields for the rest).
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
-"""Lines for standard output, written by a thread: nobody who answers waits for a pipe.
+"""Lines for standard output, written by a thread, so that no answer waits for a pipe.
 
-Lines are made where they are written, too. What cannot be written in time is bounded: of
-lines that nobody reads, the latest are dropped, and how many they were is said.
+The thread formats the lines, too. The buffer is bounded: if a pipe is not read, the
+latest lines are dropped, and their number is reported.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Lines:
         self._thread.join(_LAST)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # nobody reads any more
+        with contextlib.suppress(OSError):  # the reader has closed the pipe
             closing = False
             while not closing:
                 closing = self._closing.wait(PAUSE)

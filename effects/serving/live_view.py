@@ -1,12 +1,12 @@
-"""GET /live: how the engine is, twice a second, for as long as somebody looks.
+"""GET /live: the engine's state, twice a second, while a viewer is connected.
 
     EngineClient.snapshot() --> Figures --> one JSON object --> every viewer
 
-Theory. The engine only counts: its totals grow from its start on. Whoever looks keeps
-what came before, and has rates and percentiles of any stretch as differences; so this
-server keeps nothing for anybody, and while nobody looks, nothing is done. Viewers that
-look at the same time share one snapshot. There may be `MOST` of them, at all fronts
-together: what they cost is bounded however many pages stay open.
+Theory. The engine only counts: its totals grow from its start on. A viewer keeps earlier
+totals, and computes rates and percentiles of any interval as differences; so the server
+keeps no state for viewers, and does nothing while there are none. Viewers that are
+connected at the same time share one snapshot. There may be `MOST` of them, at all fronts
+together, which bounds their cost.
 
 `GET /live` is a stream of server-sent events, `GET /live?once=1` one of the same objects.
 """
@@ -76,13 +76,13 @@ class Figures:
     waiting_for: Mapping[str, int]  # of these, by cause
     blocks: int  # of the KV cache
     blocks_used: int
-    blocks_cached: int  # in which nobody stands; handed out as space is needed
-    blocks_free: int  # whose content is known to nobody
+    blocks_cached: int  # in the prefix cache, unused; evicted as space is needed
+    blocks_free: int  # without content in the prefix cache
     block_size: int  # tokens
     counts: Mapping[str, int]  # by name, since the start
     ttft: Spread  # seconds to the first token
     itl: Spread  # seconds from one token to the next
-    accepted: tuple[int, ...]  # drafts that stood, by place, since the start
+    accepted: tuple[int, ...]  # accepted drafts, by place, since the start
 
     @classmethod
     def of(

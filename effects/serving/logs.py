@@ -1,9 +1,9 @@
-"""What the server's processes log: on standard error, each line with the time, and with
-the process that says it.
+"""Logs of the server's processes: on standard error, each line with the time and the name
+of the process.
 
-What anybody on the network can cause is not worth a line each time, or a flood of garbage
-fills the disk: of lines that say the same (the same text before its values are put in), a
-few are written in each stretch of time, and the next one that is tells how many were not.
+Lines that any client on the network can cause are rate-limited, or a flood of garbage
+fills the disk: of lines with the same text before its values are put in, a few are
+written in each stretch of time, and the next one written reports how many were dropped.
 """
 
 import logging

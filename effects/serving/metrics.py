@@ -1,9 +1,9 @@
-"""What an engine did and does, for Prometheus: vLLM's metrics under the prefix `minfer_`.
+"""Metrics of an engine for Prometheus: vLLM's, under the prefix `minfer_`.
 
 Names and meanings are vLLM's (minfer's own: `failed_steps`, `overruled_policy_answers`,
 `request_wait_seconds`, `request_preemptions`, and of a journal, if there is one,
 `journal_errors` and `journal_writing`); samples of a request count one by one.
-What the engine counts comes from its snapshot when somebody asks
+The engine's counts are read from its snapshot at each scrape
 (`minfer.effects.live.totals`); histograms of requests are filled here, as they end.
 """
 

@@ -1,11 +1,11 @@
-"""Whether a web page of somebody else's asks.
+"""Whether a request comes from a web page of another origin.
 
 A browser lets any page open a WebSocket to any address, or send a POST without a body,
-and says which page it was. What does not go through a preflight therefore asks here, so
-that a page cannot use a server of the machine on which it is looked at.
+and reports that page's origin. So requests that need no preflight are checked here: a
+page must not use a server of the machine on which it is viewed.
 
-Pages of the origins that the server's owner allows may use it as its own page does: for
-them browsers are told so (CORS), never with cookies and the like.
+Pages of the origins that the operator allows may use the server as its own page does;
+browsers are informed by CORS headers, which never allow cookies and the like.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How fast the waiting line moves: what `Retry-After` tells whoever met it full."""
+"""How fast the waiting queue moves: the `Retry-After` of a refusal when it is full."""
 
 import math
 from collections import deque
@@ -10,7 +10,7 @@ from attrs import field, frozen
 from minfer.effects.text.assembly import Assembly
 
 REMEMBERED: Final = 256  # requests that ended last
-WINDOW: Final = 60.0  # seconds after which an end says nothing any more
+WINDOW: Final = 60.0  # seconds after which an end is no longer counted
 SOONEST: Final = 1  # seconds
 LATEST: Final = 60  # seconds
 

@@ -1,7 +1,7 @@
-"""Answers in which content, reasoning and calls are told apart, each choice by itself.
+"""Answers split into content, reasoning and tool calls, each choice by itself.
 
-This happens where answers are written, behind all that is done with tokens: whoever
-writes takes an output, and gets what is new as deltas.
+This happens where answers are written, after all work on tokens: a writer passes an
+output, and gets what is new in it as deltas.
 """
 
 from collections.abc import Iterable, Sequence

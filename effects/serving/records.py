@@ -1,15 +1,15 @@
-"""What is known of requests: those that are served, and the last that were.
+"""Records of requests: those in progress, and the last ones that ended.
 
-    begun ---> Record ---> over             by whoever answers
+    begun ---> Record ---> over             by the task that answers
                  ^  what its prompts took
-    Front.on_end +                          in the thread in which the engine's news come
+    Front.on_end +                          in the thread of the engine's messages
 
-An answer is looked up by its own id, by the x-request-id that its client chose, or by an
-id that an engine had for a part of it, as journals have them; only with the key that it
-was asked with. What is told is times,
-counts and reasons, and never a text. Records of the last `KEPT` answers are kept; of
-each, the first `PARTS` prompts. The key that has most of them loses its oldest first, so
-that no key's requests take those of others away.
+An answer is looked up by its own id, by the x-request-id that its client chose, or by the
+id of one of its parts in the engine, as journals have them; only with the key of the
+request. A record has times, counts and reasons, and never a text. Records of the last
+`KEPT` answers are kept; of each, the first `PARTS` prompts. The oldest record of the key
+that has most of them is dropped first, so that one key's requests do not remove those of
+others.
 """
 
 import threading

@@ -1,8 +1,8 @@
-"""The folder in which the processes of one server meet, for as long as they run.
+"""The folder for the sockets of one server's processes, while they run.
 
-Whoever is killed removes nothing. So a folder is locked by its server, and with it by all
-that are forked from it: one that nobody holds any more was left behind, and the next
-server that starts removes it.
+A process that is killed removes nothing. So the server, and with it all its forks, holds
+a lock on the folder: one without a lock was left behind, and the next server that starts
+removes it.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ def _locked(folder: Path) -> int:
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Remove a folder of ours whose lock nobody holds."""
-    with contextlib.suppress(OSError):  # it is somebody else's, held, or gone by now
+    """Remove a folder of this user if no process holds its lock."""
+    with contextlib.suppress(OSError):  # another user's, locked, or gone by now
         about = folder.lstat()
         if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode):
             return

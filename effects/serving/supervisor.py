@@ -61,7 +61,7 @@ def serve_in_processes(
     _check(options, fronts)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(one) for one in bound(host, port, fronts)]
-        # Once, and before anybody else: it may have to be fetched.
+        # Once, before any process starts: it may have to be downloaded.
         read_config(model_folder(args.model))
         path = _socket_path(stack.enter_context(run_folder()))
         said = mmap.mmap(-1, 1)  # shared: whether the first line is out
@@ -286,7 +286,7 @@ class Supervisor:
             os._exit(code)
 
     def _end_with_parent(self) -> None:
-        os.read(self._lifeline, 1)  # returns when nobody holds the other end any more
+        os.read(self._lifeline, 1)  # returns when no process holds the other end
         os._exit(1)
 
 

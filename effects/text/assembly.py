@@ -1,13 +1,13 @@
-"""From tokens to outputs: what the engine tells of one request becomes text and records.
+"""From tokens to outputs: the engine's news of one request becomes text and records.
 
 The core knows token ids, lengths and ends of sequence; text is known here. A stop string
-is found here, in text, and told to the engine as a `Finish` with the number of output
+is found here, in text, and reported to the engine as a `Finish` with the number of output
 tokens it took; what the engine emits after that is dropped on both sides.
 
-    News ---> feed, finish ---> flush ---> sink: there is news; whoever asked calls take
+    News ---> feed, finish ---> flush ---> sink: there is news; the consumer calls take
                                   +------> Finish, to be handed to the engine client
 
-The sink is told once; what comes before the next `take` joins what waits there already.
+The sink is notified once; what comes before the next `take` is added to what waits there.
 Unless it streams or looks for stop strings, a request's text is decoded once, at its end.
 """
 
@@ -39,13 +39,13 @@ Sink = Callable[["Assembly"], None]  # called in the engine's thread: be quick
 
 @define(eq=False)
 class Assembly:
-    """One request on its way back to whoever asked.
+    """The outputs of one request on their way back to its consumer.
 
-    `sink` hears once all samples have ended; with `streaming`, as soon as there is
-    something new that it was not told of yet. `take` then gives it. Everything but `take`
-    belongs to the thread in which the engine's messages come.
+    `sink` is called once all samples have ended; with `streaming`, as soon as there is
+    something new of which it was not yet notified. `take` then returns it. Everything but
+    `take` belongs to the thread in which the engine's messages come.
 
-    A request that goes on after `output` of an earlier life gives what comes after it.
+    A request that continues after `output` of an earlier life returns only what is new.
     """
 
     request: Request
@@ -120,14 +120,14 @@ class Assembly:
             self.times.output(now)
 
     def finish(self, done: Finished) -> None:
-        """Take over the engine's last word on a sample."""
+        """Take over the engine's last message on a sample."""
         self.samples[done.sample].finish(done)
 
     def flush(self, ended: Callable[[str], object] = id) -> tuple[Finish, ...]:
-        """Make what is new ready; returns what the engine should be told.
+        """Make what is new ready; returns the stops to report to the engine.
 
-        `ended` hears the id once there is nothing to come, before whoever asked can know
-        it.
+        `ended` is called with the id once nothing more comes, before the consumer can
+        know it.
         """
         found = []
         over = False
@@ -187,7 +187,7 @@ class Assembly:
     def _chosen(
         self, new: tuple[CompletionOutput, ...], prompt: PromptLogprobs | None
     ) -> tuple[CompletionOutput, ...]:
-        """What is new of samples, as whoever asked is given it."""
+        """The new outputs of samples, in the form for the consumer."""
         params = self.request.sampling
         if params.chooses:
             new = best_of(new, params.n, scored=params.logprobs is not None)
@@ -224,7 +224,7 @@ class Assembly:
 
 
 def _ended_pooled(done: Finished, vector: bytes) -> tuple[str, str]:
-    """Why a pooled prompt ended, as whoever asked is told it, and what went wrong."""
+    """The finish reason of a pooled prompt, for the consumer, and its error."""
     if done.reason == "cancelled":
         return "cancelled", ""
     if done.reason in ("rejected", "error"):

@@ -1,7 +1,8 @@
 """Log-probabilities as users read them: by token id, each with its rank and its text.
 
-What comes of a prompt are parts of bytes, some perhaps twice (`minfer.prompt_logprobs`);
-they are kept as they come, and read once, by whoever takes the output.
+Log-probabilities of a prompt are parts of bytes, some perhaps twice
+(`minfer.prompt_logprobs`); they are kept as they come, and read once, when the consumer
+takes the output.
 """
 
 from collections.abc import Sequence

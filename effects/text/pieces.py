@@ -123,7 +123,7 @@ class Pieces:
     def _ended(
         self, last: CompletionOutput, done: Finished, stop_token_ids: tuple[int, ...]
     ) -> CompletionOutput:
-        """The last output, with why it is the last, as whoever asked is told it."""
+        """The last output, with its finish reason for the consumer."""
         if self.stop is not None:
             return evolve(
                 last, finish_reason="stop", stop_reason=self.stop, error=done.error

@@ -1,9 +1,9 @@
 """How much a chat template may do, whatever values a request gives to it.
 
 A template comes with the checkpoint, but what it loops over, and what it multiplies, may
-be a client's (`chat_template_kwargs`): one number could keep whoever renders it busy for
-hours. So the rounds of `range` in one rendering are counted, and products are bounded.
-What is as long as the request itself is bounded with the request.
+be a client's (`chat_template_kwargs`): one number could keep the renderer busy for hours.
+So the rounds of `range` in one rendering are counted, and products are bounded. What is
+as long as the request itself is bounded with the request.
 """
 
 from typing import Any, Final

@@ -10,47 +10,47 @@ from minfer.messages import Admitted, Preempted
 
 @define
 class Timeline:
-    """The times of one request, in seconds on the engine's clock; it is told of them."""
+    """The times of one request, in seconds on the engine's clock."""
 
     arrived: float = 0.0
-    started: float | None = None  # when its first sample was let in
+    started: float | None = None  # when its first sample was admitted
     first: float | None = None  # when its first and last tokens came
     last: float | None = None
     preempted: int = 0  # times, all samples together
     drafts: int = 0  # of all samples, that were judged
     accepted: int = 0  # of these, as far as they became output
-    # How long anybody waited by then, by what who was next in line waited for, as the
-    # engine tells it: when the request came in line. And of this one, once it was let in.
+    # Total seconds for which the head of the queue was blocked, by cause: when this
+    # request joined the queue. And during its own wait, once it was admitted.
     line: Mapping[str, float] = field(factory=dict)
     queued: Mapping[str, float] = field(factory=dict)
 
     def note(
         self, reason: Admitted | Preempted, now: float, waits: Mapping[str, float]
     ) -> None:
-        """Learn that a sample was let in, or sent back; `waits` are as `line` was."""
+        """Note that a sample was admitted or preempted; `waits` are as `line` was."""
         self.preempted += isinstance(reason, Preempted)
         if self.started is not None:
             return
         spent = {cause: s - self.line.get(cause, 0.0) for cause, s in waits.items()}
-        # What nobody waited for in line was spent on the step that ran.
+        # Time in which the queue was not blocked was spent on the step that ran.
         rest = now - self.arrived - sum(spent.values())
         spent["step"] = rest + spent.get("step", 0.0)
         self.started = now
         self.queued = {cause: seconds for cause, seconds in spent.items() if seconds > 0}
 
     def output(self, now: float) -> None:
-        """Learn that tokens came."""
+        """Note that tokens came."""
         if self.first is None:
             self.first = now
         self.last = now
 
     def drafted(self, proposed: int, tokens: int) -> None:
-        """Learn that a step with so many drafts yielded so many tokens."""
+        """Note that a step with so many drafts yielded so many tokens."""
         self.drafts += proposed
         self.accepted += max(0, min(proposed, tokens - 1))
 
     def metrics(self, output_tokens: int) -> RequestMetrics:
-        """The times as whoever asked is told them."""
+        """The times, as part of an output."""
         return RequestMetrics(
             arrival_time=self.arrived,
             first_token_time=self.first,

@@ -85,7 +85,7 @@ def _text(text: str) -> JsonObject:
 
 
 def _thinking(text: str) -> JsonObject:
-    # Nobody else has to believe it: there is nothing to sign.
+    # No other server has to trust it, so it needs no signature.
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 

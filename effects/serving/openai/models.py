@@ -17,11 +17,11 @@ class Models:
     chat: bool = True  # whether it has a chat template
 
     def named(self, asked: str | None) -> str:
-        """The name by which a model was asked for. Raises ApiError if nobody has it."""
+        """The name under which a model was requested. Raises ApiError if unknown."""
         return self.known(asked or self.names[0])
 
     def card(self, name: str) -> dict[str, object]:
-        """What is told of the model under one of its names. Raises ApiError."""
+        """The description of the model under one of its names. Raises ApiError."""
         return {
             "id": self.known(name),
             "object": "model",

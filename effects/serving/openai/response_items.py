@@ -71,7 +71,7 @@ class Message:
 
 @define
 class Thought:
-    """Reasoning; nobody summarizes it."""
+    """Reasoning; its summary is always empty."""
 
     id: str
     text: str = ""

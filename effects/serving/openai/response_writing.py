@@ -21,7 +21,7 @@ from minfer.effects.serving.transports.transport import Event
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 
-# What nobody can ask for otherwise, for now.
+# Fields that no request can change, for now.
 _SETTLED: Final[JsonObject] = {
     "background": False,
     "error": None,

@@ -1,8 +1,8 @@
-"""The pool: bodies wait in line for workers, which are bounded in time and memory.
+"""The pool: bodies wait in a queue for workers, which are bounded in time and memory.
 
-A worker that takes too long, or has gone, is replaced, and its body refused: it may have
-been the body's fault. Who leaves takes its body along: out of the line, or, if a worker
-is at it, the worker too, unless it is done in a moment.
+A worker that takes too long, or has died, is replaced, and its body is refused: the body
+may be the cause. When a client disconnects, its body leaves the queue; if a worker is
+busy with it, the worker is killed, unless it is done in a moment.
 """
 
 import asyncio
@@ -198,7 +198,7 @@ class Pool:
                 slot.preparer.close()
 
     def _dispatch(self) -> None:
-        """Give what waits to whoever is free; small bodies to whom they are kept for."""
+        """Give waiting bodies to free slots; bounded slots take only small ones."""
         for slot in self._slots:
             if not slot.busy and (job := self._line.take(slot.most)) is not None:
                 slot.busy = True
@@ -228,7 +228,7 @@ class Pool:
 
 
 def _settle(job: _Job, found: Prepared | str | Exception) -> None:
-    """Tell who waits for a job; nobody does if it was given up, or the loop is closed."""
+    """Pass the result to the job's waiter, unless it left or the event loop is closed."""
     if job.done.done():
         return
     with contextlib.suppress(RuntimeError):

@@ -108,7 +108,7 @@ class Process:
             # RuntimeError: the event loop is closed, and the socket with it.
             with contextlib.suppress(RuntimeError):
                 self._streams[1].close()
-        # A large one takes a while to go, for which nobody is to wait.
+        # A process with much memory takes a while to end: wait for it in a thread.
         threading.Thread(target=self._child.wait, name="minfer-reaper").start()
 
 

@@ -41,7 +41,7 @@ from minfer.effects.serving.protocol import Endpoint, Question
 GROWTH: Final = 2**27  # bytes that a worker may keep beyond what it had at first
 CEILING: Final = 2**31  # bytes beyond that which preparing may take in between
 ALARM: Final = 60  # seconds after which a body ends its worker, if the server has not
-_NICE: Final = 5  # behind whoever serves streams, where processors are short
+_NICE: Final = 5  # a lower priority than processes that serve streams
 
 
 TOO_LARGE: Final = "the body takes too much memory to be read; send less at once"

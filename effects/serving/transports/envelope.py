@@ -2,11 +2,11 @@
 
     {"id": ..., "endpoint": ..., "body": {...}}     or     {"cancel": id}
 
-Theory. A body may have megabytes, and making objects of them would keep an event loop
-busy for half a second, in which nobody else's stream goes on. Here it is skipped:
-`msgspec.Raw` finds where it ends, and whether it is JSON, in some milliseconds for the
-largest. It goes on as bytes, exactly like the body of a POST: it is counted, and if it is
-large, it is read in another process. What is read here is short, or refused.
+Theory. A body may have megabytes, and making objects of them would block the event loop,
+and so all other streams, for half a second. Here it is skipped: `msgspec.Raw` finds where
+it ends, and whether it is JSON, in some milliseconds for the largest. It is passed on as
+bytes, exactly like the body of a POST: it is counted, and a large one is read in another
+process. What is read here is short, or refused.
 """
 
 from typing import Final

@@ -87,7 +87,7 @@ class Channel:
         return body
 
     async def departed(self) -> NoReturn:
-        """Wait until nobody wants the answer. Raises ClientDisconnect then."""
+        """Wait until the client no longer wants the answer; raises ClientDisconnect."""
         await self.gone.wait()
         raise ClientDisconnect
 
@@ -141,7 +141,7 @@ class Socket:
 
     async def serve(self) -> None:
         """Answer what comes, until the client goes."""
-        await self._receive()  # that somebody wants to connect
+        await self._receive()  # the client's request to connect
         await self._send({"type": "websocket.accept"})
         async with asyncio.TaskGroup() as group:
             while (message := await self._receive())["type"] == "websocket.receive":

@@ -1,15 +1,15 @@
 """Matchers whose outputs have ended, kept for the next output of the same constraint.
 
-Theory. A matcher finds out what its grammar allows where it goes, and remembers that
-beyond one output: with an ordinary schema its first dozen masks take several times as
-long as those that follow. Besides, to make one is to compile the constraint again. So who
-asks for what others asked for gets a matcher of theirs, back at its beginning. One is for
-one output at a time; as many outputs, as many matchers.
+Theory. A matcher computes masks of its grammar as it needs them, and caches them beyond
+one output: with an ordinary schema its first dozen masks take several times as long as
+those that follow. Besides, to make a matcher is to compile the constraint again. So a
+request with a constraint that was used before gets a used matcher, reset to its start. A
+matcher serves one output at a time; as many outputs, as many matchers.
 
-What it remembers takes memory, and counts against the library's limits. So nobody serves
-for ever; and if one cannot go on that has served before, that says nothing of its
-constraint: the output goes through a new one. (How far an output gets before it exceeds
-those limits, as no ordinary one does, may so depend on what its first matcher knew.)
+The cache takes memory, and counts against the library's limits. So no matcher is reused
+for ever; and if a used matcher fails, that does not blame its constraint: the output goes
+through a new one. (How far an output gets before it exceeds those limits, as no ordinary
+one does, may so depend on what its first matcher had cached.)
 """
 
 import threading
@@ -29,7 +29,7 @@ TOKENS: Final = 1024  # of outputs, after which a matcher serves no more
 
 
 class Idle:
-    """Matchers that serve nobody. Safe to use from any thread."""
+    """Matchers that are not in use. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,8 +42,8 @@ class Idle:
             return sum(map(len, self._kept.values()))
 
     def put(self, asked: StructuredOutputs, matcher: Matcher, tokens: int) -> None:
-        """Keep a matcher that nobody uses any more, after an output of so many tokens;
-        others go where room is short.
+        """Keep a matcher that is free again, after an output of so many tokens; others
+        are dropped where room is short.
         """
         matcher.served += tokens
         if matcher.served > TOKENS:

@@ -1,11 +1,11 @@
-"""JSON schemas: what of them is enforced, and what is refused.
+"""JSON schemas: which keywords are enforced, and which are refused.
 
-By the standard, a keyword that is not known means nothing. Here it is refused: whoever
-writes it expects something of it. So are keywords that are known and that no mask could
-keep; what only comments is taken and has no effect.
+By the standard, an unknown keyword means nothing. Here it is refused: its author expects
+an effect. So are known keywords that no mask could enforce; keywords that only comment
+are accepted, without an effect.
 
 This looks at keywords alone. What a keyword's value must be, and whether anything can
-satisfy the schema, is the compiler's to say.
+satisfy the schema, is for the compiler to decide.
 """
 
 import json

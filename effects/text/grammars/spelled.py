@@ -18,7 +18,7 @@ from minfer.structured import StructuredOutputs
 
 # A blank, or a new line and its indentation.
 WHITESPACE: Final = r"(?: |\r?\n[ \t]{0,32})"
-# Characters: translating takes Python's time by their square, while nobody else has it.
+# Characters: translating takes time by their square, and holds Python's lock throughout.
 MOST_GBNF: Final = 8192
 _SLASH: Final = re.compile(r"\\.|[/\n\r]", re.DOTALL)  # what ends a regular expression
 _WRITTEN: Final = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}

@@ -1,12 +1,12 @@
-"""The grammars of a model: compiled in a few threads, and kept for who asks again.
+"""The grammars of a model: compiled in a few threads, and cached.
 
 Compiling is bounded (`by_llguidance.py`) and lets other threads run, but it takes a
-while, and so does reading the vocabulary at first: nobody who steps an engine, and no
-event loop, should wait for it. `begin` is for them, and `get` for who may wait.
+while, and so does reading the vocabulary at first: a thread that steps an engine, or runs
+an event loop, must not wait for it. `begin` is for those; `get` is for threads that may.
 
-Theory. Who begins gets a future of its own, in the line of its client, and clients take
-turns. To leave is to cancel that future; a constraint that nobody waits for any more is
-not compiled, unless that has begun: then the result is kept as any other.
+Theory. Each `begin` returns a future of its own, which waits in the queue of its client;
+clients take turns. To leave is to cancel that future; a constraint without waiters is not
+compiled, unless that has begun: then the result is kept as any other.
 
     begin ---> place in line ---> a thread's turn ---> compiled ---> all who wait, kept
       cancelled: out of the line
@@ -93,8 +93,8 @@ class Grammars:
         return wait
 
     def get(self, asked: StructuredOutputs) -> Grammar:
-        """A constraint, compiled: by who asks, if nobody is at it, as others may be in
-        line for the threads. Raises GrammarError, which names the field.
+        """A constraint, compiled: in this thread if no other compiles it, as others may
+        be waiting for the threads. Raises GrammarError, which names the field.
         """
         with self._lock:
             known = self._known(asked)
@@ -149,7 +149,7 @@ class Grammars:
             return own >= MOST_WAITING // SHARE or len(self._line) >= MOST_WAITING
 
     def knows(self, asked: StructuredOutputs) -> bool:
-        """Whether nobody has to wait for a constraint."""
+        """Whether a constraint is compiled already."""
         with self._lock:
             return asked in self._kept
 
@@ -174,7 +174,7 @@ class Grammars:
         return known
 
     def _start(self, job: _Job) -> None:
-        """Somebody compiles it now: it is in no line any more."""
+        """Mark a job as compiling, and take it out of the queue."""
         job.running = True
         for place in job.waits.values():
             if place is not None:
@@ -183,7 +183,7 @@ class Grammars:
     # --- what takes it ------------------------------------------------------------------
 
     def _leave(self, job: _Job, wait: "Future[Grammar]") -> None:
-        """Take out who has left, and what nobody waits for any more."""
+        """Remove a waiter that has left, and a job without waiters."""
         if not wait.cancelled():
             return
         with self._lock:
@@ -193,7 +193,7 @@ class Grammars:
                 self._jobs.pop(job.asked, None)
 
     def _begin_one(self) -> None:
-        """Have a thread take who is next."""
+        """Have a thread take the next job."""
         with self._lock:
             if self._pool is None:
                 self._pool = Threads(THREADS, "minfer-grammars")
@@ -201,12 +201,12 @@ class Grammars:
         pool.submit(self._next).add_done_callback(partial(self._over, pool))
 
     def _over(self, pool: Threads, turn: "Future[None]") -> None:
-        """If the program ends before a turn comes, nobody's does."""
+        """Close the store if the program ends before a turn: no other turn will come."""
         if turn.cancelled() and pool is self._pool:
             self.close()
 
     def _next(self) -> None:
-        """Compile what is next in line; there was more once, if there is nothing."""
+        """Compile the job at the head of the queue, if it is not empty by now."""
         with self._lock:
             if (job := self._line.take()) is None:
                 return
@@ -214,11 +214,11 @@ class Grammars:
         self._run(job)
 
     def _run(self, job: _Job) -> None:
-        """Compile it, keep what came of it, and tell all who wait."""
+        """Compile it, keep the result, and pass it to all waiters."""
         error: BaseException | None = None
         try:
             job.done.set_result(self._loaded().compile(job.asked))
-        except BaseException as raised:  # whoever waits must hear of it, whatever it is
+        except BaseException as raised:  # waiters get it, of whatever type it is
             error = raised
             job.done.set_exception(raised)
         missing = isinstance(error, MissingLibraryError)  # it may yet be installed

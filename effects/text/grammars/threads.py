@@ -79,7 +79,7 @@ def _do(done: "Future[Result]", work: Callable[[], Result]) -> None:
         return
     try:
         result = work()
-    except BaseException as error:  # whoever asked must hear of it, whatever it is
+    except BaseException as error:  # the waiter gets it, of whatever type it is
         done.set_exception(error)
     else:
         done.set_result(result)

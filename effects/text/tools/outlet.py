@@ -75,21 +75,21 @@ class Outlet:
         return [_renumbered(one) for one in deltas[last[-1] :]] if going else []
 
     def close(self) -> None:
-        """Let go of what was held for what comes behind it: nothing does."""
+        """Emit the white space that was held for content behind it: none comes."""
         flow = self._content
         if not (self._marked and flow.bare):
             self._put(Content("".join(flow.space)))
 
     def content(self, text: str) -> None:
-        """Text is for whoever asked."""
+        """Add text to the content."""
         self._flows(self._content, text)
 
     def reasoning(self, text: str) -> None:
-        """Text is the model's reasoning."""
+        """Add text to the reasoning."""
         self._flows(self._reasoning, text)
 
     def mark(self) -> None:
-        """There was a marker: what comes stands apart from what was."""
+        """Note a marker: what comes is separate from what was."""
         self._marked = True
         for flow in (self._content, self._reasoning):
             flow.bare, flow.space = True, []

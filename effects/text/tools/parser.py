@@ -40,11 +40,11 @@ class Format:
 
 
 class Parser:
-    """Tells content, reasoning and calls apart; see `Format` and `Thinking`.
+    """Separates content, reasoning and calls; see `Format` and `Thinking`.
 
     Without a format all that is no reasoning is content. `offered` are the tools that
-    may be called; `opened` says that the answer begins within reasoning; `streaming`
-    that whoever asked hears of calls before they are whole.
+    may be called; `opened` means that the answer begins within reasoning; `streaming`,
+    that the consumer gets calls before they are whole.
     """
 
     def __init__(
