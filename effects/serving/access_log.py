@@ -2,10 +2,10 @@
 
     request ---> AccessLog ---> application
                     |  status, time, ids
-                 Lines ---> standard output        in a thread of its own, where tokens
-                                                   are looked up and the line is made
+                 Lines ---> standard output        in a thread of its own, which looks up
+                                                   tokens and makes the line
 
-What was asked and answered is never in it. Probes of health and metrics are not logged.
+Prompts and outputs are never in it. Probes of health and metrics are not logged.
 """
 
 import json
@@ -27,7 +27,7 @@ QUIET: Final = frozenset({"/health", "/healthz", "/ready", "/metrics"})
 _GONE: Final = 499  # the client left before there was an answer
 _LONGEST: Final = 512  # characters of a path
 _SWITCHED: Final = 101  # it is a WebSocket from here on
-# What begins an answer, with the status that it has if it says none.
+# Messages that begin an answer, with the status if the message has none.
 _HEADS: Final[Mapping[str, int]] = {
     "http.response.start": 200,
     "websocket.accept": _SWITCHED,
@@ -43,7 +43,7 @@ Told = Callable[[str, str], JsonObject | None]
 class Access:
     """A request, as it is logged."""
 
-    when: float  # it came, in seconds since 1970
+    when: float  # of arrival, in seconds since 1970
     method: str
     path: str
     status: int
@@ -55,7 +55,7 @@ class Access:
     output_tokens: int | None = None
 
     def as_json(self) -> str:
-        """A line for programs."""
+        """The entry in JSON, for programs."""
         return json.dumps(
             {
                 "time": _date(self.when),
@@ -72,7 +72,7 @@ class Access:
         )
 
     def as_text(self) -> str:
-        """A line for people."""
+        """The entry as text, for people."""
         words = [_date(self.when), f"{self.process}:", self.method, self.path]
         words += [str(self.status), f"{self.ms:.1f} ms", f"id={_word(self.request_id)}"]
         words += [f"key={_word(self.key)}"] if self.key else []
@@ -130,7 +130,7 @@ class AccessLog:
         self._lines.put(lambda: self._make(self._with_tokens(access)))
 
     def _with_tokens(self, access: Access) -> Access:
-        """With what its answer took, if it is one that generated, and still known."""
+        """The entry with the tokens of its answer, if a record has them."""
         told = self._told(access.request_id, access.key)
         if told is None or told["endpoint"] != access.path:
             return access

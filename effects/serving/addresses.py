@@ -1,9 +1,9 @@
-"""Wrong addresses: what a client meant that asked where nothing is, and what it may send.
+"""Wrong addresses: which address a request for an unknown one probably meant.
 
 Theory. Most of them are right addresses behind a wrong base URL: OpenAI's clients want
 one that ends in /v1, Anthropic's one that does not, and proxies put names of their own in
-front. So the end of a path tells what was meant: the longest end that is an address here,
-as it stands or below /v1. What else may be a slip of the pen, of a few letters.
+front. So the end of a path decides: the longest end that is an address here, as it is or
+below /v1. Other wrong addresses may be typos of a few letters.
 """
 
 from difflib import get_close_matches
@@ -21,7 +21,7 @@ NOT_ALLOWED: Final = 405
 _BASES: Final = ("/v1", "")  # below which addresses are
 _ANY: Final = "{name}"  # what stands for any one part
 _LONGEST: Final = 128  # characters of a path that is looked at, and shown
-_ALIKE: Final = 0.85  # how much of two paths is the same, if one is a slip of the other
+_ALIKE: Final = 0.85  # how similar two paths are if one is a typo of the other
 _SHOWN: Final = "GET /openapi.json describes all endpoints"
 _KNOWN: Final = frozenset(
     {one.path for one in ENDPOINTS}
@@ -33,14 +33,14 @@ _WHOLE: Final = sorted(path for path in _KNOWN if "{" not in path)
 
 @frozen
 class Meant:
-    """An address that is one, and why another was asked for."""
+    """An address that exists, and why another was requested."""
 
     path: str
-    rebased: bool  # the base URL was wrong; else a letter was
+    rebased: bool  # the base URL was wrong; else there was a typo
 
 
 def meant(path: str) -> Meant | None:
-    """What was meant by an address where nothing is, if that can be told."""
+    """The address that an unknown one probably meant, if it can be derived."""
     if len(path) > _LONGEST:
         return None
     parts = [part for part in path.split("/") if part]
@@ -59,7 +59,7 @@ def _is_address(path: str) -> bool:
 
 
 def wrong_address(method: str, path: str) -> ApiError:
-    """What is told of an address where nothing is."""
+    """The error for an unknown address."""
     why = f"there is nothing at {method} {path[:_LONGEST]}"
     found = meant(path)
     if found is None:
@@ -73,6 +73,6 @@ def wrong_address(method: str, path: str) -> ApiError:
 
 
 def wrong_method(method: str, path: str, allowed: str) -> ApiError:
-    """What is told of an address that takes other methods, those `allowed`."""
+    """The error for a known address with another method than those `allowed`."""
     why = f"{path[:_LONGEST]} takes {allowed}, not {method}; {_SHOWN}"
     return ApiError(why, None, "method_not_allowed", NOT_ALLOWED)

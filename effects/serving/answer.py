@@ -1,13 +1,13 @@
-"""One answer: its request goes to the engine, and what comes back goes to its client.
+"""One answer: its request goes to the engine, and the outputs go to its client.
 
     begin: prompts become the engine's requests, in a thread if they are long
        |
-    follow: one task for each prompt, which writes what each turn of the engine brings;
+    follow: one task for each prompt, which writes the outputs of each engine turn;
        |    a window of them at once, so that one request never has all seats
     the end of the last prompt, or an error, ends the answer
 
-Whatever ends it early, as the client's departure does, closes the engine's iterators: the
-request is cancelled before the next step. An error reaches its own client only.
+An early end, as when the client disconnects, closes the engine's iterators: the request
+is cancelled before the next step. An error reaches its own client only.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Connection, Event
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 
-_GONE: Final = 499  # a status after which no client asks again by itself
+_GONE: Final = 499  # a status after which no client retries by itself
 Outputs = AsyncGenerator[RequestOutput]
 LONG: Final = 8192  # tokens of prompts whose requests are made in a thread
-PER_PROMPT: Final = 64  # tokens that making one more request is worth
-AGAIN: Final = 0.25  # seconds after which a later prompt that met a full line is tried
-OVERDUE: Final = 5.0  # seconds that the engine has to end what is too late
+PER_PROMPT: Final = 64  # tokens that equal the cost of one more request
+AGAIN: Final = 0.25  # seconds until a later prompt is tried again after a full queue
+OVERDUE: Final = 5.0  # seconds that the engine has to end a request that is too late
 
 
 class Answer:
@@ -63,13 +63,13 @@ class Answer:
         self.writing = asyncio.Lock()
         self.spelling = asyncio.Lock()
         self.begun = False  # something was written
-        self.late = False  # it was ended for the time it took
+        self.late = False  # its time ran out
         self.samples = request.params.n  # of each prompt
         self.left = len(request.prompts)  # those that have not ended
         self.served: dict[int, Served] = {}  # those that have, by prompt
 
     async def run(self) -> None:
-        """Answer, for as long as the client is there."""
+        """Answer, until the end or until the client disconnects."""
         try:
             async with asyncio.TaskGroup() as group:
                 aside: list[asyncio.Task[None]] = []
@@ -99,7 +99,7 @@ class Answer:
         return await loop.run_in_executor(self.backend.pool, self._begin)
 
     def _begin(self) -> list[Outputs]:
-        """Check all prompts and make their requests. Raises what `told_of` knows."""
+        """Check all prompts and make their requests. Raises the errors of `told_of`."""
         return [self._generated(i) for i in range(len(self.request.prompts))]
 
     def _generated(self, prompt: int) -> Outputs:
@@ -131,13 +131,12 @@ class Answer:
             following: Outputs | None = outputs
             while following is not None:
                 following = await self._follow(prompt, following)
-            if self.left:  # others are heard in between, however quickly prompts end
+            if self.left:  # let other requests run in between
                 await asyncio.sleep(0)
 
     async def _follow(self, prompt: int, outputs: Outputs) -> Outputs | None:
-        """Write what comes of one prompt: one write for a turn.
-
-        A prompt behind others that meets a full line is to be followed again.
+        """Write the outputs of one prompt, one write for each turn. Returns them to be
+        followed again if a later prompt meets a full queue.
         """
         try:
             async with contextlib.aclosing(outputs):
@@ -153,7 +152,7 @@ class Answer:
     async def _take(self, prompt: int, output: RequestOutput) -> None:
         if output.prompt_logprobs is None:
             events, last = self._told(prompt, output)
-        else:  # a long prompt's take a while to spell: others are served meanwhile
+        else:  # a long prompt's take a while to format: other requests run meanwhile
             loop = asyncio.get_running_loop()
             async with self.spelling:
                 events, last = await loop.run_in_executor(
@@ -163,7 +162,7 @@ class Answer:
             await self._write(events, last=last)
 
     def _told(self, prompt: int, output: RequestOutput) -> tuple[list[Event], bool]:
-        """What is to be written of an output, and whether that is the last."""
+        """The events of an output, and whether they are the last."""
         first = prompt * self.samples  # of its choices
         events: list[Event] = []
         for delta in self._ended(output):
@@ -177,9 +176,7 @@ class Answer:
         return events, not self.left
 
     def _ended(self, output: RequestOutput) -> list[CompletionOutput]:
-        """What is new of the samples. Raises what a client is told of one that ended
-        without a good reason.
-        """
+        """The new outputs of samples. Raises the client's error for one that failed."""
         for delta in output.outputs:
             if delta.finish_reason == "error":
                 if delta.error.startswith(STUCK):  # which is the client's own
@@ -199,7 +196,7 @@ class Answer:
         return [_cut(delta) for delta in output.outputs]
 
     async def _end_after(self, seconds: float) -> None:
-        """End the answer when its time is over: with what there is, if there is any."""
+        """End the answer when its time is over: with its output so far, if any."""
         await asyncio.sleep(seconds)
         self.late = True
         prompts = range(len(self.request.prompts))
@@ -213,15 +210,15 @@ class Answer:
         raise ApiError(why, None, "timeout", 504)
 
     async def _write(self, events: list[Event], *, last: bool) -> None:
-        """Write a part; those of other prompts wait: a slow client's must not be
-        overtaken.
+        """Write a part, after the parts of other prompts that wait for a slow client: the
+        order is kept.
         """
         self.begun = True
         async with self.writing:
             await self.transport.write(events, last=last)
 
     async def _fail(self, error: Exception) -> None:
-        """Tell the client what ended the answer."""
+        """Send the client the error that ended the answer."""
         told = self.backend.told(error, self.endpoint.prompt_field, self.stamp.id)
         await self.transport.fail(self.endpoint.failure(told))
 
@@ -230,7 +227,7 @@ _FAILED: Final = "the request failed in the engine; the server's log says why"
 
 
 def _cut(delta: CompletionOutput) -> CompletionOutput:
-    """A sample that was ended for its time: its length is what it could have."""
+    """A sample that ran out of time, with the finish reason "length"."""
     if delta.finish_reason != "cancelled":
         return delta
     return attrs.evolve(delta, finish_reason="length")

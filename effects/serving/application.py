@@ -1,4 +1,4 @@
-"""The ASGI application: what is served at which path, and who is let in."""
+"""The ASGI application: routes, and the checks before them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -103,7 +103,7 @@ class Application:
                 errors, lambda request, error: refusal(error, request.scope)
             ),
         )
-        # A redirect would send clients, and their keys, where their own Host says.
+        # A redirect would send clients, and their keys, to whatever their own Host names.
         app.router.redirect_slashes = False
         self.app = RequestIds(Targets(app, refusal))
 
@@ -112,7 +112,7 @@ class Application:
         await self.app(scope, receive, send)
 
     def close(self) -> None:
-        """End all answers: their clients are told that the server stops."""
+        """End all answers; clients are notified that the server stops."""
         self.intake.close()
         self.backend.close()
 
@@ -217,7 +217,7 @@ class Application:
         return JSONResponse({"success": True})
 
     def _reset_tenant(self, key: Key) -> None:
-        """Have a key's tenant find nothing of what it has cached. Raises ApiError."""
+        """Make all cached blocks of a key's tenant unfindable. Raises ApiError."""
         if not self._tenants.separate:
             why = "all tenants share the prefix cache; only a key with admin = true may"
             raise ApiError(f"{why} reset it", None, "not_allowed", 403)
@@ -244,7 +244,7 @@ class Application:
 
 
 def refusal(error: Exception, scope: Scope) -> Response:
-    """What a client is told before an endpoint speaks, in its protocol's words."""
+    """The response for an error outside of an endpoint, in the client's protocol."""
     path = scope["path"]
     told = told_of(error)
     headers = getattr(error, "headers", None) or {}
@@ -259,9 +259,9 @@ def refusal(error: Exception, scope: Scope) -> Response:
 
 
 def _spelled(scope: Scope) -> Callable[[ApiError], Failure]:
-    """How errors are spelled for a client: as does the endpoint that has the path, one
-    above it, or the one that is likely to have been meant; Anthropic's, if it says that
-    it speaks that; or else OpenAI's.
+    """The function that formats errors for a client: of the endpoint at the path, of one
+    above it, or of the one that was probably meant; Anthropic's, if a header of that
+    protocol is there; or else OpenAI's.
     """
     path = scope["path"]
     likely = meant(path)

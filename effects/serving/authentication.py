@@ -15,7 +15,7 @@ from minfer.effects.serving.keys import Key, Keys
 from minfer.effects.serving.page import icon
 from minfer.effects.serving.page.files import PATHS
 
-# What needs no key: probes and scrapers have none, and browsers send none.
+# Paths without a key: probes and scrapers have none, and browsers send none.
 OPEN: Final = (
     "/health",
     "/healthz",
@@ -25,19 +25,19 @@ OPEN: Final = (
     icon.PATH,
     *PATHS,
 )
-_OWNER: Final = "minfer.key"  # of a scope: whose key came with the request
+_OWNER: Final = "minfer.key"  # of a scope: the key that came with the request
 
 
 @frozen
 class Caller:
-    """Who asks: the name by which it takes turns with others, and its key, if any."""
+    """The client: its name for fair scheduling, and its key, if any."""
 
     name: str
     key: Key | None = None
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Who sent a request."""
+    """The client of a request."""
     key: Key | None = scope.get(_OWNER)
     if key is not None:
         return Caller(key.name, key)
@@ -46,13 +46,13 @@ def caller_of(scope: Scope) -> Caller:
 
 
 def key_name(scope: Scope) -> str:
-    """The name of the key that came with a request, or nothing."""
+    """The name of the key of a request, or an empty string."""
     key: Key | None = scope.get(_OWNER)
     return "" if key is None else key.name
 
 
 class RequireKey:
-    """Middleware: a request without a key gets what `refuse` makes of the error."""
+    """Middleware: a request without a key is answered with what `refuse` returns."""
 
     def __init__(
         self, app: ASGIApp, keys: Keys, refuse: Callable[[Exception, Scope], ASGIApp]
@@ -74,7 +74,7 @@ class RequireKey:
         await self._app(scope, receive, send)
 
     def _owner(self, scope: Scope) -> Key | None:
-        """Whose key came with a request: as OpenAI's clients send one, or Anthropic's."""
+        """The key of a request, in the form of OpenAI's clients or of Anthropic's."""
         headers = dict(scope["headers"])
         given: bytes = headers.get(b"authorization", b"")
         scheme, _, key = given.partition(b" ")  # of any case: RFC 9110, 11.1

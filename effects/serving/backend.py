@@ -1,5 +1,5 @@
-"""What all answers of a server share: the model, its bounds, and whether the server
-stops.
+"""What all answers of a server share: the model, its bounds, and whether the server is
+stopping.
 """
 
 import logging
@@ -22,12 +22,13 @@ from minfer.effects.serving.limits import Limits
 from minfer.effects.serving.pace import Pace
 from minfer.effects.serving.protocol import GenerationRequest
 
-_MOVED: Final = 4  # who met a full line comes again when this part of it has moved
+# Retry-After of a full queue: the time in which one in so many of its places gets free.
+_MOVED: Final = 4
 _engine_log: Final = logging.getLogger("minfer.engine")
 
 
 class Backend:
-    """A model that answers; `pool` is where long prompts are prepared."""
+    """A served model; `pool` is where long prompts are prepared."""
 
     log: Final = logging.getLogger("uvicorn.error")
 
@@ -44,13 +45,13 @@ class Backend:
         self.closing = False
 
     def _hear(self, message: Message) -> None:
-        """Log why the engine broke: clients are told that the log says it."""
+        """Log why the engine broke: errors refer clients to the log."""
         cause = self.llm.client.dead
         if isinstance(message, Died) and not isinstance(cause, EngineDeadError):
             _engine_log.error("%s", message.why, exc_info=cause)
 
     def window(self, n: int) -> int:
-        """How many prompts of one request are served at once, of `n` samples each."""
+        """How many prompts of a request run at once, of `n` samples each."""
         return self.limits.window(n)
 
     def time_for(self, request: GenerationRequest) -> float | None:
@@ -61,11 +62,11 @@ class Backend:
         return None if math.isinf(least) else least
 
     def told(self, error: Exception, field: str, name: str) -> ApiError:
-        """What a client is told of an error in the request `name`; the log says more."""
+        """The client's error for an error in the request `name`; the log has more."""
         told = told_of(error, field)
         if told.status == INTERNAL and not isinstance(error, ApiError):
             self.log.error("%s failed", name, exc_info=error)
-        # What it came through holds the body, in a circle that only a collection opens.
+        # Its traceback holds the body, in a cycle that only the garbage collector frees.
         told.__traceback__ = told.__context__ = None
         if told.code == OVERLOADED:
             places = math.ceil(self.limits.line / _MOVED)
@@ -73,6 +74,6 @@ class Backend:
         return told
 
     def close(self) -> None:
-        """End all answers: their clients are told that the server stops."""
+        """End all answers; clients are notified that the server stops."""
         self.closing = True
         self.llm.front.abandon(EngineDeadError(SHUTTING_DOWN))

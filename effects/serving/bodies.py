@@ -1,6 +1,6 @@
 """Bodies of requests: JSON objects whose fields are checked before anything runs.
 
-Every error names its field. What is known but not supported is refused if it could change
+Every error names its field. A known but unsupported field is refused if it could change
 the output, and ignored if not. Null means absent.
 """
 
@@ -17,13 +17,13 @@ from minfer.effects.serving.wording import worded
 
 ANYTHING: Final = object()  # among a field's neutral values: all of them are
 _LONGEST_NAME: Final = 64  # characters of a name that an error shows
-# How the parser calls a lone surrogate, within a text and at its end.
+# The parser's names for a lone surrogate, within a text and at its end.
 _SURROGATE: Final = ("surrogate", "unexpected end of hex escape")
 _LONGEST_VALUE: Final = 80  # of a value as JSON
 
 
 def wrong(message: str, field: str | None = None) -> PydanticCustomError:
-    """What is wrong with a value, or with a field of it; to be raised in a validator."""
+    """An error about a value, or about a field of it; to be raised in a validator."""
     return PydanticCustomError("wrong", "{said}", {"said": message, "field": field})
 
 
@@ -36,7 +36,7 @@ class StrictObject(BaseModel):
     """A JSON object: strict types, finite numbers, known fields.
 
     `neutral` are fields that are known and not supported, with the values at which they
-    ask for nothing.
+    change nothing.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)

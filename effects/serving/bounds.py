@@ -18,7 +18,7 @@ BODY_TIMEOUT: Final = 60.0  # seconds
 
 @frozen(kw_only=True)
 class Bounds:
-    """Who may ask, and how long what takes."""
+    """Who has access, and the time limits."""
 
     keys: Keys = field(factory=Keys)
     tenants: Tenants = field(
@@ -32,7 +32,7 @@ class Bounds:
 
 
 def bounds_of(options: argparse.Namespace) -> Bounds:
-    """What the command line says. Raises ConfigError."""
+    """The bounds of the command line. Raises ConfigError."""
     file = options.api_keys_file
     keys = read_keys(options.api_key, None if file is None else Path(file))
     return Bounds(

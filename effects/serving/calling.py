@@ -1,9 +1,9 @@
-"""Calls that must be made, and calls that must fit: what an answer has to match then.
+"""Required and strict tool calls: the constraint that an answer must match.
 
-    tools, what is wanted of them --> a grammar in the model's own format
+    tools, which calls are wanted --> a grammar in the model's own format
 
-Every protocol says in fields of its own which tools there are (`Offer`) and what is
-wanted (`Wish`); errors name those. Where nothing has to be enforced, answers are free.
+Every protocol has its own fields for the tools (`Offer`) and for the wanted calls
+(`Wish`); errors name those. Where nothing has to be enforced, answers are free.
 """
 
 import logging
@@ -36,7 +36,7 @@ from minfer.effects.text.tools.forms import (
 )
 from minfer.structured import FIELD, StructuredOutputs
 
-CHOICE: Final = "tool_choice"  # the field that says what is wanted, in every protocol
+CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol
 # The end of a prompt within reasoning, in whichever format.
 _OPENED: Final = re.compile(
     r"([<\[][^<>\[\]/]*(?:think|reason|thought)[^<>\[\]/]*[>\]])\s*\Z", re.IGNORECASE
@@ -47,13 +47,13 @@ _JSON: Final = ("json", "json_object")  # forms that a call cannot be taken for
 
 @frozen(kw_only=True)
 class Offer:
-    """A tool that the model is shown."""
+    """A tool that is in the prompt."""
 
     name: str
     parameters: Mapping[str, Any] | None
-    where: str  # it is in the body: what has its fields
-    schema: str = "parameters"  # the field that has those
-    strict: bool = False  # its arguments fit, whenever it is called
+    where: str  # its place in the body, below which its fields are
+    schema: str = "parameters"  # the field of its schema
+    strict: bool = False  # its arguments must match the schema, whenever it is called
 
     @property
     def param(self) -> str:
@@ -62,7 +62,7 @@ class Offer:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise what is wrong with `tools` of these names."""
+    """Raise the error in `tools` with these names, if any."""
     if len(set(names)) < len(names):
         twice = next(name for at, name in enumerate(names) if name in names[:at])
         raise wrong(f"must differ in their names; there are two {shown(twice)}", "tools")
@@ -79,7 +79,7 @@ class Wish:
 
 @frozen
 class Bound:
-    """What an answer has to match, and the field that asks for it."""
+    """The constraint of an answer, and the field that requires it."""
 
     asked: StructuredOutputs
     field: str
@@ -93,8 +93,8 @@ def bound_to(
     parsing: Parsing | None,
     answer: Constraint | None = None,
 ) -> Bound | None:
-    """What an answer has to match for its calls; None: nothing but what was asked of it
-    as an `answer`. Raises ApiError, which names who asks for what cannot be had.
+    """The constraint of an answer for its calls; None: no other than the request's own,
+    `answer`. Raises ApiError, which names the field that cannot be fulfilled.
     """
     offers = [one for one in offers if wish.only is None or one.name in wish.only]
     asking = _asking(offers, wish)
@@ -103,7 +103,7 @@ def bound_to(
     if asking and parsing.tools not in FORMS:
         why = f"cannot be had of a model whose calls have the format {parsing.tools!r}"
         raise ApiError(f"{asking}: {why}", asking)
-    # A form of answers that has calls only is idle; other texts than JSON are no form.
+    # A requested JSON form is ignored if calls are required; other texts are no form.
     idle = wish.must and (answer is None or answer.made().kind in _JSON)
     said = None if idle else _answer(answer, parsing.tools, asking)
     if not asking and said is None:
@@ -133,9 +133,10 @@ def bound_behind(
     parsing: Parsing | None,
     answer: Constraint | None,
 ) -> Bound | None:
-    """What an answer has to match that was asked for as `answer`, where the prompt ends
-    within reasoning: that is free, and the answer begins behind it. None if the answer
-    begins with its first token, or says itself where reasoning ends. Raises ApiError.
+    """The constraint of an answer with the request's own one, `answer`, if the prompt
+    ends within reasoning: reasoning is free, and the answer begins behind it. None if the
+    answer begins with its first token, or if the constraint itself covers reasoning.
+    Raises ApiError.
     """
     if answer is None:
         return None
@@ -166,13 +167,13 @@ def bound_behind(
 
 
 def _added(llm: Grounds) -> Callable[[str], int | None]:
-    """The id of a token that is a marker, by its text."""
+    """A function from the text of a marker to its token id."""
     return llm.tokenizer.added if llm.tokenizer else lambda _: None
 
 
 @cache
 def _warn(marker: str) -> None:
-    """Say once that it is not known where reasoning ends."""
+    """Warn once that the end of reasoning is unknown."""
     _log.warning(
         "prompts end with %s, which opens reasoning of no format that is known here: "
         "what an answer must look like applies from its first token on; "
@@ -182,7 +183,7 @@ def _warn(marker: str) -> None:
 
 
 def with_calls(request: GenerationRequest, bound: Bound | None) -> GenerationRequest:
-    """A request whose answer has to match that, too. Raises ApiError."""
+    """A request with that constraint in addition. Raises ApiError."""
     if bound is None:
         return request
     if request.beams is not None:
@@ -195,7 +196,7 @@ def with_calls(request: GenerationRequest, bound: Bound | None) -> GenerationReq
 
 
 def _asking(offers: Sequence[Offer], wish: Wish) -> str:
-    """The field that asks for calls to be made, or to fit."""
+    """The field that requires calls, or that they match."""
     if wish.must or wish.only is not None:
         return CHOICE
     return next((f"{one.where}.strict" for one in offers if one.strict), "")
@@ -210,7 +211,7 @@ def _grammar(calling: Calling) -> StructuredOutputs:
 
 
 def _part(offer: Offer, wish: Wish) -> Part:
-    """What arguments of a tool have to match: its schema, if that is enforced."""
+    """The constraint of a tool's arguments: its schema, if that is enforced."""
     schema = OBJECT
     if wish.must or offer.strict:
         try:
@@ -221,8 +222,8 @@ def _part(offer: Offer, wish: Wish) -> Part:
 
 
 def _answer(answer: Constraint | None, form: str, asking: str) -> Part | None:
-    """What an answer without calls has to match, if it can be told from one with calls.
-    If not, it is refused where something is `asking` for calls.
+    """The constraint of an answer without calls, if it can be distinguished from one with
+    calls. If not, it is refused where the field `asking` requires something of calls.
     """
     if answer is None:
         return None

@@ -1,12 +1,11 @@
-"""Connections: how many, and how slow their clients may be.
+"""Connections: their number, and time limits for slow clients.
 
 uvicorn waits forever for a head that comes byte by byte, and for a client that does not
-read; both cost their client nothing, and the server a socket and what is written for it.
-Here a head has a time to come in, a client that reads nothing for a while is cut off, and
-who comes while there are too many, at all fronts together or for the descriptors of one,
-is refused. A few of these are waited for a moment, as they may ask for /health: that is
-answered. Anything else gets a 503, and so does the one that waits for longest when there
-are more than a few.
+read; both cost their client nothing, and the server a socket and buffers. Here a head has
+a time limit, a client that reads nothing for a while is disconnected, and connections
+beyond the limit, of all fronts together or of one's file descriptors, are refused. A few
+of these stay open for a moment, as they may request /health: that is answered. Anything
+else gets a 503, and so does the oldest of these when there are more than a few.
 
     made --> head ........ header_timeout, then 408 and closed
                |
@@ -39,7 +38,7 @@ HEADER: Final = 10.0  # seconds
 CONNECTIONS: Final = 1024
 STALL: Final = 30.0  # seconds
 LIVE: Final = ("/health", "/healthz")  # paths that are answered in every state
-MOMENT: Final = 1.0  # seconds for a head of one connection too many
+MOMENT: Final = 1.0  # seconds for a head of a connection beyond the limit
 _LATE: Final = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
@@ -47,7 +46,7 @@ _LATE: Final = (
 
 @frozen(kw_only=True)
 class Patience:
-    """How many connections there may be, and how long each may take."""
+    """The limits of the number of connections, and of the time of each."""
 
     connections: int = CONNECTIONS
     header: float = HEADER  # seconds for a request's head
@@ -55,8 +54,8 @@ class Patience:
 
 
 class Connections(set[Any]):
-    """uvicorn's set of a server's connections, of whatever protocol, whose size the other
-    processes of the server know.
+    """uvicorn's set of a server's connections, of any protocol; its size is shared with
+    the other processes of the server.
     """
 
     def __init__(self, tally: Tally) -> None:
@@ -75,14 +74,14 @@ class Connections(set[Any]):
 
 
 def _everywhere(connections: set[Any]) -> int:
-    """How many there are in all processes, if they know of each other."""
+    """The number of connections of all processes, if it is shared."""
     if isinstance(connections, Connections):
         return connections.tally.total
     return len(connections)
 
 
 class _HealthAlone:
-    """An application for one connection too many: it serves health, and nothing else."""
+    """An application for a connection beyond the limit: it serves only /health."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -105,8 +104,8 @@ class _HealthAlone:
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. `patience` and `extra`, those that are too many and whose heads are
-    waited for, are its class's: uvicorn makes the instances.
+    """One connection. `patience`, and `extra`, the connections beyond the limit whose
+    heads are awaited, belong to the class: uvicorn makes the instances.
     """
 
     patience = Patience()
@@ -130,7 +129,7 @@ class BoundedProtocol(H11Protocol):
             self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; a head is awaited from its first byte until it is whole."""
+        """Parse data; a head's time runs from its first byte until it is complete."""
         if self.transport.is_closing():
             return
         super().data_received(data)
@@ -141,7 +140,7 @@ class BoundedProtocol(H11Protocol):
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing any more."""
+        """Cancel all timers."""
         self._stop_awaiting()
         self._leave_extra()
         if self._rest is not None:
@@ -150,7 +149,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: for how long, is counted."""
+        """Start the timer of a client that reads too slowly."""
         super().pause_writing()
         if self._stalled is None:
             self._stalled = self.loop.call_later(
@@ -158,7 +157,7 @@ class BoundedProtocol(H11Protocol):
             )
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Stop that timer: the client has read."""
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
@@ -171,7 +170,7 @@ class BoundedProtocol(H11Protocol):
             self._rest = self.loop.call_later(self.patience.header, self._rest_is_late)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing came for a while: close."""
+        """Close an idle connection."""
         if not self.transport.is_closing():
             super().timeout_keep_alive_handler()
             self._close()
@@ -181,7 +180,7 @@ class BoundedProtocol(H11Protocol):
         return not isinstance(self.app, _HealthAlone) and super()._should_upgrade()
 
     def _be_extra(self) -> None:
-        """Serve health alone, if that is asked for soon."""
+        """Serve only /health, if its head comes soon; refuse the oldest of too many."""
         self.app = _HealthAlone(self.app)
         if len(self.extra) >= FEW:
             self.extra[0]._refuse()
@@ -228,7 +227,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def bounded(patience: Patience) -> type[BoundedProtocol]:
-    """A kind of connection that has so much patience."""
+    """A class of connections with these limits."""
     return type("Bounded", (BoundedProtocol,), {"patience": patience, "extra": []})
 
 

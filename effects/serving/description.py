@@ -1,8 +1,8 @@
 """GET /openapi.json: all endpoints, in the terms of OpenAPI 3.1.
 
-Bodies are described by what checks them, so that this cannot lag behind: their fields and
-bounds, and what is known and not supported, with the values at which it asks for nothing.
-Of answers it says the shape of errors.
+Bodies are described by the models that validate them, so that this cannot be outdated:
+fields, bounds, and unsupported fields with the values at which they change nothing. Of
+answers it has the schema of errors only.
 """
 
 import math
@@ -33,7 +33,7 @@ _ABOUT: Final = (
 
 @frozen
 class Plain:
-    """What is looked up or done without a body."""
+    """An endpoint without a body."""
 
     method: str
     path: str
@@ -111,10 +111,10 @@ _STATUSES: Final[Mapping[str, str]] = {
 
 
 class _Schemas(GenerateJsonSchema):
-    """Adds to pydantic's schemas what `StrictObject` knows."""
+    """Adds the neutral fields of `StrictObject` to pydantic's schemas."""
 
     def model_schema(self, schema: ModelSchema) -> JsonObject:
-        """A body's schema, with the fields that must ask for nothing."""
+        """A body's schema, with the unsupported fields and their neutral values."""
         made = super().model_schema(schema)
         kind = schema["cls"]
         if not issubclass(kind, StrictObject):
@@ -139,7 +139,7 @@ def _or_null(field: JsonObject) -> JsonObject:
     if {"type": "null"} in choices:
         return field
     made: JsonObject = {"anyOf": [*choices, {"type": "null"}]}
-    if field.get("default") not in (None, math.inf):  # which JSON cannot say
+    if field.get("default") not in (None, math.inf):  # which JSON cannot express
         made["default"] = field["default"]
     return made
 
@@ -219,7 +219,7 @@ def _failures(one: Endpoint | Question) -> JsonObject:
 
 
 def _plain(one: Plain) -> JsonObject:
-    """What has no body."""
+    """An operation without a body."""
     operation: JsonObject = {
         "summary": one.summary,
         "responses": {

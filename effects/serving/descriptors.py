@@ -30,15 +30,15 @@ FULL: Final = (
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
 _log: Final = logging.getLogger("minfer.connections")
-_said: Final[set[int]] = set()  # limits of which it was said that they are reached
-FEW: Final = 8  # connections with spare descriptors that are waited for at once
-# With TLS: those of this process whose handshake is not over, by descriptor. The oldest
-# is first.
+_said: Final[set[int]] = set()  # limits for which it was logged that they are reached
+FEW: Final = 8  # connections with spare descriptors that stay open at once
+# With TLS: connections of this process in their handshake, by descriptor. The oldest is
+# first.
 _shaking: Final[OrderedDict[int, socket.socket]] = OrderedDict()
 
 
 def raise_limit() -> None:
-    """Let this process, and those that it starts, have as many as the system allows."""
+    """Raise the limit of this process, and of those it starts, as far as allowed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # where "any number" is none
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -56,15 +56,15 @@ def is_high(descriptor: int, last: int) -> bool:
 
 
 def began(descriptor: int) -> None:
-    """Learn that a connection's handshake is over."""
+    """Note that a connection's handshake is over."""
     _shaking.pop(descriptor, None)
 
 
 class Listener(socket.socket):
-    """A socket that listens, and never gives the last descriptors away.
+    """A socket that listens, and never uses the last descriptors for connections.
 
-    asyncio accepts all who wait before it begins with any. So when descriptors run short,
-    one is accepted in each of its rounds, so that others, which give way, can end.
+    asyncio accepts all waiting connections before it handles any. So when descriptors run
+    short, one is accepted in each of its rounds, so that others can be closed in between.
     """
 
     tls = False  # whether connections begin with a handshake
@@ -73,7 +73,7 @@ class Listener(socket.socket):
 
     @classmethod
     def of(cls, listening: socket.socket) -> "Listener":
-        """The same, in place of a socket that listens."""
+        """A listener in place of a listening socket."""
         made = cls(fileno=listening.detach())
         made._spare = os.open(os.devnull, os.O_RDONLY)
         return made
@@ -101,7 +101,7 @@ class Listener(socket.socket):
         return made, address
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket and the spare descriptor."""
         super().close()
         with contextlib.suppress(OSError):
             os.close(self._spare)
@@ -124,7 +124,7 @@ class Listener(socket.socket):
 
 
 def _await_handshake(made: socket.socket) -> None:
-    """Wait for a handshake with a spare descriptor; the oldest gives way."""
+    """Register a handshake with a spare descriptor; the oldest of too many is refused."""
     _shaking.pop(made.fileno(), None)  # that connection is closed
     _shaking[made.fileno()] = made
     if len(_shaking) > FEW:

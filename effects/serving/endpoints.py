@@ -1,4 +1,4 @@
-"""The tables: which endpoints there are, and over what each of them can be reached.
+"""The tables of endpoints, and of the transports that reach each of them.
 
 A protocol is one more module with an `Endpoint` and a row here, a question one with a
 `Question`; a transport is one more module with a `RouteMaker` and a row. The WebSocket

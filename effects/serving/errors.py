@@ -1,9 +1,8 @@
-"""What a client is told instead of an answer, whatever its protocol and transport.
+"""Errors for clients, whatever their protocol and transport.
 
-Everything that can go wrong becomes an `ApiError`, with a status out of HTTP's. Errors of
-which clients may know keep their words; anything else is "internal error", and the log
-says more: no exception's text ever leaves the server. How an `ApiError` is spelled is the
-protocol's business.
+Every error becomes an `ApiError`, with a status of HTTP. Errors that clients may see keep
+their text; all others become "internal error", and the log has more: no exception's text
+leaves the server. The format of an `ApiError` depends on the protocol.
 """
 
 from typing import Final
@@ -26,14 +25,14 @@ CANCELLED: Final = "the request was cancelled"
 BROKEN: Final = "the engine serves nobody any more; the server's log says why"
 INTERNAL: Final = 500
 OVERLOADED: Final = "overloaded"
-_RETRY_AFTER: Final = 1  # seconds after which who met a full line may come again
+_RETRY_AFTER: Final = 1  # seconds until a client should retry after a full queue
 
 
 class ApiError(Exception):
-    """What a client is told instead of an answer; `param` is the field that was wrong.
+    """An error in place of an answer; `param` is the field that was wrong.
 
-    `retry_after`: seconds after which the same request may be served; None: it says
-    nothing, or, of a full line, one second.
+    `retry_after`: seconds after which the same request may be served; None: not given,
+    or, for a full queue, one second.
     """
 
     def __init__(
@@ -56,14 +55,14 @@ TOO_LONG: Final = "context_length_exceeded"
 
 
 class NoRoomError(ApiError):
-    """The context does not hold a prompt and as much output as was asked for by the field
-    `param`; in tokens.
+    """The context does not hold a prompt and as much output as the field `param`
+    requests; in tokens.
     """
 
     def __init__(
         self, prompt: int, wanted: int, context: int, place: str, param: str
     ) -> None:
-        # Programs look for the words of the first two sentences, which are OpenAI's.
+        # Programs search for the first two sentences, which are OpenAI's.
         why = (
             f"This model's maximum context length is {context} tokens. However, you "
             f"requested {prompt + wanted} tokens ({prompt} in the {place}, {wanted} in "
@@ -78,7 +77,7 @@ class NoRoomError(ApiError):
 
 @frozen
 class _Told:
-    """How an error that clients are told of is classed."""
+    """The class of an error that clients may see."""
 
     code: str | None
     status: int
@@ -95,12 +94,12 @@ _TOLD: Final[dict[type[Exception], _Told]] = {
 }
 
 
-# Of engines that are dead; others tell of exceptions, which are not for clients.
+# Of engines that are dead; others contain exceptions, which are not for clients.
 _OWN_WORDS: Final = frozenset({SHUTTING_DOWN, CANCELLED})
 
 
 def told_of(error: Exception, prompt_field: str | None = None) -> ApiError:
-    """What a client is told of an error; `prompt_field` is the field its prompt is in."""
+    """The client's error for an error; `prompt_field` is the field with its prompt."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):

@@ -1,7 +1,7 @@
 """A front's process: HTTP, templates and text, over an engine in another process.
 
-It takes connections at once. Until the engine is ready for the first time, everything is
-answered with 503; while an engine that died is started again, requests wait.
+A front accepts connections at once. Until the engine is ready for the first time, every
+request is answered with 503; while an engine that died is restarted, requests wait.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ from minfer.effects.setup.settings import EngineArgs
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
 LOOK: Final = 0.02  # seconds from one look for the engine to the next
-DRAIN: Final = signal.SIGUSR1  # its parent: end when what is served has ended
-AGAIN: Final = 1.0  # seconds after which it is reported though nothing has changed
+DRAIN: Final = signal.SIGUSR1  # from its parent: end when the requests in progress have ended
+AGAIN: Final = 1.0  # seconds after which a report is repeated though nothing has changed
 COUNT: Final = 0.1  # seconds from one report of what was counted to the next
 
 
 @frozen(kw_only=True)
 class FrontPlan:
-    """What a front is made of."""
+    """The settings of a front."""
 
     number: int  # from 0
     listener: socket.socket
@@ -51,13 +51,14 @@ class FrontPlan:
     args: EngineArgs
     http: HttpOptions
     shared: Shared = field(factory=Shared)  # what it counts with the other fronts
-    # Whether the first line of the output is out: what is logged comes after it.
+    # Whether the first line of the output is written: logs come after it.
     announced: Callable[[], bool] = lambda: True
 
 
 class FrontServer(HttpServer):
-    """Ends when its parent says so. What a terminal or a service manager sends to all
-    processes is the parent's to judge: heard here as well, it would count twice.
+    """A server that ends when its parent signals it. Signals that a terminal or a service
+    manager sends to all processes are for the parent: handled here too, they would count
+    twice.
     """
 
     @contextlib.contextmanager
@@ -66,7 +67,7 @@ class FrontServer(HttpServer):
         yield
 
     def obey(self) -> None:
-        """Do what our parent says from now on."""
+        """Handle the parent's signals from now on."""
         signal.signal(DRAIN, lambda *_: self.handle_exit(signal.SIGTERM, None))
         signal.signal(STOP, lambda *_: self.handle_exit(signal.SIGINT, None))
         for one in (signal.SIGTERM, signal.SIGINT):
@@ -74,8 +75,8 @@ class FrontServer(HttpServer):
 
 
 def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
-    """Serve until our parent says otherwise; returns the exit code. `ready` is called
-    once the engine was found ready. Raises ConfigError if it has another model.
+    """Serve until the parent ends it; returns the exit code. `ready` is called once the
+    engine was found ready. Raises ConfigError if the engine has another model.
     """
     configure_logs(front_name(plan.number))
     # An earlier process of this front may have died with open connections.
@@ -143,8 +144,8 @@ async def _open(
     while True:
         _check_same(setup.fingerprint, remote)  # another engine may be there by now
         counted = metrics.counted()
-        # A new engine knows nothing of what was told. And a link on which something was
-        # lost shows it only when something follows.
+        # A new engine has no earlier reports. And a link that lost something shows it
+        # only when something follows.
         news = (counted, remote.links, remote.clock() // AGAIN)
         if news != told:
             remote.count(counted)
@@ -153,7 +154,7 @@ async def _open(
 
 
 def _check_same(fingerprint: bytes, remote: Remote) -> None:
-    """Raise ConfigError if the engine has read another model than this front."""
+    """Raise ConfigError if the engine has loaded another model than this front."""
     if remote.ready is not None and remote.ready.fingerprint != fingerprint:
         raise ConfigError(
             "front and engine have read different models: were files changed meanwhile?"
@@ -161,6 +162,6 @@ def _check_same(fingerprint: bytes, remote: Remote) -> None:
 
 
 def announce(pipe: int, word: bytes) -> None:
-    """Say a word to our parent, who may have gone."""
+    """Write a word to the parent, which may have gone."""
     with contextlib.suppress(OSError):
         os.write(pipe, word)

@@ -1,5 +1,5 @@
-"""The way in while there is nothing behind it yet: who comes before a model is loaded is
-told so at once, and how far it is.
+"""The application while the model is loading: every request is answered at once with the
+loading state.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ _TRY_AGAIN: Final = 1013  # a WebSocket's close code
 
 
 class Gate:
-    """An ASGI application that stands before another, which comes later."""
+    """An ASGI application in front of another one, which is set later."""
 
     def __init__(self, unready: Callable[[], str]) -> None:
-        """`unready` says what is waited for."""
+        """`unready` returns what the server waits for."""
         self.application: Application | None = None
         self._unready = unready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or say that it comes too early."""
+        """Serve one request, or answer that it comes too early."""
         if self.application is not None:
             await self.application(scope, receive, send)
         elif scope["type"] == "http":
@@ -36,7 +36,7 @@ class Gate:
     def _early(self, scope: Scope) -> Response:
         path = scope["path"]
         why = self._unready() or "starting"
-        if path in LIVE:  # the process lives, and does what it should
+        if path in LIVE:  # the process lives, and works as it should
             return JSONResponse({"status": f"loading: {why}"})
         if path == "/ready":
             return JSONResponse({"status": why}, 503)

@@ -11,19 +11,19 @@ FAILING: Final = 8  # steps that fail in a row: no request makes progress
 
 
 class Health:
-    """The health of a backend. After `stall` seconds without a step it is ill."""
+    """The health of a backend, which is unhealthy after `stall` seconds without a step."""
 
     def __init__(self, backend: Backend, stall: float) -> None:
         self._backend = backend
         self._stall = stall
 
     def illness(self) -> str:
-        """What is wrong, or nothing."""
+        """What is wrong, or an empty string."""
         engine = self._backend.llm.client.snapshot()
         if self._backend.closing:
             return SHUTTING_DOWN
         if engine.dead:
-            return BROKEN  # whatever was raised is not for who asks
+            return BROKEN  # an exception's text is not for clients
         if engine.stalled > self._stall:
             return f"requests wait, and no step for {engine.stalled:.0f} s"
         if engine.failing >= FAILING:
@@ -31,7 +31,7 @@ class Health:
         return ""
 
     def unreadiness(self) -> str:
-        """Why no new request should come now, or nothing."""
+        """Why no new request should come now, or an empty string."""
         client = self._backend.llm.client
         if why := client.unready:
             return why

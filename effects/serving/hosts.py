@@ -1,17 +1,17 @@
-"""Which names a server goes by that this machine alone can reach, and that asks no key.
+"""The names under which a server may be addressed, if it is local and needs no key.
 
 A web page may have its own name's address changed to 127.0.0.1 (DNS rebinding): its
-browser then takes this server for the page's own, origin and all, and only the header
-Host still says which name was meant. So without keys, at a loopback address, a request
-has to name this machine, or a host that the server's owner allows.
+browser then treats this server as the page's own, origin and all, and only the header
+Host still has the page's name. So without keys, at a loopback address, a request has to
+name this machine, or a host that the operator allows.
 
     Host: localhost:8000, anything.localhost, 127.0.0.1, [::1]    served
     Host: a name of --allowed-host, or any, if one is *           served
     no Host                                                       served: no browser's
     Host: evil.example                                            403
 
-Elsewhere, names are compared only if some are allowed: then as above. Health is told
-whatever the name, as probes use many.
+At other addresses, names are compared only if some are allowed: then as above. /health is
+answered for any name, as probes use many.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 
 @frozen
 class Hosts:
-    """The names that requests may be for, beside this machine's own."""
+    """The names that requests may have as their Host, besides this machine's own."""
 
     names: Sequence[str] = ()
 
@@ -50,9 +50,7 @@ class Hosts:
 
 
 def hosts_of(options: argparse.Namespace, *, has_keys: bool) -> Hosts | None:
-    """The names that requests must be for, as the command line says; None: any. Raises
-    ConfigError.
-    """
+    """The allowed hosts, by the command line; None: any. Raises ConfigError."""
     names = tuple(_plain(one) for one in options.allowed_host)
     for given, name in zip(options.allowed_host, names, strict=True):
         if name != ANY and not _NAME.fullmatch(name) and _address(name) is None:
@@ -63,7 +61,7 @@ def hosts_of(options: argparse.Namespace, *, has_keys: bool) -> Hosts | None:
 
 
 class CheckHost:
-    """Middleware: a request for another name gets what `refuse` makes of the error."""
+    """Middleware: a request for another name is answered with what `refuse` returns."""
 
     def __init__(
         self, app: ASGIApp, hosts: Hosts, refuse: Callable[[Exception, Scope], ASGIApp]
@@ -92,7 +90,7 @@ def _wrong(host: str) -> ApiError:
 
 
 def _plain(name: str) -> str:
-    """A name as names are compared; of an address, its usual form."""
+    """A name in the form for comparison; of an address, its usual form."""
     text = name.lower().removesuffix(".")
     address = _address(text.removeprefix("[").removesuffix("]"))
     return text if address is None else str(address)
@@ -114,10 +112,10 @@ def _is_local(name: str) -> bool:
 
 
 def _binds_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Whether an address is reached from this machine only."""
     try:
         first = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError, IndexError):
-        return False  # nothing can listen there, which is said later
+        return False  # the server cannot listen there, which is reported later
     address = _address(str(first[4][0]))
     return address is not None and address.is_loopback

@@ -1,10 +1,10 @@
-"""Intake: from what came on a connection to a request that could run at once.
+"""Intake: from a body on a connection to a request that could run at once.
 
     announced --> held --> received, and counted part by part --> prepared
        413        503        408                  400             400, 413
 
 Each bound is checked before the work that it bounds. A small body is prepared here, in
-the event loop, because that takes less than handing it over would; others go to the pool.
+the event loop, because that is cheaper than handing it over; others go to the pool.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ Found = TypeVar("Found")
 
 
 class Intake:
-    """Where bodies come in."""
+    """Receives and prepares bodies."""
 
     def __init__(
         self, backend: Backend, models: Models, limits: Limits, bounds: Bounds
@@ -49,14 +49,14 @@ class Intake:
         self._seconds = bounds.body_timeout
         self._tenants = bounds.tenants
         self._holding = Holding()
-        # Where classes go before fairness, everybody would ask to be first.
+        # Under a policy with priorities before fairness, each client would use the first.
         self._trusted = not isinstance(llm.setup.config.policy, FairQueue)
         recipe = Recipe.of(llm, tuple(models.names))
         self.pool = Pool(recipe, llm, models, backend.pool, workers=bounds.workers)
 
     async def take(self, endpoint: Endpoint, connection: Connection) -> Prepared:
-        """Take one body in. Raises ClientDisconnect, ApiError, and what `told_of`
-        knows.
+        """Receive and prepare one body. Raises ClientDisconnect, ApiError, and the errors
+        of `told_of`.
         """
         caller = caller_of(connection.scope)
         with self._held(caller, connection):
@@ -92,8 +92,8 @@ class Intake:
             return await _while_there(connection, work)
 
     async def _compiled(self, request: GenerationRequest, client: str) -> None:
-        """Have what an answer must look like compiled, away from the event loop, when its
-        client's turn has come; who leaves takes it along. Raises RequestError.
+        """Have an answer's constraint compiled, away from the event loop, at its client's
+        turn; cancelled if the client disconnects. Raises RequestError.
         """
         asked = request.params.structured_outputs
         if asked is None or (why := await self._refusal(asked, client)) is None:
@@ -111,26 +111,26 @@ class Intake:
     async def _refusal(
         self, asked: StructuredOutputs, client: str
     ) -> GrammarError | None:
-        """Why a constraint cannot be compiled, if so."""
+        """Why a constraint cannot be compiled; None if it can."""
         grammars = self._backend.llm.grammars
         if not grammars.knows(asked) and grammars.crowded(client):
             why = "too many constraints wait to be compiled; try again later"
             raise OverloadedError(why)
         begun = asyncio.wrap_future(grammars.begin(asked, client))
         try:
-            await begun  # which, if this is cancelled, cancels that
+            await begun  # if this is cancelled, that is cancelled, too
         except GrammarError as error:
             return error
         return None
 
     def close(self) -> None:
-        """End what prepares."""
+        """End the pool."""
         self.pool.close()
 
     def _held(
         self, caller: Caller, connection: Connection
     ) -> contextlib.AbstractContextManager[None]:
-        """Meanwhile a body counts as its client's. Raises OverloadedError."""
+        """Count a body as its client's meanwhile. Raises OverloadedError."""
         most = self._limits.body
         return self._holding.hold(caller.name, min(connection.announced(most), most))
 
@@ -146,7 +146,7 @@ class Intake:
 
 
 async def _while_there(connection: Connection, work: Coroutine[Any, Any, Found]) -> Found:
-    """Do a work for as long as the client is there. Raises ClientDisconnect."""
+    """Run work while the client is connected. Raises ClientDisconnect."""
     doing = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(connection.departed())
     try:
@@ -161,8 +161,8 @@ async def _while_there(connection: Connection, work: Coroutine[Any, Any, Found])
 
 
 def _urgency(caller: Caller, asked: Urgency, *, trusted: bool) -> Urgency:
-    """The name under which a request takes turns, and its key's priority. Where the key
-    has none, the request says: less urgent than others, or if it is trusted, more.
+    """The name for fair scheduling, and the priority of the key. If the key has none, the
+    request's: less urgent than others, or if it is trusted, more.
     """
     level = asked.priority if trusted else max(0, asked.priority)
     key = caller.key
