@@ -11,7 +11,7 @@ FAILING: Final = 8  # steps that fail in a row: no request makes progress
 
 
 class Health:
-    """The health of a backend, which is unhealthy after `stall` seconds without a step."""
+    """The health of a backend; unhealthy after `stall` seconds without a step."""
 
     def __init__(self, backend: Backend, stall: float) -> None:
         self._backend = backend

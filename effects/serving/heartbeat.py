@@ -19,8 +19,8 @@ _COUNTS: Final = 256
 
 
 class Heartbeat:
-    """The pulse of one process after the other; without a `limit` in seconds, none of
-    them ever hangs.
+    """The heartbeats of successive processes; without a `limit` in seconds, none of them
+    ever hangs.
     """
 
     def __init__(self, limit: float) -> None:
@@ -31,16 +31,16 @@ class Heartbeat:
         self._looked: float | None = None  # when
 
     def beat(self) -> None:
-        """Say that this process is well."""
+        """Count a heartbeat of this process."""
         self._count[0] = (self._count[0] + 1) % _COUNTS
 
     def begin(self) -> None:
-        """A process starts, or has been told to end: count anew."""
+        """Restart the count: a process starts, or is about to end."""
         self._silent = 0.0
         self._looked = None
 
     def hangs(self, now: float, *, ready: bool) -> bool:
-        """Look at it; whether it has been silent for too long."""
+        """Read the count; whether it has been silent for too long."""
         count, looked = self._count[0], self._looked
         self._looked = now
         if count != self._seen or looked is None:

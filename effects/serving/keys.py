@@ -1,16 +1,16 @@
-"""API keys: who may ask, and how urgently.
+"""API keys: access, and priorities.
 
 Keys come from the command line and from a file, JSON or TOML, with a table for each:
 
     [[keys]]
-    name = "team-a"                # what the scheduler and the log know
+    name = "team-a"                # for the scheduler and the log
     key = "sk-..."
-    priority = -1                  # may be left out
-    tenant = "customer-1"          # whose prefix cache it uses; its name, if left out
-    admin = true                   # may reset all of the prefix cache; false, if left out
+    priority = -1                  # optional
+    tenant = "customer-1"          # whose prefix cache it uses; default: its name
+    admin = true                   # may reset all of the prefix cache; default: false
 
     [cache]
-    share = "all"                  # of all tenants; "tenant", if left out
+    share = "all"                  # of all tenants; default: "tenant"
 """
 
 import hashlib
@@ -35,31 +35,31 @@ _REMOVED: Final = ("requests_per_minute", "tokens_per_minute")
 
 @frozen(eq=False)
 class Key:
-    """One key's owner. The key is kept as a digest. All with one tenant use the same
+    """One key's owner. The key is stored as a digest. All keys of one tenant share a
     prefix cache.
     """
 
     name: str
     digest: bytes = field(repr=False)
-    priority: int | None = None  # of all its requests; None: as they say
+    priority: int | None = None  # of all its requests; None: as each requests
     tenant: str = field(default=Factory(lambda self: self.name, takes_self=True))
     admin: bool = False  # may reset the prefix cache of all
 
 
 def digest(key: bytes) -> bytes:
-    """What is kept of a key."""
+    """The digest of a key, which is stored in its place."""
     return hashlib.sha256(key).digest()
 
 
 @frozen
 class Keys:
-    """All keys; none: everybody may ask."""
+    """All keys; none: no key is needed."""
 
     known: Sequence[Key] = ()
     share_all: bool = False  # the prefix cache is shared by all tenants
 
     def owner(self, given: bytes) -> Key | None:
-        """Whose key it is, in a time that tells nothing of how much of it is right."""
+        """The owner of a key, in a time that does not reveal how much of it is right."""
         sent, found = digest(given), None
         for one in self.known:
             if hmac.compare_digest(sent, one.digest):
@@ -108,7 +108,7 @@ def _entries(read: Any, path: Path) -> list[Any]:
 
 
 def _shares_all(read: Any, path: Path) -> bool:
-    """Whether a file says that the prefix cache is shared by all tenants."""
+    """Whether a file shares the prefix cache between all tenants."""
     if not isinstance(read, dict):
         return False
     if odd := read.keys() - _TABLES:

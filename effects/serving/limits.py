@@ -17,22 +17,22 @@ from minfer.effects.serving.errors import ApiError, NoRoomError
 from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.tally import Tally
 
-LEAST_BODY: Final = 2**22  # bytes that are taken whatever the model is
+LEAST_BODY: Final = 2**22  # bytes that are accepted for any model
 ID_BYTES: Final = 8  # of a token id in JSON, with its comma
-KEPT_FREE: Final = 8  # of the seats, one in so many is never one request's own
+KEPT_FREE: Final = 8  # of the seats, one in so many is left free by any one request
 HELD: Final = 2**28  # bytes of bodies that are being received or prepared
 SHARE: Final = 2  # a client's share of these: one in so many
 UNCOUNTED: Final = 2**16  # bytes of a body that is too small to be counted
 
 
 def largest_body(context: int) -> int:
-    """Bytes of a body that are taken by default: a context full of token ids fits."""
+    """The default maximum of a body in bytes: a context full of token ids fits."""
     return max(LEAST_BODY, ID_BYTES * context)
 
 
 @frozen(kw_only=True)
 class Limits:
-    """What one request may be."""
+    """The bounds of one request."""
 
     body: int  # bytes
     context: int  # tokens of prompt and output
@@ -53,11 +53,11 @@ class Limits:
         )
 
     def tally(self) -> Tally | None:
-        """What counts one body while it comes; None if there is nothing to count for."""
+        """A new counter for the bytes of one body; None if there is no bound to check."""
         return None if self.text is None else Tally(self.context, self.text)
 
     def check_samples(self, request: GenerationRequest) -> None:
-        """Refuse what an idle server could not take either. Raises ApiError."""
+        """Refuse what an idle server could not serve either. Raises ApiError."""
         n, prompts = request.width, len(request.prompts)
         field = "best_of" if n > request.params.n else "n"
         if n > self.line:
@@ -69,10 +69,10 @@ class Limits:
             raise ApiError(f"{why} can run and wait here; ask for fewer at once", field)
 
     def check_room(self, request: GenerationRequest, prompt_field: str) -> None:
-        """Refuse to write more than fits, where a client says how much; who says nothing
-        gets what fits. Raises NoRoomError.
+        """Refuse a `max_tokens` that does not fit, if a client gives one; without one,
+        the request gets what fits. Raises NoRoomError.
 
-        A prompt that does not fit alone is the engine's edge to refuse.
+        A prompt that does not fit alone is refused by the engine's input processor.
         """
         wanted = request.params.max_tokens
         if not request.wanted_by or wanted is None:
@@ -86,7 +86,7 @@ class Limits:
                 raise NoRoomError(length, wanted, self.context, place, by)
 
     def window(self, n: int) -> int:
-        """How many prompts of one request are served at once, of `n` samples each."""
+        """How many prompts of a request run at once, of `n` samples each."""
         seats = self.seats - self.seats // KEPT_FREE
         return max(1, min(seats, self.line) // n)
 
@@ -103,12 +103,12 @@ class Holding:
 
     @property
     def held(self) -> Mapping[str, int]:
-        """What clients hold now."""
+        """The bytes of each client now."""
         return self._held
 
     @contextmanager
     def hold(self, client: str, size: int) -> Iterator[None]:
-        """Meanwhile a client holds so many bytes. Raises OverloadedError."""
+        """Count so many bytes for a client meanwhile. Raises OverloadedError."""
         if size <= UNCOUNTED:
             yield
             return

@@ -20,7 +20,7 @@ Line = Callable[[], str]
 
 
 class Lines:
-    """Writes to a file descriptor, once `begin` says that it is time."""
+    """Writes to a file descriptor, once `begin` returns true."""
 
     def __init__(self, file: int = 1, begin: Callable[[], bool] = lambda: True) -> None:
         self._file = file
@@ -33,14 +33,14 @@ class Lines:
         self._thread.start()
 
     def put(self, line: Line) -> None:
-        """Have a line made and written, soon."""
+        """Have a line formatted and written, soon."""
         if len(self._waiting) < MOST:
             self._waiting.append(line)
         else:
             self._dropped += 1
 
     def close(self) -> None:
-        """Write what is left, if that takes no long time."""
+        """Write the remaining lines, if that does not take long."""
         self._closing.set()
         self._thread.join(_LAST)
 
@@ -53,7 +53,7 @@ class Lines:
                     self._write_all()
 
     def _write_all(self) -> None:
-        """Write what waits by now, as many whole lines at once as do not mix."""
+        """Write the lines that wait, joined up to the size that does not mix."""
         part = b""
         for _ in range(len(self._waiting)):
             line = self._waiting.popleft()().encode("utf-8", "replace") + b"\n"

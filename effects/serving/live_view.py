@@ -38,7 +38,7 @@ from minfer.effects.serving.shared import Tally
 from minfer.effects.serving.transports.sse import EventStream
 from minfer.effects.serving.transports.transport import Event
 
-PERIOD: Final = 0.5  # seconds from one look to the next
+PERIOD: Final = 0.5  # seconds between two snapshots
 MOST: Final = 32  # viewers at a time
 OVERLOADED: Final = 503
 _ONCE: Final = {"": False, "0": False, "1": True}  # what ?once= may be
@@ -47,7 +47,7 @@ _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 @frozen
 class Spread:
-    """How values of one kind spread, since the engine's start."""
+    """A histogram of values of one kind, since the engine's start."""
 
     bounds: tuple[float, ...]  # upper ones, ascending
     counts: tuple[int, ...]  # up to each bound, from the one before; then above all
@@ -55,7 +55,7 @@ class Spread:
 
     @classmethod
     def of(cls, histogram: Histogram | None) -> "Spread":
-        """A histogram of an engine's totals; empty, if it has none."""
+        """The `Spread` of a histogram of an engine's totals; empty, if it has none."""
         if histogram is None:
             histogram = Buckets(SECONDS).histogram()
         return cls(histogram.bounds, histogram.counts, histogram.total)
@@ -63,7 +63,7 @@ class Spread:
 
 @frozen(kw_only=True)
 class Figures:
-    """What a viewer is shown: how things are now, and counts since the start."""
+    """What a viewer gets: the present state, and counts since the start."""
 
     version: str
     time: float  # seconds, on the engine's clock
@@ -112,7 +112,7 @@ class Figures:
 
 
 def _accepted(counts: Mapping[str, float]) -> tuple[int, ...]:
-    """How many drafts stood in each place, from the first on."""
+    """The number of accepted drafts by position, from the first on."""
     found = list[int]()
     while (one := counts.get(f"{ACCEPTED_AT}{len(found)}")) is not None:
         found.append(int(one))
@@ -120,8 +120,8 @@ def _accepted(counts: Mapping[str, float]) -> tuple[int, ...]:
 
 
 class LiveView:
-    """The live view of an engine. `illness` says what is wrong with the server, or
-    nothing; `closing`, whether it stops.
+    """The live view of an engine. `illness` returns what is wrong with the server, or an
+    empty string; `closing`, whether it is stopping.
     """
 
     def __init__(
@@ -137,13 +137,13 @@ class LiveView:
         self._illness = illness
         self._closing = closing
         self._started = client.clock()
-        self._frame = ""  # what the last look came to
-        self._looked = 0.0  # when that was, on the event loop's clock
+        self._frame = ""  # the last frame
+        self._looked = 0.0  # when it was made, on the event loop's clock
         self._viewers = viewers
 
     @property
     def viewers(self) -> int:
-        """How many look, by way of this process."""
+        """How many viewers are connected to this process."""
         return self._viewers.own
 
     def figures(self) -> Figures:
@@ -160,7 +160,7 @@ class LiveView:
         if once or request.method == "HEAD":  # of which a stream would never end
             return JSONResponse(attrs.asdict(self.figures()), headers=_NO_STORE)
         frames = self._frames()
-        await anext(frames)  # from here on it is counted, and counted out when it ends
+        await anext(frames)  # counts the viewer, until the generator ends
         if self._viewers.total > MOST:
             await frames.aclose()
             why = f"{MOST} viewers look already; close one, or ask for /live?once=1"
@@ -169,19 +169,19 @@ class LiveView:
         return StreamingResponse(frames, media_type=kind, headers=_NO_STORE)
 
     async def _frames(self) -> AsyncGenerator[str]:
-        """A frame each period, until the viewer goes or the server stops."""
+        """A frame each period, until the viewer disconnects or the server stops."""
         self._viewers.set(self.viewers + 1)
         try:
             yield ""
             while not self._closing():
                 yield self._fresh()
                 await asyncio.sleep(PERIOD)
-            yield self._fresh()  # which says why there will be no more
+            yield self._fresh()  # which has the reason of the end
         finally:
             self._viewers.set(self.viewers - 1)
 
     def _fresh(self) -> str:
-        """The frame of now: viewers within half a period of each other see the same."""
+        """The present frame: viewers within half a period of each other get the same."""
         now = asyncio.get_running_loop().time()
         if not self._frame or now - self._looked > PERIOD / 2 or self._closing():
             told = json.dumps(attrs.asdict(self.figures()))

@@ -1,5 +1,4 @@
-"""Logs of the server's processes: on standard error, each line with the time and the name
-of the process.
+"""Logs of the server's processes: on standard error, each line with its time and process.
 
 Lines that any client on the network can cause are rate-limited, or a flood of garbage
 fills the disk: of lines with the same text before its values are put in, a few are

@@ -1,9 +1,9 @@
-"""A request by its id, whichever front of this server it came through.
+"""Find a request by its id, whichever front of this server received it.
 
     GET, DELETE /v1/requests/ID ---> the records here ---> those of the other fronts
                                                            (`minfer.effects.live.link`)
 
-Others have `PATIENCE` to answer. Each key finds only what was asked with it.
+Others have `PATIENCE` to answer. A key finds only its own requests.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ class Lookup:
         self._inquirer: Inquirer | None = None  # where there are other fronts
 
     def join(self, inquirer: Inquirer) -> None:
-        """Ask other fronts too, and answer them."""
+        """Query other fronts too, and answer their queries."""
         self._inquirer = inquirer
         inquirer.answer = self._answer
 
     async def find(self, wanted: Wanted) -> JsonObject | None:
-        """What is known of a request, which is cancelled if that is wanted. Raises
-        ApiError if the other fronts cannot be asked, or are silent.
+        """The record of a request, which is also cancelled if `wanted` requests that.
+        Raises ApiError if the other fronts cannot be queried, or are silent.
         """
         found = self._here(wanted)
         if found is None and self._inquirer is not None and len(wanted.name) <= LONGEST:
@@ -53,7 +53,7 @@ class Lookup:
 
 
 async def _asked(inquirer: Inquirer, wanted: Wanted) -> bytes:
-    """What other fronts know, or nothing."""
+    """The record of another front, in JSON, or empty."""
     answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     number = inquirer.ask(wanted, answer.set_result)
     try:

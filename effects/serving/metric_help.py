@@ -1,7 +1,7 @@
-"""What each metric says, in plain words: the HELP lines of /metrics.
+"""A description of each metric: the HELP lines of /metrics.
 
-A sample is one of the `n` answers to a prompt; a sequence is a sample as the engine has
-it. Times are as the server sees them.
+A sample is one of the `n` answers to a prompt; a sequence is a sample in the engine.
+Times are as the server measures them.
 """
 
 from collections.abc import Mapping

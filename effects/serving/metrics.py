@@ -38,13 +38,13 @@ _SIZES: Final = (
 _ENDS: Final = {"stop": "stop", "length": "length", "cancelled": "abort"}  # else "error"
 
 
-# Counts of what a front counts, by label: the name is one of these, and the label.
+# Prefixes of the names of a front's counts; the label follows.
 _ENDED: Final = "ended "
 _WAITED: Final = "waited "
 
 
 def _with_prefix(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """The counts whose names begin so, by what follows."""
+    """The counts with this prefix, by the rest of their names."""
     found = {name: count for name, count in counts.items() if name.startswith(prefix)}
     return {name.removeprefix(prefix): count for name, count in found.items()}
 
@@ -68,14 +68,14 @@ class Metrics(Collector):
         llm.front.on_end.append(self.ended)
 
     def _see(self, name: str, value: float) -> None:
-        """Take a value into a histogram."""
+        """Add a value to a histogram."""
         self.buckets[name].see(value)
 
     def ended(self, job: Assembly) -> None:
-        """Take a request that has ended into the histograms of requests."""
+        """Add a request that has ended to the histograms of requests."""
         lengths = [one.done.length for one in job.samples if one.done]
         for one in job.samples:
-            # As its reader is told: a stop string may be in the last token.
+            # As in its output: a stop string may be in the last token.
             why = "stop" if one.stop else one.done.reason if one.done else ""
             self.ends[_ENDS.get(why, "error")] += 1
         self._see("request_prompt_tokens", len(job.request.prompt))
@@ -86,7 +86,7 @@ class Metrics(Collector):
         self._see_times(job.times, max(lengths, default=0))
 
     def _see_times(self, times: Timeline, longest: int) -> None:
-        """Take the times of a request whose longest sample has so many tokens."""
+        """Add the times of a request whose longest sample has so many tokens."""
         if times.started is None or times.first is None or times.last is None:
             return
         self._see("e2e_request_latency_seconds", times.last - times.arrived)
@@ -101,16 +101,16 @@ class Metrics(Collector):
             self._see("request_time_per_output_token_seconds", each)
 
     def counted(self) -> Totals:
-        """What is counted here, of requests that came through this front."""
+        """The counts of requests that came through this front."""
         ends = {f"{_ENDED}{why}": float(count) for why, count in self.ends.items()}
         waits = {f"{_WAITED}{cause}": s for cause, s in self.waits.items()}
         filled = {name: one.histogram() for name, one in self.buckets.items()}
         return Totals(ends | waits, filled)
 
     def collect(self) -> Iterator[core.Metric]:
-        """Everything, as it is now."""
+        """All metrics, at present."""
         now = self.client.snapshot()
-        # Of all fronts, if there are several; this one has told of its own by then.
+        # Of all fronts, if there are several; this one has reported its own by then.
         ours = now.fronts if now.fronts.histograms else self.counted()
         used = 1 - now.blocks_free / now.blocks
         gauge = core.GaugeMetricFamily
@@ -143,7 +143,7 @@ class Metrics(Collector):
         yield core.InfoMetricFamily("minfer_cache_config", SETTINGS, facts)
 
     def _counted(self, counts: Mapping[str, float]) -> Iterator[core.Metric]:
-        """What the engine counts, and what follows from it."""
+        """The metrics of the engine's counts, and those derived from them."""
         counter = core.CounterMetricFamily
         for name, count in counts.items():
             if not name.startswith(ACCEPTED_AT):

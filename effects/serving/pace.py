@@ -23,7 +23,7 @@ class _End:
 
 @frozen
 class Pace:
-    """Samples that ended lately, and when. `ended` may be called in any thread."""
+    """The last samples that ended, and when. `ended` may be called in any thread."""
 
     clock: Callable[[], float]  # seconds
     _ends: deque[_End] = field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
@@ -33,7 +33,7 @@ class Pace:
         self._ends.append(_End(self.clock(), job.request.n))
 
     def seconds(self, samples: int) -> int:
-        """How long so many samples take to pass, in whole seconds, within reason."""
+        """The estimated time until so many samples have ended, in seconds, bounded."""
         now = self.clock()
         lately = [end for end in tuple(self._ends) if now - end.time <= WINDOW]
         if not lately:

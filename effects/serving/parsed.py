@@ -35,8 +35,8 @@ def parsing_of(
     parallel: bool = True,
     begun: str = "",
 ) -> Parsing | None:
-    """How to read an answer to a prompt that offers these tools, and that ends with what
-    was `begun` of the answer.
+    """How to parse an answer to a prompt with these tools, if the prompt ends with
+    `begun`, the beginning of the answer.
     """
     end = ""
     if llm.tokenizer is not None and (begun or llm.parsers.reasoning != NONE):
@@ -44,21 +44,21 @@ def parsing_of(
         before, found, _ = (
             end.rpartition(begun.strip()) if begun.strip() else ("", "", "")
         )
-        # A template may have changed it: then it is not known what was begun.
+        # A template may have changed it: then the beginning is unknown.
         begun = end[len(before) :] if found else ""
         end = before if found else end
     return llm.parsers.parsing(tools, end, parallel=parallel, begun=begun)
 
 
 def end_of(llm: Grounds, prompt: Sequence[int], more: int = 0) -> str:
-    """How a prompt ends: its last marker, and `more` characters."""
+    """The end of a prompt: its last marker, and `more` characters."""
     if llm.tokenizer is None:
         return ""
     return llm.tokenizer.decode(prompt[-(_END + more) :], skip_special_tokens=False)
 
 
 def check_template(parsers: Parsers, param: str) -> None:
-    """Raise ApiError if it is not known how the model writes calls of tools."""
+    """Raise ApiError if the model's format of tool calls is unknown."""
     if parsers.tools == NONE:
         why = "this model's chat template shows no way to call tools that is known here"
         remedy = "leave tools out, or have the server started with --tool-parser"
@@ -66,16 +66,16 @@ def check_template(parsers: Parsers, param: str) -> None:
 
 
 class Parsed:
-    """The choices of an answer, while they come."""
+    """The parsers of an answer's choices, while they come."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._parsing = request.parsing
         self._streaming = request.stream
         self._parsers: dict[int, Parser] = {}  # by choice, until they end
-        self._calling: set[int] = set()  # choices in which a call was whole
+        self._calling: set[int] = set()  # choices with a complete call
 
     def read(self, choice: int, output: CompletionOutput) -> list[Delta]:
-        """What is new of a choice."""
+        """The new deltas of a choice."""
         if self._parsing is None:
             return [Content(output.text)] if output.text else []
         if choice not in self._parsers:
@@ -91,7 +91,7 @@ class Parsed:
         return deltas
 
     def calls(self, choice: int) -> bool:
-        """Whether a choice has calls that can be made, as far as it has come."""
+        """Whether a choice has complete calls by now."""
         return choice in self._calling
 
 
@@ -106,7 +106,7 @@ class Call:
 
 @define
 class Said:
-    """All that was told of a choice."""
+    """All deltas of a choice, put together."""
 
     content: str = ""
     reasoning: str = ""
@@ -114,7 +114,7 @@ class Said:
 
     @classmethod
     def of(cls, deltas: Iterable[Delta]) -> "Said":
-        """Deltas put together."""
+        """Put deltas together."""
         said = cls()
         for delta in deltas:
             match delta:

@@ -1,17 +1,17 @@
-"""A server's processes: what is done when one of them ends.
+"""A server's processes: the actions when one of them ends.
 
-    watching -- the engine ended --> it is started again, after a pause
+    watching -- the engine ended --> it is restarted, after a pause
              -- the engine hangs --> it is killed
-             -- a front ended --> likewise; its connections are gone
+             -- a front ended --> it is restarted; its connections are lost
              -- one that was never ready ended, or one several times --> stopping
-             -- SIGTERM --> draining: fronts take nothing new
+             -- SIGTERM --> draining: fronts take no new requests
              -- SIGINT --> stopping
-    draining -- the engine ended --> it is started again: fronts finish what they serve
+    draining -- the engine ended --> it is restarted: fronts finish their requests
              -- another signal, or the last front ended --> stopping
-    stopping -- the last front ended --> the engine is told to end
+    stopping -- the last front ended --> the engine is stopped
              -- the last process ended --> over, with an exit code
 
-Decisions are here, as a function of what happened; processes and signals are in
+Decisions are made here, as a function of events; processes and signals are in
 `minfer.effects.serving.supervisor`.
 """
 
@@ -21,9 +21,9 @@ from typing import Final
 from attrs import define, field, frozen
 
 ENGINE: Final = "engine"
-MOST_FAILURES: Final = 5  # engines in a row that ended before they were ready
-FIRST_PAUSE: Final = 0.1  # seconds before a process is started again; doubled each time
-FAILED: Final = 70  # exit code of a server whose engine cannot be kept up
+MOST_FAILURES: Final = 5  # in a row, of one process before it was ready
+FIRST_PAUSE: Final = 0.1  # seconds before a process is restarted; doubled each time
+FAILED: Final = 70  # exit code of a server with a process that fails again and again
 INTERRUPTED: Final = 130  # exit code after a SIGINT: 128 and its number
 
 
@@ -42,8 +42,8 @@ class Start:
 
 @frozen
 class Signal:
-    """Tell a process to end: "drain", when what it serves has ended; "stop", now;
-    "kill", whether it hears or not.
+    """Signal a process to end: "drain", when its requests have ended; "stop", now;
+    "kill", in any case.
     """
 
     name: str
@@ -55,11 +55,11 @@ Action = Start | Signal
 
 @define
 class Processes:
-    """Which processes there are, and in which phase the server is."""
+    """The processes that exist, and the phase of the server."""
 
     fronts: int
     alive: set[str] = field(factory=set)
-    ready: set[str] = field(factory=set)  # those that have said so
+    ready: set[str] = field(factory=set)  # those that have reported it
     phase: str = "watching"  # then "draining", then "stopping"
     code: int = 0  # the server's, once all have ended
     served: bool = False  # all have been ready at once
@@ -67,25 +67,25 @@ class Processes:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to be waited for."""
+        """Whether the server has ended."""
         return self.phase == "stopping" and not self.alive
 
     def begin(self) -> list[Action]:
-        """Start all."""
+        """Start all processes."""
         return [Start(ENGINE), *[Start(name) for name in self._fronts()]]
 
     def started(self, name: str) -> None:
-        """Learn that a process runs."""
+        """Note that a process runs."""
         self.alive.add(name)
 
     def may_start(self, name: str) -> bool:
-        """Whether a process that is due is to be started still."""
+        """Whether a process that is due may still be started."""
         needed = name == ENGINE and self.phase == "draining" and self._fronts_alive()
         return self.phase == "watching" or bool(needed)
 
     def said_ready(self, name: str) -> bool:
-        """Learn that a process is ready; whether all are now, for the first time."""
-        if name not in self.alive:  # it said so, and ended
+        """Note that a process is ready; returns whether all are, for the first time."""
+        if name not in self.alive:  # it reported that, and ended
             return False
         self.ready.add(name)
         self.failures.pop(name, None)
@@ -94,7 +94,7 @@ class Processes:
         return first
 
     def ended(self, name: str, code: int) -> list[Action]:
-        """Learn that a process has ended, with this exit code."""
+        """Note that a process has ended, with this exit code."""
         self.alive.discard(name)
         was_ready = name in self.ready
         self.ready.discard(name)
@@ -109,13 +109,13 @@ class Processes:
         return [Start(name, FIRST_PAUSE * 2**count)]
 
     def hung(self, name: str) -> list[Action]:
-        """Learn that a process is there, and does nothing: it will end, and be started
-        again. One that was told to end has its time.
+        """Kill a process that hangs: it will end, and be restarted. While stopping, it
+        keeps its time to end.
         """
         return [] if self.phase == "stopping" else [Signal(name, "kill")]
 
     def signalled(self, *, interrupt: bool) -> list[Action]:
-        """Learn of a signal to end; an interrupt is one that does not want to wait."""
+        """Note a signal to end; an interrupt stops at once."""
         if interrupt:
             self.code = INTERRUPTED
         if self.phase != "watching" or interrupt or not self._fronts_alive():
@@ -124,12 +124,12 @@ class Processes:
         return [Signal(name, "drain") for name in self._fronts_alive()]
 
     def timed_out(self) -> list[Action]:
-        """Learn that who was told to end has not done so."""
+        """Kill the processes that did not end in time."""
         self.phase = "stopping"
         return [Signal(name, "kill") for name in sorted(self.alive)]
 
     def _stop(self) -> list[Action]:
-        """The engine goes last: fronts have to tell their clients that they stop."""
+        """Stop the fronts first, so that they notify their clients; then the engine."""
         self.phase = "stopping"
         names = self._fronts_alive() or [ENGINE]
         return [Signal(name, "stop") for name in names if name in self.alive]

@@ -1,15 +1,15 @@
-"""What an endpoint is: a body becomes one inner request, outputs become events.
+"""The protocol of an endpoint: a body becomes one request, outputs become events.
 
     bytes --read--> Inquiry --generation--> GenerationRequest --> engine
     Event <----------- Writer.write, Writer.end <----- RequestOutput
 
-An endpoint is a module that has an `Endpoint`, and `endpoints.py` has a row for it.
-What needs no tokens, as counting those of a prompt, is a `Question` instead: its body is
-answered at once, with one object.
-Reading has two steps: `read` checks fields, `generation` renders and tokenizes. Both may
-take a while where a body is long, and then happen in a process of their own
-(`preparing`), where there is no engine: a body is held against `Grounds`, and nothing
-else. Nothing here, and nothing in an endpoint's module, knows how events reach a client.
+An endpoint is a module that has an `Endpoint`, and `endpoints.py` has a row for it. One
+that needs no generated tokens, such as counting a prompt's tokens, is a `Question`
+instead: its body is answered at once, with one object. Reading has two steps: `read`
+checks fields, `generation` renders and tokenizes. Both may take a while for a long body,
+and then run in a process of their own (`preparing`), without an engine: a body is checked
+against `Grounds` only. Nothing here, and nothing in an endpoint's module, depends on how
+events reach a client.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Include:
-    """What an answer holds besides text and ends."""
+    """What an answer holds besides text and finish reasons."""
 
-    usage: bool = False  # at the end of a stream; a whole answer always tells
+    usage: bool = False  # at the end of a stream; a whole answer always has it
     timing: bool = False  # where the time of each prompt went
     top_logprobs: int = 0  # likeliest tokens named beside each one, if any is scored
     echo: tuple[str, ...] = ()  # by prompt: what comes before the text of its samples
     prompt_logprobs: int | None = None  # likeliest tokens at each place of a prompt
-    repeat: Mapping[str, object] = field(factory=dict)  # fields that the answer has too
+    repeat: Mapping[str, object] = field(factory=dict)  # that the answer repeats
 
 
 @frozen(kw_only=True)
 class Pooled:
-    """What is asked for instead of tokens: a vector of each prompt."""
+    """A request for a vector of each prompt, instead of tokens."""
 
     how: str = LAST
     normalize: bool = True  # to a length of 1
@@ -58,8 +58,8 @@ class Pooled:
 
 @frozen
 class Part:
-    """Something that an answer has to match in a part of it, and the field that says so.
-    If the whole cannot be compiled, errors of its parts say why.
+    """A constraint of a part of an answer, and the field it comes from. If the whole
+    constraint cannot be compiled, errors of its parts explain why.
     """
 
     field: str
@@ -68,7 +68,7 @@ class Part:
 
 @frozen(kw_only=True)
 class GenerationRequest:
-    """What a client of any protocol asks the engine for."""
+    """A request to the engine, from a client of any protocol."""
 
     prompts: tuple[Asked, ...]
     params: SamplingParams  # of every prompt; sample s of prompt p is choice p * n + s
@@ -76,21 +76,21 @@ class GenerationRequest:
     stream: bool
     include: Include
     pooled: Pooled | None = None  # then nothing is generated
-    beams: BeamSearchParams | None = None  # then nothing is drawn
-    constrained_by: str = ""  # the field that says what the answer must look like
-    parts: tuple[Part, ...] = ()  # of what the answer must look like
-    parsing: Parsing | None = None  # what is looked for in each answer, if anything is
-    wanted_by: str = ""  # the field that says how many tokens to write, if one does
+    beams: BeamSearchParams | None = None  # then nothing is sampled
+    constrained_by: str = ""  # the field with the answer's constraint
+    parts: tuple[Part, ...] = ()  # of the answer's constraint
+    parsing: Parsing | None = None  # what is parsed in each answer, if anything
+    wanted_by: str = ""  # the field with the number of tokens to write, if any
 
     @property
     def width(self) -> int:
-        """Sequences that each prompt takes in the engine."""
+        """Sequences of each prompt in the engine."""
         return self.params.samples if self.beams is None else self.beams.beam_width
 
 
 @frozen
 class Served:
-    """What serving one prompt took, known once all its samples have ended."""
+    """The tokens of one prompt, known once all its samples have ended."""
 
     prompt_tokens: int
     cached_tokens: int  # of these, in the prefix cache
@@ -98,24 +98,24 @@ class Served:
 
     @classmethod
     def of(cls, last: RequestOutput) -> "Served":
-        """What the last output of a prompt tells."""
+        """The `Served` of a prompt's last output."""
         return cls(len(last.prompt_token_ids), last.num_cached_tokens, last.metrics)
 
 
 class Vocabulary(Protocol):
-    """A model's spec, as far as prompts are concerned."""
+    """A model's spec, as far as prompts need it."""
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """The number of token ids."""
 
     @property
     def hidden_size(self) -> int:
-        """Elements of a vector that a prompt is pooled to."""
+        """Elements of a prompt's vector."""
 
 
 class Context(Protocol):
-    """An engine's configuration, as far as prompts are concerned."""
+    """An engine's configuration, as far as prompts need it."""
 
     @property
     def max_model_len(self) -> int:
@@ -123,18 +123,18 @@ class Context(Protocol):
 
 
 class Sizes(Protocol):
-    """A model's setup, as far as prompts are concerned."""
+    """A model's setup, as far as prompts need it."""
 
     @property
     def spec(self) -> Vocabulary:
-        """What the model is."""
+        """The model's spec."""
 
     @property
     def config(self) -> Context:
-        """How its engine is configured."""
+        """The engine's configuration."""
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
-        """The makers' advice, changed by `overrides`. Raises ParameterError."""
+        """The model's defaults, changed by `overrides`. Raises ParameterError."""
 
 
 class Grounds(Protocol):
@@ -150,7 +150,7 @@ class Grounds(Protocol):
 
     @property
     def parsers(self) -> Parsers:
-        """How the model writes calls of tools and reasoning."""
+        """The model's formats of tool calls and reasoning."""
 
     def render(
         self,
@@ -165,25 +165,25 @@ class Grounds(Protocol):
 
 
 class Inquiry(Protocol):
-    """A body whose fields are good, not yet held against a model."""
+    """A body with valid fields, not yet checked against a model."""
 
     @property
     def model(self) -> str | None:
-        """The name of the model that is asked for; None: whichever there is."""
+        """The name of the requested model; None: any."""
 
     @property
     def stream(self) -> bool:
-        """Whether the answer is to come in parts."""
+        """Whether the answer is a stream."""
 
     def generation(self, llm: Grounds) -> GenerationRequest:
-        """The request to that model. Raises errors of which `told_of` knows."""
+        """The request to that model. Raises the errors of `told_of`."""
 
 
 class Writer(Protocol):
-    """Writes one answer; it is called in the order in which outputs come."""
+    """Writes one answer; called in the order of the outputs."""
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        """The events for what is new of a choice."""
+        """The events for the new output of a choice."""
 
     def end(self, served: Sequence[Served]) -> list[Event]:
         """The events after the last choice has ended; `served` is by prompt."""
@@ -193,7 +193,7 @@ class Writer(Protocol):
 class Endpoint:
     """One endpoint that generates."""
 
-    name: str  # where all endpoints are reached at one path
+    name: str  # among all endpoints that share one path
     path: str
     summary: str = ""  # a line about it, for the description of all
     body: type[BaseModel] | None = None  # what is read, likewise

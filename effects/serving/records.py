@@ -31,7 +31,7 @@ JsonObject = dict[str, object]
 
 @define
 class Record:
-    """One answer: what it was asked for, and what its prompts took that have ended."""
+    """One answer: its request, and the figures of its prompts that have ended."""
 
     stamp: Stamp
     endpoint: str  # its path
@@ -60,14 +60,14 @@ class Records:
         return len(self._live)
 
     def begin(self, stamp: Stamp, endpoint: str, chosen: str, owner: str = "") -> None:
-        """Note that an answer is begun."""
+        """Note that an answer has begun."""
         with self._lock:
             self._live[stamp.id] = Record(stamp, endpoint, chosen, owner)
             if chosen:
                 self._ids[owner, chosen] = stamp.id
 
     def close(self, name: str) -> None:
-        """Note that nothing more is sent of an answer; an old one is forgotten for it."""
+        """Note that an answer has ended; an old record is dropped for it."""
         with self._lock:
             record = self._live.pop(name)
             record.over = True
@@ -77,7 +77,7 @@ class Records:
                 self._forget_one()
 
     def told(self, name: str, owner: str = "") -> JsonObject | None:
-        """What is known of the answer with an id, of those of one owner."""
+        """The record of an answer by its id, for one owner; None if there is none."""
         with self._lock:
             each = name, self._ids.get((owner, name), ""), answer_of(name)
             found = [one for one in map(self._found, each) if one is not None]
@@ -99,8 +99,8 @@ class Records:
         }
 
     def cancel(self, name: str, owner: str = "") -> JsonObject | None:
-        """End an answer's prompts that the engine has; as `told`, before they have ended,
-        with how many these are as `cancelled`.
+        """Cancel an answer's prompts in the engine. Returns the record before that, as
+        `told`, with the number of these prompts as `cancelled`.
         """
         told = self.told(name, owner)
         if told is None:
@@ -110,7 +110,7 @@ class Records:
         return {**told, "cancelled": len(jobs)}
 
     def _forget_one(self) -> None:
-        """Forget the oldest record of the key that has most of them."""
+        """Drop the oldest record of the key that has most of them."""
         most = max(self._counts.values())
         each = self._over.items()
         oldest = next(name for name, one in each if self._counts[one.owner] == most)
@@ -126,7 +126,7 @@ class Records:
         return self._live.get(name) or self._over.get(name)
 
     def _serving(self, name: str, ended: dict[int, JsonObject]) -> dict[int, Assembly]:
-        """The prompts of an answer that the engine has, of the first `PARTS`."""
+        """The prompts of an answer in the engine, of the first `PARTS`."""
         found = {}
         for i in range(PARTS):
             job = self._front.jobs.get(prompt_name(name, i))
@@ -135,7 +135,7 @@ class Records:
         return found
 
     def _end(self, job: Assembly) -> None:
-        """Take what a prompt took, whose samples have all ended."""
+        """Store the figures of a prompt whose samples have all ended."""
         name, _, number = job.request.id.rpartition("-")
         with self._lock:
             record = self._found(name)
@@ -144,7 +144,7 @@ class Records:
 
 
 def _state(record: Record, live: dict[int, Assembly], any_ended: bool) -> str:
-    """Where an answer is on its way."""
+    """The state of an answer."""
     if any(job.times.started is not None for job in live.values()):
         return "running"
     if live:
@@ -155,7 +155,7 @@ def _state(record: Record, live: dict[int, Assembly], any_ended: bool) -> str:
 
 
 def _told(job: Assembly) -> JsonObject:
-    """What one prompt took so far; null is what did not come to be."""
+    """The figures of one prompt so far; null where there is none."""
     made = sum(one.count + len(one.fresh) for one in job.samples)
     metrics = job.times.metrics(made)
     first = job.samples[0].done

@@ -1,8 +1,8 @@
-"""By which id a client finds its request again: `x-request-id`, on every answer.
+"""The id of a request for its client: `x-request-id`, on every answer.
 
 A client may choose it, with the header of the same name, and gets it back. Otherwise it
-is the answer's own id, or a new one where nothing was generated. It names a request to
-people; the engine's own ids are never taken from a client.
+is the answer's own id, or a new one where nothing was generated. It identifies a request
+for people; the engine's own ids are never taken from a client.
 """
 
 import uuid
@@ -44,7 +44,7 @@ class RequestIds:
 
 
 def _chosen(headers: Headers) -> bytes:
-    """The id that a client chose; nothing if it chose none, or nothing sane."""
+    """The id that a client chose; empty if it chose none, or an invalid one."""
     given = dict(headers).get(HEADER, b"").strip()
     sane = len(given) <= LONGEST and all(byte in _PRINTABLE for byte in given)
     return given if sane else b""

@@ -21,7 +21,7 @@ _LOCK: Final = "lock"
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """A new folder, which is gone at the end; and so is what others left behind."""
+    """A new folder, removed at the end; removes folders left behind by killed servers."""
     for one in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _remove_if_left(one)
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
@@ -33,11 +33,11 @@ def run_folder() -> Iterator[Path]:
 
 
 def _locked(folder: Path) -> int:
-    """Lock a folder; returns what holds the lock, until all who have it close it."""
+    """Lock a folder; returns the file that holds the lock until all copies are closed."""
     part = folder / f"{_LOCK}.part"
     file = os.open(part, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX)
-    part.rename(folder / _LOCK)  # never there without being held
+    part.rename(folder / _LOCK)  # never there without a lock
     return file
 
 

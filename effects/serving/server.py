@@ -1,4 +1,4 @@
-"""`minfer serve`: sockets, a model behind an application, and what ends it.
+"""`minfer serve`: sockets, a model behind an application, and the end of a server.
 
 A server is one process, in which the engine runs too, or several: an engine, fronts that
 speak HTTP, and this one, which watches them (`minfer.effects.serving.supervisor`).
@@ -41,9 +41,9 @@ from minfer.effects.setup.settings import EngineArgs, engine_args
 from minfer.effects.text.tools.formats import Parsers
 
 DRAIN: Final = 5  # seconds that answers have to be sent when the server ends
-_STOP: Final = 2  # signals after which nothing is waited for
+_STOP: Final = 2  # signals after which the server stops at once
 _LINE: Final = 2048  # connections that wait to be accepted
-_LOOK: Final = 0.05  # seconds from one look at what runs to the next, while it ends
+_LOOK: Final = 0.05  # seconds between two looks at running requests, at the end
 # One front is enough for so many cores, of which the engine needs some itself.
 _CORES: Final = 4
 _MOST_FRONTS: Final = 4
@@ -59,17 +59,17 @@ class HttpOptions:
     max_body: int | None = None  # bytes; None: by the model's context
     parsers: Parsers = field(factory=Parsers)  # of answers
     access_log: str = "off"  # or one of the other `FORMS`
-    allowed_origins: Sequence[str] = ()  # whose pages may ask, beside our own
+    allowed_origins: Sequence[str] = ()  # whose pages may send requests, beside our own
     hosts: Hosts | None = None  # that requests must be for; None: any
     tls: Tls = field(factory=Tls)
     traces: str = ""  # the URL that spans are sent to, if any
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
-    engine_timeout: float = 60.0  # seconds without a word of the engine; 0: any number
+    engine_timeout: float = 60.0  # seconds without a heartbeat; 0: any number
 
 
 class HttpServer(uvicorn.Server):
-    """Ends as it should: after a SIGTERM nothing new is begun, and what runs has time to
-    end; after a second one, or an interrupt, it stops.
+    """Ends in two stages: after a SIGTERM it takes no new requests, and running ones have
+    time to end; after a second one, or an interrupt, it stops.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class HttpServer(uvicorn.Server):
         self._signals = 0
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Learn of a signal."""
+        """Count a signal."""
         self._signals += _STOP if sig == signal.SIGINT else 1
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take connections."""
+        """Begin to accept connections."""
         for one in sockets or ():
             if isinstance(one, Listener):
                 one.tls = self._options.tls.wanted
@@ -107,8 +107,8 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _drained(self, application: Application) -> None:
-        """Take no new requests, and wait until those that run are answered: a client may
-        be slower than the engine.
+        """Take no new requests, and wait until the running ones are answered: a client
+        may be slower than the engine.
         """
         client = application.backend.llm.client
         client.drain(0)
@@ -135,8 +135,8 @@ def surrounded(
     application: Callable[[], Application | None],
     begin: Callable[[], bool] = lambda: True,
 ) -> Iterator[ASGIApp]:
-    """An application with what is around it, as long as it is served. `application` has
-    the records of its answers, once there is one; lines are logged once `begin` says so.
+    """An application inside its middleware, while it is served. `application` returns the
+    one with the records, once it is there; lines are logged once `begin` returns true.
     """
 
     def told(name: str, owner: str) -> JsonObject | None:
@@ -158,7 +158,7 @@ def surrounded(
 
 
 def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
-    """How uvicorn is to run."""
+    """The configuration of uvicorn."""
     return uvicorn.Config(
         app,
         log_level="warning",
@@ -176,27 +176,27 @@ def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
 
 
 def bound(host: str, port: int, count: int = 1) -> list[Listener]:
-    """So many sockets that listen at one address, between which the system divides who
-    comes: those who come before the model is loaded wait, or are told. Raises
+    """So many sockets that listen at one address; the system divides connections among
+    them. Before the model is loaded, connections wait, or get an error. Raises
     ConfigError.
     """
     listeners: list[Listener] = []
     try:
         if not 0 <= port < 2**16:
-            # The system's words.
+            # In the form of the system's errors.
             raise OSError("the port must be from 0 to 65535")  # noqa: TRY301
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
         if count > 1:
-            # Sockets that share an address would share it with another server's, too.
+            # With SO_REUSEPORT, the address could be shared with another server, too.
             with socket.create_server((address[0], port), family=family) as free:
                 port = free.getsockname()[1]
         for _ in range(count):
             one = socket.create_server(
                 (address[0], port), family=family, backlog=_LINE, reuse_port=count > 1
             )
-            # Connections inherit it. Without it, what follows a first packet waits 40 ms
-            # for its receipt.
+            # Connections inherit it. Without it, data after a first packet waits 40 ms
+            # for its acknowledgement.
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             listeners.append(Listener.of(one))
     except (OSError, UnicodeError) as error:
@@ -208,7 +208,7 @@ def bound(host: str, port: int, count: int = 1) -> list[Listener]:
 
 
 def told_address(listener: socket.socket, options: HttpOptions) -> str:
-    """The lines that say that a model is served, and where; programs read the first."""
+    """The lines that announce the model and its address; programs read the first."""
     host, port = listener.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     scheme = "https" if options.tls.wanted else "http"
@@ -219,7 +219,7 @@ def told_address(listener: socket.socket, options: HttpOptions) -> str:
 
 
 def fronts_by_cores() -> int:
-    """How many fronts help on this machine."""
+    """The default number of fronts on this machine."""
     return max(1, min(_MOST_FRONTS, (os.cpu_count() or 1) // _CORES))
 
 
@@ -237,8 +237,8 @@ def serve_in_process(
         bounds=options.bounds,
         parsers=options.parsers,
     )
-    # uvicorn raises again what stopped it. An interrupt is our caller's, this one ends
-    # here.
+    # uvicorn raises again the signal that stopped it. An interrupt is for our caller; a
+    # SIGTERM ends here.
     signal.signal(signal.SIGTERM, lambda *_: None)
     print(told_address(listener, options), flush=True)
     with (
@@ -250,7 +250,7 @@ def serve_in_process(
 
 
 def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
-    """What the command line says. Raises ConfigError."""
+    """The settings of the command line. Raises ConfigError."""
     executor = "dry" if options.dry_run else "torch"
     args = engine_args(options, executor=executor, streaming=True)
     tls = Tls(
@@ -279,6 +279,6 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
 
 
 def _model_name(args: EngineArgs) -> str:
-    """What clients call a model that was given no name: its folder's."""
+    """A model's name for clients if no name is given: its folder's."""
     name = args.model or "bundled"
     return Path(name).resolve().name if Path(name).is_dir() else name

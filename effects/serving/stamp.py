@@ -1,4 +1,4 @@
-"""What every part of an answer is marked with: its id, its model, when it was begun."""
+"""The marks of every part of an answer: its id, its model, its time."""
 
 import time
 import uuid
@@ -8,7 +8,7 @@ from attrs import frozen
 
 @frozen
 class Stamp:
-    """An answer's id, the name by which its model was asked for, and the Unix time."""
+    """An answer's id, the name under which its model was requested, and the Unix time."""
 
     id: str
     model: str
@@ -16,5 +16,5 @@ class Stamp:
 
 
 def new_stamp(prefix: str, model: str) -> Stamp:
-    """A stamp that is like no other; its id begins with `prefix`."""
+    """A unique stamp; its id begins with `prefix`."""
     return Stamp(f"{prefix}-{uuid.uuid4().hex}", model, int(time.time()))

@@ -1,8 +1,8 @@
-"""The process above a server's others: it starts them, starts them again, and ends them.
+"""The parent process of a server: it starts, restarts and ends the other processes.
 
-It loads nothing itself, so that a process that it forks begins clean. Its children end
-when it does: each of them holds the end of a pipe whose other end only it has, and is
-killed by the system where there is one that does so.
+It loads nothing itself, so that each fork begins clean. Its children end when it does:
+each of them reads a pipe whose other end only the parent holds, and is also killed by the
+system where that supports it.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ from minfer.effects.serving.shared import Shared
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.settings import EngineArgs
 
-LAST_MOMENTS: Final = 10.0  # seconds that a process has to end in, beyond its own time
+LAST_MOMENTS: Final = 10.0  # seconds that a process has to end, beyond its own time
 _LONGEST: Final = 100  # bytes of a socket's path; systems know 104 or 108
-_LOOK: Final = 0.5  # seconds from one look at the clock to the next
+_LOOK: Final = 0.5  # seconds between two looks at the clock
 
-Run = Callable[[Callable[[], None]], int]  # told what to call when it is ready
-Guard = Callable[[Callable[[], int]], int]  # makes an exit code of what a run raises
+Run = Callable[[Callable[[], None]], int]  # gets a callback for when it is ready
+Guard = Callable[[Callable[[], int]], int]  # makes an exit code of errors
 
 
 def serve_in_processes(
@@ -91,7 +91,7 @@ def serve_in_processes(
 
 
 def _check(options: HttpOptions, fronts: int) -> None:
-    """Raise ConfigError for what cannot be."""
+    """Raise ConfigError for impossible options."""
     for name, value in (
         ("--api-processes", fronts),
         ("--engine-timeout", options.engine_timeout),
@@ -108,12 +108,12 @@ def _be_engine(
     ready: Callable[[], None],
 ) -> int:
     configure_logs(ENGINE)
-    path.unlink(missing_ok=True)  # of the engine before
+    path.unlink(missing_ok=True)  # of an earlier engine
     return run_engine(args, path, fronts, ready, heartbeat.beat)
 
 
 def _socket_path(folder: Path) -> Path:
-    """Where the engine listens. Raises ConfigError if no socket can be there."""
+    """The path of the engine's socket. Raises ConfigError if it is too long."""
     path = folder / "engine"
     if len(os.fsencode(path)) > _LONGEST:
         raise ConfigError(f"{path}: too long a path for a socket; shorten TMPDIR")
@@ -121,7 +121,7 @@ def _socket_path(folder: Path) -> Path:
 
 
 class Supervisor:
-    """Does what `Processes` decides. `runs` has what each process is to do."""
+    """Executes the decisions of `Processes`. `runs` has the work of each process."""
 
     def __init__(
         self,
@@ -131,7 +131,9 @@ class Supervisor:
         patience: float,
         heartbeat: Heartbeat,
     ) -> None:
-        """`patience`: seconds that a process has to end in; `heartbeat`: the engine's."""
+        """`patience` is the time that processes may take to end, in seconds; `heartbeat` is
+        the engine's.
+        """
         self._processes = processes
         self._runs = runs
         self._guard = guard
@@ -145,8 +147,8 @@ class Supervisor:
         self._words, self._said = os.pipe()
 
     def run(self, ready: Callable[[], None]) -> int:
-        """Watch until all have ended; `ready` is called when all are, for the first
-        time.
+        """Watch until all have ended; returns the exit code. `ready` is called when all
+        processes are ready for the first time.
         """
         woken, waker = os.pipe()
         os.set_blocking(waker, False)
@@ -190,7 +192,7 @@ class Supervisor:
                 ready()
 
     def _look(self) -> None:
-        """See who has ended or hangs, which signals came, and what is due."""
+        """Handle signals, ended and hanging processes, and starts that are due."""
         while self._signals:
             interrupt = self._signals.pop(0) == signal.SIGINT
             self._do(self._processes.signalled(interrupt=interrupt))
@@ -210,13 +212,13 @@ class Supervisor:
                 self._start(name)
 
     def _reap(self) -> None:
-        """Learn who has ended, and do what follows."""
+        """Reap processes that have ended, and act on it."""
         while self._names:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
                 break
             name = self._names.pop(process, None)
-            if name is None:  # an orphan of one of ours, if we are a container's first
+            if name is None:  # an orphan of a child, if we are PID 1 of a container
                 continue
             code = os.waitstatus_to_exitcode(status)
             before = self._processes.phase
@@ -225,12 +227,12 @@ class Supervisor:
             self._do(actions)
 
     def _check_heartbeat(self, now: float) -> None:
-        """Kill the engine if it is there and does not answer."""
+        """Kill the engine if it runs but sends no heartbeat."""
         table = self._processes
         if ENGINE not in table.alive:
             return
         if self._pulse.hangs(now, ready=ENGINE in table.ready):
-            self._pulse.begin()  # it may take a while to go
+            self._pulse.begin()  # it may take a while to end
             if actions := table.hung(ENGINE):
                 why = "has not answered for too long (--engine-timeout); it is killed"
                 print(f"minfer: {ENGINE} {why}", file=sys.stderr, flush=True)
@@ -250,7 +252,7 @@ class Supervisor:
     def _start(self, name: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        # What comes for the child before it knows whose signals are whose waits.
+        # Signals for the child that come before it has reset its handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         process = os.fork()
         if not process:
@@ -262,7 +264,7 @@ class Supervisor:
             self._pulse.begin()
 
     def _become(self, name: str) -> NoReturn:
-        """Be that process, from here on."""
+        """Run as the named process, from here on."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -291,8 +293,8 @@ class Supervisor:
 
 
 def _die_with_parent() -> None:
-    """Have the system kill this process when its parent has gone: one that is stopped, or
-    whose interpreter is in a call that does not return, would not see that.
+    """Have the system kill this process when its parent has died: a stopped process, or
+    one in a call that does not return, would not notice that.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -300,16 +302,16 @@ def _die_with_parent() -> None:
 
 _PR_SET_PDEATHSIG: Final = 1  # Linux's <sys/prctl.h>
 _WATCHED: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
-# By what is meant. None of them is one that a terminal or a service manager may send to
-# all processes at once: those are for us, and children leave them alone.
+# By action. None of them is one that a terminal or a service manager may send to all
+# processes at once: those are for the parent, and children ignore them.
 _SIGNALS: Final = {"drain": DRAIN, "stop": STOP, "kill": signal.SIGKILL}
 
 
 def _tell(name: str, code: int, phase: str, actions: list[Action]) -> None:
-    """Say why a process is started again, or why the server ends."""
+    """Print why a process is restarted, or why the server ends."""
     how = f"with {code}" if code >= 0 else f"by signal {-code}"
     if any(isinstance(action, Start) for action in actions):
         print(f"minfer: {name} ended {how}; it is started again", file=sys.stderr)
-    elif phase == "watching" and code < 0:  # otherwise it has said why
+    elif phase == "watching" and code < 0:  # otherwise it has printed the reason
         print(f"minfer: {name} ended {how}; the server ends", file=sys.stderr)
     sys.stderr.flush()

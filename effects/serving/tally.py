@@ -1,14 +1,14 @@
-"""What a body holds, counted while it comes: what can no longer be valid is refused
-before the rest is received, let alone parsed.
+"""Counts of a body's contents while it is received: a body that can no longer be valid is
+refused before the rest is received, let alone parsed.
 
-Theory. Items of lists and objects are parted by commas, and so may texts be: each list or
-object holds at most a context of ids, or `ITEMS`; each string holds at most a text, and
-whatever is outside of strings is short. So the commas, brackets and quotes so far bound
-what else there may be so far, and what comes later cannot make up for it. Every bound is
-generous: what could be valid passes, and is looked at more closely by who parses it.
+Theory. Items of lists and objects are separated by commas, and texts may contain commas:
+each list or object holds at most a context of ids, or `ITEMS`; each string holds at most
+a text, and whatever is outside of strings is short. So the commas, brackets and quotes so
+far bound everything else so far, and later parts cannot reduce them. Every bound is
+generous: each body that could be valid passes, and the parser checks it exactly.
 
 One pass over a part leaves the four kinds of bytes that count, of which there are few:
-0.6 ms for a megabyte, in parts of at most 0.2, between which others have their turn.
+0.6 ms for a megabyte, in parts of at most 0.2, between which other tasks run.
 """
 
 from typing import Final
@@ -29,7 +29,7 @@ _OTHERS: Final = bytes(sorted(set(range(256)) - set(_COUNTED)))
 
 @define
 class Tally:
-    """The count of one body. `text`: characters of its longest string that fits."""
+    """The counts of one body. `text`: characters of its longest string that fits."""
 
     context: int  # tokens
     text: int
@@ -39,8 +39,8 @@ class Tally:
     quotes: int = field(default=0, init=False)
 
     def add(self, part: bytes) -> None:
-        """Count a part. Raises TooLongError or ApiError if no body that begins so could
-        be valid.
+        """Count a part. Raises TooLongError or ApiError if no valid body begins like
+        this.
         """
         counted = part.translate(None, _OTHERS)
         self.size += len(part)

@@ -1,9 +1,9 @@
-"""The first line and the framing of a request, as far as uvicorn leaves them to us.
+"""Checks of a request's first line and framing that uvicorn does not make.
 
-An absolute target (`GET http://host/v1/models`), which clients of proxies send, means
-its path, and the host in it. Requests of other versions of HTTP than 1 are refused, and
-those that say in two ways where their body ends (RFC 9112, 6.3): what stands behind such
-a body may be a part of it for one of two servers in a row. Their connections are closed.
+An absolute target (`GET http://host/v1/models`), as clients of proxies send it, is
+reduced to its path and host. Requests of other versions of HTTP than 1 are refused, and
+those with two different marks of where their body ends (RFC 9112, 6.3): of two servers in
+a row, one may take what follows for a part of the body. Their connections are closed.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Refuse = Callable[[Exception, Scope], Response]
 
 
 class Targets:
-    """Middleware: requests as the application knows them."""
+    """Middleware: normalizes requests for the application."""
 
     def __init__(self, app: ASGIApp, refuse: Refuse) -> None:
         self._app = app
@@ -45,7 +45,7 @@ class Targets:
 
 
 def _to_path(scope: Scope) -> None:
-    """Make an absolute target a path, in place: what is around this logs it, too."""
+    """Make an absolute target a path, in place: outer middleware logs it, too."""
     target: bytes = scope.get("raw_path") or b""
     if not target.lower().startswith(_SCHEMES):
         return

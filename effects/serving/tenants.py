@@ -2,13 +2,13 @@
 
     key --> tenant --> salt = BLAKE2b(secret; tenant, epoch, the client's cache_salt)
 
-How many tokens of a prompt were cached shows whether it was sent before, so what one
-tenant's requests leave in the cache is found by that tenant alone. The salt never depends
-on a key: keys may be replaced, and servers started again, without losing hits. Engines
-with the same secret give a tenant the same salt.
+How many tokens of a prompt were cached reveals whether it was sent before, so cached
+blocks of one tenant's requests are found by that tenant alone. The salt never depends on
+a key: keys may be replaced, and servers restarted, without losing hits. Engines with the
+same secret give a tenant the same salt.
 
-A tenant's epoch changes when that tenant resets its cache: what was cached before is not
-found any more, and is evicted in its turn. Epochs are in memory that all fronts share.
+A tenant's epoch changes when that tenant resets its cache: earlier blocks are not found
+any more, and are evicted in their turn. Epochs are in memory that all fronts share.
 """
 
 import hashlib
@@ -18,15 +18,15 @@ from typing import Final
 from minfer.effects.serving.keys import Key, Keys
 from minfer.effects.serving.shared import mapped
 
-_EPOCH_BITS: Final = 63  # of a random number: one that was used does not come again
+_EPOCH_BITS: Final = 63  # of a random number, so that none is used twice
 _SIZES: Final = 8  # bytes of a length, or of an epoch
 
 
 class Tenants:
-    """The tenants of a server's keys. To be made before its fronts are forked."""
+    """The tenants of a server's keys. Must be made before its fronts are forked."""
 
     def __init__(self, keys: Keys, secret: str = "") -> None:
-        """`secret` is the deployment's; one that is empty is random."""
+        """`secret` is the deployment's; an empty one is replaced by a random one."""
         data = secret.encode("utf-8", "surrogateescape") or secrets.token_bytes()
         self._secret = hashlib.sha256(data).digest()
         self._random = not secret
@@ -37,11 +37,11 @@ class Tenants:
 
     @property
     def separate(self) -> bool:
-        """Whether tenants are kept apart: there are keys, and they do not share all."""
+        """Whether tenants have separate caches: there are keys that do not share all."""
         return bool(self._places) and not self._shared
 
     def salt(self, key: Key | None, asked: bytes) -> bytes:
-        """The salt of a request that came with a key and asked for a salt of its own."""
+        """The salt of a request with this key, which requested a salt of its own."""
         if key is None or not self.separate:
             return asked
         name = key.tenant.encode()
@@ -52,11 +52,11 @@ class Tenants:
         return made.digest()
 
     def reset(self, key: Key) -> None:
-        """Find nothing any more of what requests of the key's tenant have left."""
+        """Change the epoch of the key's tenant, which makes its cached blocks unreachable."""
         self._epochs[self._places[key.tenant]] = 1 + secrets.randbits(_EPOCH_BITS - 1)
 
     def told(self) -> str:
-        """Who shares the prefix cache, for people."""
+        """A line about who shares the prefix cache, for people."""
         if not self._places:
             return "the prefix cache is shared by all: there are no API keys"
         if self._shared:

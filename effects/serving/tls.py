@@ -1,4 +1,4 @@
-"""HTTPS: what it takes is checked before anything is loaded, and named if it is wrong."""
+"""HTTPS: its files are checked before a model is loaded; errors name the wrong one."""
 
 import ssl
 from typing import Any
@@ -10,16 +10,16 @@ from minfer.checks import ConfigError
 
 @frozen(kw_only=True)
 class Tls:
-    """The files of a server that speaks HTTPS; none of them: it speaks HTTP."""
+    """The files for HTTPS; without files the server speaks HTTP."""
 
     certfile: str = ""
     keyfile: str = ""
     password: str = ""  # of the key
-    ca_certs: str = ""  # who signed the certificates that clients must have
+    ca_certs: str = ""  # of those that signed the certificates that clients must have
 
     @property
     def wanted(self) -> bool:
-        """Whether HTTPS is spoken."""
+        """Whether the server speaks HTTPS."""
         return bool(self.certfile)
 
     def check(self) -> None:
@@ -52,7 +52,7 @@ class Tls:
             ) from None
 
     def settings(self) -> dict[str, Any]:
-        """As uvicorn takes them."""
+        """The settings for uvicorn."""
         if not self.wanted:
             return {}
         return {

@@ -1,12 +1,12 @@
 """OpenTelemetry: one span for each answer, with the attributes of its conventions for
 generative models, under the span that the client names in `traceparent`.
 
-    answer begins ---> Began ---> it has ended: a span, of what its record says
+    answer begins ---> Began ---> it has ended: a span, from its record
                                        |
                              a thread of the SDK ---> --otlp-traces-endpoint
 
-Spans are made when answers have ended, and say what they took, never what was asked.
-Without an endpoint, nothing of OpenTelemetry is imported: it is the extra `otel`.
+Spans are made when answers have ended, and have times and counts, never prompts. Without
+an endpoint, nothing of OpenTelemetry is imported: it is the extra `otel`.
 """
 
 import time
@@ -27,11 +27,11 @@ from minfer.extras import how_to_install
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-TRACES: Final = "minfer.traces"  # of a scope: the `Traces`, if spans are wanted
+TRACES: Final = "minfer.traces"  # of a scope: the `Traces`, if spans are enabled
 _NEEDS: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 _LAST: Final = 3000  # milliseconds that the last spans may take
 _PARENT: Final = ("traceparent", "tracestate")
-_OPERATIONS: Final = {"/v1/completions": "text_completion"}  # of others: chat
+_OPERATIONS: Final = {"/v1/completions": "text_completion"}  # default: chat
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -51,7 +51,7 @@ def check_endpoint(endpoint: str) -> None:
 
 @frozen
 class Began:
-    """An answer that has begun, where spans are wanted."""
+    """An answer that has begun, if spans are enabled."""
 
     traces: "Traces"
     when: int  # nanoseconds since 1970
@@ -72,7 +72,7 @@ class Began:
         self._make(name, about, "" if prompts else "refused")
 
     def refuse(self, endpoint: Endpoint, code: str) -> None:
-        """Make the span of a body that was not answered, for a reason."""
+        """Make the span of a body that was refused, with the reason."""
         operation = _OPERATIONS.get(endpoint.path, "chat")
         self._make(operation, {"gen_ai.operation.name": operation}, code)
 
@@ -90,7 +90,7 @@ class Began:
 
 
 class Traces:
-    """Makes spans, and sends them as they come together; `exporter` is how."""
+    """Makes spans, and sends them in batches, through `exporter`."""
 
     def __init__(self, exporter: "SpanExporter") -> None:
         from opentelemetry.sdk.resources import Resource
@@ -98,7 +98,7 @@ class Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         about = {"service.name": "minfer", "service.version": minfer.__version__}
-        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say more, or something else.
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it, or replace it.
         given = Resource.create()
         named = given.attributes.get("service.name") != "unknown_service"
         about = {"service.version": minfer.__version__} if named else about
@@ -120,20 +120,20 @@ class Traces:
         return Began(self, time.time_ns(), parent)
 
     def close(self) -> None:
-        """Send what is left, if that takes no long time."""
+        """Send the remaining spans, if that does not take long."""
         self._provider.force_flush(_LAST)
         self._provider.shutdown()
 
 
 def open_traces(endpoint: str) -> Traces:
-    """Spans that are sent to a collector, as protobuf over HTTP."""
+    """Spans sent to a collector, as protobuf over HTTP."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return Traces(OTLPSpanExporter(endpoint=endpoint))
 
 
 def traced(app: ASGIApp, traces: Traces) -> ASGIApp:
-    """An application whose answers become spans."""
+    """An application that makes a span of each answer."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         scope[TRACES] = traces
@@ -143,7 +143,7 @@ def traced(app: ASGIApp, traces: Traces) -> ASGIApp:
 
 
 def begin(scope: Scope) -> Began | None:
-    """Note that an answer begins, if spans are wanted."""
+    """Note that an answer begins, if spans are enabled."""
     traces: Traces | None = scope.get(TRACES)
     return None if traces is None else traces.begin(scope)
 
@@ -151,7 +151,7 @@ def begin(scope: Scope) -> Began | None:
 def _asked(
     endpoint: Endpoint, stamp: Stamp, request: GenerationRequest
 ) -> Iterator[tuple[str, Any]]:
-    """What the conventions name of a request."""
+    """The attributes of a request, by the conventions."""
     params = request.params
     yield "gen_ai.operation.name", _OPERATIONS.get(endpoint.path, "chat")
     yield "gen_ai.provider.name", "minfer"
@@ -168,8 +168,8 @@ def _asked(
 
 
 def _took(prompts: list[Any]) -> dict[str, Any]:
-    """What the prompts took: tokens together, times of the slowest; as vLLM names those
-    for which there is no convention.
+    """The attributes of the prompts' results: tokens together, times of the slowest;
+    named as in vLLM where there is no convention.
     """
     if not prompts:
         return {}

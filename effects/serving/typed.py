@@ -1,7 +1,7 @@
-"""Objects whose `type` says which of many they are, as parts of messages are.
+"""JSON objects of several kinds, distinguished by `type`, such as parts of messages.
 
-Of these many, a few are supported. The others are refused by their type, before anything
-is said about their fields.
+A few kinds are supported. Others are refused by their type, before their fields are
+checked.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Spoken(Protocol):
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """Its text."""
 
 
 class TypedObject(StrictObject):
@@ -26,7 +26,7 @@ class TypedObject(StrictObject):
     kinds: ClassVar[tuple[str, ...]]
     type: str
 
-    # Runs before `StrictObject._known`: what is defined later does.
+    # Runs before `StrictObject._known`: validators run in reverse order of definition.
     @model_validator(mode="before")
     @classmethod
     def _of_a_kind(cls, given: Any) -> Any:
@@ -39,8 +39,8 @@ class TypedObject(StrictObject):
 
 
 def text_or_parts(kind: Any, most: Any) -> PlainValidator:
-    """Content that is a text, or a list of parts, `most` so many: to some templates it
-    makes a difference which of these it is.
+    """A validator of content that is a text, or a list of parts, of a number by `most`.
+    It keeps the form: some templates distinguish the two.
     """
     parts: TypeAdapter[Any] = TypeAdapter(Annotated[list[kind], most])
 
@@ -51,7 +51,7 @@ def text_or_parts(kind: Any, most: Any) -> PlainValidator:
 
 
 def told_content(content: str | Sequence[Spoken]) -> str | list[dict[str, str]]:
-    """Content as chat templates take it."""
+    """Content in the form for chat templates."""
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": part.text} for part in content]

@@ -1,7 +1,7 @@
-"""What was wrong with a field, in plain words.
+"""Errors of fields, in plain words.
 
-pydantic checks bodies, and has a kind for everything that it finds. Its own sentences
-speak of integers and strings that "should be valid"; these say what to send instead.
+pydantic validates bodies, and has a kind for each error. Its own messages speak of
+integers and strings that "should be valid"; these say what to send instead.
 """
 
 import json
@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 _LONGEST: Final = 64  # characters of a text that an error shows
 _LONGEST_JSON: Final = 80  # of a value as JSON
 
-# By kind: what a value must be. What stands in braces is the bound that it broke.
+# By kind: what a value must be. In braces: the bound that was violated.
 _MUST: Final[Mapping[str, str]] = {
     "bool_type": "be true or false",
     "dict_type": "be an object",
@@ -43,7 +43,7 @@ _LITERALS: Final = {"True": "true", "False": "false"}  # Python's spelling, and 
 
 
 def worded(error: ErrorDetails) -> str:
-    """What was wrong with a value, without its field's name."""
+    """The error of a value, without its field's name."""
     kind = error["type"]
     if kind == "missing":
         return "is missing"
@@ -52,18 +52,18 @@ def worded(error: ErrorDetails) -> str:
         return f"must {must.format_map(bounds)}"
     if (must := _MUST.get(kind)) is not None:
         return f"must {must.format_map(bounds)}{_found(error['input'])}"
-    return error["msg"]  # our own words, as a rule: see `bodies.wrong`
+    return error["msg"]  # from `bodies.wrong`, as a rule
 
 
 def _plain(bound: object) -> str:
-    """A bound as it would be written in JSON."""
+    """A bound in the form of JSON."""
     whole = isinstance(bound, float) and bound.is_integer()
     text = str(int(bound)) if whole else str(bound)  # type: ignore[call-overload]
     return _LITERALS.get(text, text)
 
 
 def _found(value: object) -> str:
-    """What came instead, if it is short enough to be of help."""
+    """The wrong value, if it is short enough to help."""
     if not isinstance(value, str | int | float):
         return ""
     cut = value[:_LONGEST] if isinstance(value, str) else value
