@@ -52,7 +52,7 @@ class Tenants:
         return made.digest()
 
     def reset(self, key: Key) -> None:
-        """Change the epoch of the key's tenant, which makes its cached blocks unreachable."""
+        """Change the epoch of the key's tenant: its cached blocks are found no more."""
         self._epochs[self._places[key.tenant]] = 1 + secrets.randbits(_EPOCH_BITS - 1)
 
     def told(self) -> str:

@@ -1,1 +1,1 @@
-"""Anthropic's API: messages, and how many tokens they would be."""
+"""Anthropic's API: messages, and the counting of their tokens."""

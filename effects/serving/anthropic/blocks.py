@@ -1,7 +1,7 @@
-"""What messages of Anthropic's API are made of: text, reasoning, calls and their results.
+"""The blocks of messages in Anthropic's API: text, reasoning, calls and their results.
 
-A tool is described, called and answered in blocks of its own kinds; chat templates know
-messages with calls, and messages of tools instead. `turns_of` makes these of those.
+A tool is described, called and answered in blocks of their own kinds; chat templates take
+messages with calls, and messages of tools instead. `turns_of` converts blocks to these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _OF_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {
     "citations": ([],),
 }
 Few = Field(fail_fast=True, max_length=MAX_ITEMS)
-Turn = dict[str, Any]  # a message as chat templates take it
+Turn = dict[str, Any]  # a message for chat templates
 
 
 class TextBlock(TypedObject):
@@ -34,7 +34,7 @@ Texts = Annotated[str | list[TextBlock], text_or_parts(TextBlock, Few)]
 
 
 class ThinkingBlock(TypedObject):
-    """What the model thought before an earlier answer."""
+    """The model's reasoning before an earlier answer."""
 
     kinds = ("thinking",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"signature": (ANYTHING,)}
@@ -57,20 +57,20 @@ class ToolUseBlock(TypedObject):
     }
     id: Annotated[str, Field(min_length=1)]
     name: str
-    # As text, if it broke off where it was written.
+    # Arguments that cannot be parsed are text.
     input: Annotated[
         dict[str, Any] | str,
         PlainValidator(_input, json_schema_input_type=dict[str, Any] | str),
     ] = ""
 
     def told(self) -> Turn:
-        """As chat templates take it."""
+        """The call for chat templates."""
         function = {"name": self.name, "arguments": self.input}
         return {"id": self.id, "type": "function", "function": function}
 
 
 class ToolResultBlock(TypedObject):
-    """What a tool said to a call; whether it failed is in what it said."""
+    """A tool's result of a call; a failure is described in its text."""
 
     kinds = ("tool_result",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -81,7 +81,7 @@ class ToolResultBlock(TypedObject):
     content: Texts | None = None
 
     def told(self) -> Turn:
-        """As chat templates take it."""
+        """The message for chat templates."""
         content = told_content(self.content or "")
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
 
@@ -93,7 +93,7 @@ _KINDS: Final[Mapping[str, type[Block]]] = {
     "tool_use": ToolUseBlock,
     "tool_result": ToolResultBlock,
 }
-# Which kinds may be in the turns of a role.
+# The kinds of blocks that turns of a role may have.
 _OF_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
@@ -101,7 +101,7 @@ _OF_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _block(given: object) -> object:
-    """A block of the kind that it says it is."""
+    """A block of the kind that its `type` names."""
     kind = given.get("type", "text") if isinstance(given, dict) else "text"
     if not isinstance(kind, str) or kind not in _KINDS:
         there = " or ".join(map(shown, _KINDS))
@@ -122,8 +122,8 @@ def check_role(role: str, blocks: str | Sequence[Block]) -> None:
 
 
 def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]:
-    """What was said in turns of one role as messages: results before all else that the
-    user says with them.
+    """The contents of turns of one role as messages: tool results come before the user's
+    other texts.
     """
     if len(contents) == 1 and isinstance(contents[0], str):
         return [{"role": role, "content": contents[0]}]
@@ -165,14 +165,14 @@ class Tool(StrictObject):
     strict: bool = False
 
     def told(self) -> Turn:
-        """As chat templates take it."""
+        """The tool for chat templates."""
         about = {} if self.description is None else {"description": self.description}
         function = {"name": self.name, **about, "parameters": self.input_schema}
         return {"type": "function", "function": function}
 
 
 class ToolChoice(TypedObject):
-    """Whether tools may be called, or must be: any of them, or the one named."""
+    """Whether tools may or must be called: any of them, or the one named."""
 
     kinds = ("auto", "none", "any", "tool")
     name: str | None = None
@@ -196,7 +196,7 @@ class ToolChoice(TypedObject):
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """Raise what is wrong with tools, or with what is said of them."""
+    """Raise the error in tools or in the tool choice, if any."""
     names = [tool.name for tool in tools]
     check_names(names)
     if choice is None or not choice.wish().must:
@@ -209,7 +209,7 @@ def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
 
 
 def offers_of(tools: Sequence[Tool]) -> list[Offer]:
-    """Tools as they are enforced."""
+    """Tools in the form in which they are enforced."""
     return [
         Offer(
             name=tool.name,

@@ -1,7 +1,7 @@
-"""A conversation as Anthropic's API has it: a system prompt, and turns of blocks.
+"""Conversations of Anthropic's API: a system prompt, and turns of blocks.
 
-Turns of one role that follow each other are one, and a last turn of the assistant's is
-what the answer begins with, as there.
+As in that API, successive turns of one role are one, and the answer continues a last turn
+of the assistant.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from minfer.effects.serving.parsed import check_template
 from minfer.effects.serving.protocol import Grounds
 from minfer.effects.serving.typed import told_content
 
-# Fields that are not supported, with the values at which they ask for nothing.
+# Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "cache_control": (ANYTHING,),  # prefixes are cached anyway
     "container": (),
@@ -55,13 +55,13 @@ class MessageTurn(StrictObject):
 
 
 class Metadata(StrictObject):
-    """Who asks."""
+    """The user of a request."""
 
     user_id: Annotated[str, Field(max_length=MAX_CLIENT)] = ""
 
 
 class ConversationBody(StrictObject):
-    """What is read of a conversation, be it answered or counted."""
+    """The fields of a conversation, whether it is answered or counted."""
 
     neutral = _NEUTRAL
     model: str | None = None
@@ -77,13 +77,13 @@ class ConversationBody(StrictObject):
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools that the model is shown."""
+        """The tools in the prompt."""
         none = self.tool_choice is not None and self.tool_choice.type == "none"
         return [] if none else self.tools or []
 
     @property
     def begun(self) -> str:
-        """What of the answer is there already: the last text of a turn that goes on."""
+        """The beginning of the answer: the last text of an assistant's last turn."""
         last = self.messages[-1]
         if last.role != "assistant":
             return ""
@@ -104,7 +104,7 @@ class ConversationBody(StrictObject):
             check_template(llm.parsers, "tools")
         elif any("tool_calls" in turn or turn["role"] == "tool" for turn in turns):
             check_template(llm.parsers, "messages")
-        # Behind a call the answer is a turn of its own.
+        # After a call the answer is a turn of its own.
         begun = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
         return llm.render(
             turns,

@@ -1,4 +1,4 @@
-"""POST /v1/messages/count_tokens: how many tokens a conversation would be."""
+"""POST /v1/messages/count_tokens: the number of tokens of a conversation."""
 
 from functools import partial
 from typing import Final
@@ -13,7 +13,7 @@ class CountBody(ConversationBody):
     """A conversation that is counted, and not answered."""
 
     def answer(self, llm: Grounds) -> dict[str, object]:
-        """Its tokens. Raises ChatTemplateError and RequestError."""
+        """The number of its tokens. Raises ChatTemplateError and RequestError."""
         return {"input_tokens": len(self.ids(llm))}
 
 

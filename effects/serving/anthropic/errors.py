@@ -1,4 +1,4 @@
-"""The shape of an error in Anthropic's API, and its kinds by status."""
+"""The format of an error in Anthropic's API, and its kinds by status."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _KINDS: Final[Mapping[int, str]] = {
 
 
 def failure(error: ApiError) -> Failure:
-    """An error as Anthropic's clients expect it; in a stream it is an event "error"."""
+    """An error in the format of Anthropic's API; in a stream it is an event "error"."""
     other = "invalid_request_error" if error.status < INTERNAL else "api_error"
     kind = _KINDS.get(error.status, other)
     told = {"type": "error", "error": {"type": kind, "message": _worded(error)}}
@@ -27,7 +27,7 @@ def failure(error: ApiError) -> Failure:
 
 
 def _worded(error: ApiError) -> str:
-    """What is said; programs look for Anthropic's own words, and numbers, in it."""
+    """The message; programs search it for Anthropic's own words and numbers."""
     if isinstance(error, NoRoomError):
         sizes = f"{error.prompt} + {error.wanted} > {error.context}"
         return (

@@ -1,4 +1,4 @@
-"""How a message of Anthropic's API is written: as one object, or as a stream of events.
+"""Writers of a message of Anthropic's API: as one object, or as a stream of events.
 
 whole     message {content: blocks of reasoning, text, calls, stop_reason, usage}
 stream    message_start, ping,
@@ -6,7 +6,7 @@ stream    message_start, ping,
           content_block_stop,
           message_delta {stop_reason, usage}, message_stop
 
-Where nothing but text can come, its block is begun with the message.
+An answer that can only be text begins its block with the message.
 """
 
 import json
@@ -35,14 +35,14 @@ JsonObject = dict[str, object]
 
 @frozen
 class Stopped:
-    """Why an answer ended, in Anthropic's words."""
+    """The stop reason of an answer, in Anthropic's words."""
 
     reason: str | None = None  # None: it has not ended
     sequence: str | None = None  # of `stop_sequences`
 
     @classmethod
     def of(cls, delta: CompletionOutput, *, calls: bool) -> "Stopped":
-        """What the last of an answer tells."""
+        """The stop reason of an answer's last output."""
         if delta.finish_reason == "length":
             return cls("max_tokens")
         if calls:
@@ -52,12 +52,12 @@ class Stopped:
         return cls("end_turn")
 
     def told(self) -> JsonObject:
-        """As fields of a message."""
+        """The fields of a message."""
         return {"stop_reason": self.reason, "stop_sequence": self.sequence}
 
 
 def usage_of(served: Served) -> JsonObject:
-    """What an answer cost, in tokens; those found in the prefix cache count apart."""
+    """The tokens of an answer; those found in the prefix cache are counted separately."""
     return {
         "input_tokens": served.prompt_tokens - served.cached_tokens,
         "cache_creation_input_tokens": 0,  # caching is for free: none is counted as such
@@ -94,7 +94,7 @@ def _tool_use(name_id: str, name: str, arguments: object) -> JsonObject:
 
 
 class MessageEvents:
-    """Writes a stream: one block after the other, and what is new of each."""
+    """Writes a stream: one block after the other, each in deltas."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._stamp = stamp
@@ -107,7 +107,7 @@ class MessageEvents:
         self._stopped = Stopped()
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        """The events for what is new."""
+        """The events for the new output."""
         events = [] if self._begun else self._begin()
         self._begun = True
         for one in self._parsed.read(choice, delta):
@@ -117,7 +117,7 @@ class MessageEvents:
         return events
 
     def end(self, served: Sequence[Served]) -> list[Event]:
-        """Why it ended, and what it cost."""
+        """The last events: the stop reason and the usage."""
         usage = usage_of(served[0])
         empty = [] if self._blocks else self._within("text", _text(""))
         return [
@@ -128,7 +128,7 @@ class MessageEvents:
         ]
 
     def _begin(self) -> list[Event]:
-        # What of the prompt was cached is told at the end, when it is known.
+        # The number of cached prompt tokens is sent at the end, when it is known.
         usage: JsonObject = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         message = _message(self._stamp, (), self._stopped, usage)
         block = self._within("text", _text("")) if self._plain else []
@@ -171,7 +171,7 @@ class MessageEvents:
 
 
 class MessageObject:
-    """Writes an answer in one piece."""
+    """Writes an answer as one object."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._stamp = stamp
@@ -180,7 +180,7 @@ class MessageObject:
         self._stopped = Stopped()
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        """Keep what was said, which comes whole."""
+        """Keep the output; nothing is sent yet."""
         self._said = Said.of(self._parsed.read(choice, delta))
         self._stopped = Stopped.of(delta, calls=bool(self._said.calls))
         return []
@@ -193,7 +193,7 @@ class MessageObject:
 
 
 def _blocks(said: Said) -> list[JsonObject]:
-    """What was said, as blocks: at least one."""
+    """The output as blocks: at least one."""
     thoughts = [_thinking(said.reasoning)] if said.reasoning else []
     texts = [_text(said.content)] if said.content or not said.calls else []
     return [*thoughts, *texts, *map(_called, said.calls)]
@@ -212,6 +212,6 @@ def _event(kind: str, **fields: Any) -> Event:
 
 
 def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> Writer:
-    """What writes an answer as it was asked for."""
+    """The writer of an answer, by the request's `stream`."""
     kind = MessageEvents if request.stream else MessageObject
     return kind(stamp, request)

@@ -1,4 +1,4 @@
-"""POST /v1/messages: a conversation is answered, as Anthropic's API does."""
+"""POST /v1/messages: answers a conversation, as Anthropic's API does."""
 
 from functools import partial
 from typing import Annotated, Final
@@ -28,7 +28,7 @@ Stops = Field(fail_fast=True, max_length=MAX_STOPS)
 
 
 class MessagesBody(ConversationBody):
-    """A conversation, and how it is to be answered."""
+    """A conversation, and the parameters of its answer."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     metadata: Metadata | None = None

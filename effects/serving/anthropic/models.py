@@ -1,6 +1,6 @@
-"""GET /v1/models in Anthropic's shape, which its clients ask for by a header.
+"""GET /v1/models in Anthropic's format, which its clients select by a header.
 
-OpenAI's clients ask at the same address, and without that header.
+OpenAI's clients use the same address, without that header.
 """
 
 from datetime import UTC, datetime
@@ -15,12 +15,12 @@ VERSION_HEADER: Final = "anthropic-version"
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a client says that it speaks Anthropic's API."""
+    """Whether a client's headers are those of Anthropic's API."""
     return VERSION_HEADER in Headers(scope=scope)
 
 
 def card(models: Models, name: str) -> dict[str, object]:
-    """What is told of the model under one of its names. Raises ApiError."""
+    """The description of the model under one of its names. Raises ApiError."""
     known = models.known(name)
     made = datetime.fromtimestamp(models.created, UTC)
     return {

@@ -1,1 +1,1 @@
-"""OpenAI's API: an endpoint is a module; fields, errors, usage and scores are shared."""
+"""OpenAI's API: one module for each endpoint, and what endpoints share."""

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation is answered."""
+"""POST /v1/chat/completions: answers a conversation."""
 
 from functools import partial
 from typing import Annotated, Any, Final, Self
@@ -31,10 +31,10 @@ Options: Final = Field(max_length=256)  # names for a template
 
 
 class ChatBody(GenerationBody):
-    """A conversation, and how it is to be answered."""
+    """A conversation, and the parameters of its answer."""
 
     messages: Annotated[list[Message], Few, Field(min_length=1)]
-    add_generation_prompt: bool | None = None  # None: unless the last message goes on
+    add_generation_prompt: bool | None = None  # None: if the last message is complete
     continue_final_message: bool = False
     chat_template_kwargs: Annotated[dict[str, Any], Options] | None = None
     logprobs: bool = False
@@ -66,14 +66,14 @@ class ChatBody(GenerationBody):
 
     @property
     def scored(self) -> int | None:
-        """How many of the likeliest tokens are to be named; None if no log-probability
-        is.
+        """How many of the likeliest tokens are listed; None if no log-probability is
+        requested.
         """
         return self.top_logprobs if self.logprobs else None
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools that the model is shown."""
+        """The tools in the prompt."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     def generation(self, llm: Grounds) -> GenerationRequest:
@@ -90,7 +90,7 @@ class ChatBody(GenerationBody):
         tools = {one.name: one.parameters for one in offers}
         begun = self.messages[-1].text if self.continue_final_message else ""
         parsing = parsing_of(llm, ids, tools, parallel=several, begun=begun)
-        # Unless told otherwise, an answer takes what room the context has.
+        # By default, an answer may take the rest of the context.
         given = {"max_tokens": None, **self.sampling()}
         params = llm.setup.default_sampling_params(**given)
         request = self.request([Asked(None, ids, self.cache_salt.encode())], params)

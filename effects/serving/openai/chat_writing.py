@@ -1,8 +1,8 @@
-"""How the answer of a chat is written: as chunks, or as one object.
+"""Writers of a chat's answer: as chunks, or as one object.
 
-Chunks hold a delta: OpenAI's SDK adds up the texts of equal fields, and of calls with
-equal `index`; so a call's id and name come once, and then fragments of its arguments.
-Reasoning has no field in OpenAI's API: other servers call it `reasoning_content`, or
+Chunks hold a delta: OpenAI's SDK concatenates the texts of equal fields, and of calls
+with equal `index`; so a call's id and name come once, then fragments of its arguments.
+OpenAI's API has no field for reasoning: other servers call it `reasoning_content`, or
 `reasoning`, and clients read one of them.
 """
 
@@ -25,7 +25,7 @@ from minfer.effects.text.tools.deltas import (
 
 
 class ChatChunks(ChunkWriter):
-    """A streamed answer: the role, then what is new, then why it ended."""
+    """A streamed answer: the role, then deltas, then the finish reason."""
 
     def __init__(
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
@@ -37,7 +37,7 @@ class ChatChunks(ChunkWriter):
         self._begun: set[int] = set()  # choices whose role was sent
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        """The chunks for what is new of a choice."""
+        """The chunks for the new output of a choice."""
         events = []
         if choice not in self._begun:
             self._begun.add(choice)
@@ -47,7 +47,7 @@ class ChatChunks(ChunkWriter):
         told = [one for one in found if one] or ([{"content": ""}] if scores else [])
         for one in told:
             events.append(self._delta(choice, one, scores))
-            scores = None  # of all that is new, once
+            scores = None  # once, for all new tokens
         if delta.finish_reason:
             end = _ended(delta, calls=self._parsed.calls(choice))
             events.append(self._delta(choice, {}, end=end))
@@ -66,7 +66,7 @@ class ChatChunks(ChunkWriter):
 
 
 class ChatObject(ObjectWriter):
-    """An answer in one piece."""
+    """An answer as one object."""
 
     def __init__(
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
@@ -77,7 +77,7 @@ class ChatObject(ObjectWriter):
         self._parsed = Parsed(request)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        """Keep a choice, which comes whole."""
+        """Keep a choice, which is complete."""
         if self._include.prompt_logprobs is not None:
             self._head["prompt_logprobs"] = told_of_prompt(delta, self._include)
         said = Said.of(self._parsed.read(choice, delta))
@@ -91,7 +91,7 @@ class ChatObject(ObjectWriter):
 
 
 def _message(said: Said) -> JsonObject:
-    """What was said, as a message: without content if there is none beside calls or
+    """The output as a message: without content if there is none beside calls or
     reasoning.
     """
     content = said.content or (None if said.calls or said.reasoning else "")
@@ -106,7 +106,7 @@ def _message(said: Said) -> JsonObject:
 
 
 def _told(delta: Delta) -> JsonObject:
-    """A delta as OpenAI has it; nothing for what it has no word for."""
+    """A delta in OpenAI's format; empty if that has no field for it."""
     match delta:
         case Content(text):
             return {"content": text}
@@ -131,7 +131,7 @@ def _reasoning(text: str) -> JsonObject:
 
 
 def _ended(delta: CompletionOutput, *, calls: bool) -> str | None:
-    """Why a choice ended: one that ended by itself did so for its calls, if any."""
+    """The finish reason of a choice: "tool_calls" if it stopped and has calls."""
     return (
         "tool_calls" if calls and delta.finish_reason == "stop" else delta.finish_reason
     )
@@ -146,6 +146,6 @@ def _scores(
 def writer(
     stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
 ) -> Writer:
-    """What writes an answer as it was asked for."""
+    """The writer of an answer, by the request's `stream`."""
     kind = ChatChunks if request.stream else ChatObject
     return kind(stamp, request, tokenizer)

@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts are continued."""
+"""POST /v1/completions: continues texts."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -37,7 +37,7 @@ def _prompts(given: Any) -> Any:
 
 
 def _no_false(logprobs: object) -> object:
-    """None for false, which asks for nothing."""
+    """None for false, which requests nothing."""
     return None if logprobs is False else logprobs
 
 
@@ -47,7 +47,7 @@ Prompts = BeforeValidator(
 
 
 class CompletionBody(GenerationBody):
-    """Texts, and how they are to be continued."""
+    """Texts, and the parameters of their continuation."""
 
     prompt: Annotated[list[Any], Few, Prompts]  # strings, lists of ids
     echo: bool = False
@@ -71,13 +71,13 @@ class CompletionBody(GenerationBody):
 
     @property
     def scored(self) -> int | None:
-        """How many of the likeliest tokens are to be named; None if no log-probability
-        is.
+        """How many of the likeliest tokens are listed; None if no log-probability is
+        requested.
         """
         return self.logprobs
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters; what is echoed is scored as the output is."""
+        """The sampling parameters; an echoed prompt is scored as the output is."""
         found = super().sampling()
         if not self.use_beam_search and self.best_of not in (None, self.n):
             found["best_of"] = self.best_of
@@ -97,7 +97,7 @@ class CompletionBody(GenerationBody):
 
 
 def _spelled(prompts: Sequence[Asked], tokenizer: Tokenizer | None) -> list[str]:
-    """The texts of prompts, as they were given or as their ids spell them."""
+    """The texts of prompts, as given or decoded from their ids."""
     if tokenizer is None:
         return [""] * len(prompts)
     return [
@@ -106,7 +106,7 @@ def _spelled(prompts: Sequence[Asked], tokenizer: Tokenizer | None) -> list[str]
 
 
 class _Shape:
-    """What choices of a completion look like, whether they come whole or in parts."""
+    """The format of a completion's choices, whole or in parts."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer | None) -> None:
         self._logprobs = CompletionLogprobs(tokenizer)
@@ -115,7 +115,7 @@ class _Shape:
         self._include = request.include
         self._scored = request.params.logprobs is not None
         echo = request.include.echo
-        # Prompts by choice, until they were written.
+        # Prompts by choice, until they are written.
         self._echo = {i: echo[i // samples] for i in range(len(echo) * samples)}
 
     def told(self, choice: int, delta: CompletionOutput) -> JsonObject:
@@ -133,7 +133,7 @@ class _Shape:
     def _scores(
         self, choice: int, echo: str | None, delta: CompletionOutput
     ) -> TokenLogprobs | None:
-        """Scores of the prompt, if it is echoed now, and of the tokens behind it."""
+        """Scores of the prompt, if it is echoed now, and of the tokens after it."""
         prompt = delta.prompt_logprobs
         before = None
         if echo is not None and prompt is not None and self._scored:
@@ -145,7 +145,7 @@ class _Shape:
 
 
 class CompletionChunks(ChunkWriter):
-    """A streamed completion: a chunk for all that is new of a choice."""
+    """A streamed completion: a chunk for each output of a choice."""
 
     def __init__(
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
@@ -154,12 +154,12 @@ class CompletionChunks(ChunkWriter):
         self._shape = _Shape(request, tokenizer)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        """The chunk for what is new of a choice."""
+        """The chunk for the new output of a choice."""
         return [self.chunk(self._shape.told(choice, delta))]
 
 
 class CompletionObject(ObjectWriter):
-    """A completion in one piece."""
+    """A completion as one object."""
 
     def __init__(
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
@@ -168,14 +168,14 @@ class CompletionObject(ObjectWriter):
         self._shape = _Shape(request, tokenizer)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        """Keep a choice, which comes whole."""
+        """Keep a choice, which is complete."""
         return self.keep(choice, self._shape.told(choice, delta))
 
 
 def writer(
     stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
 ) -> Writer:
-    """What writes an answer as it was asked for."""
+    """The writer of an answer, by the request's `stream`."""
     kind = CompletionChunks if request.stream else CompletionObject
     return kind(stamp, request, tokenizer)
 

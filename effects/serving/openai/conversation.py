@@ -1,4 +1,4 @@
-"""Messages of a chat, as they are sent, and as chat templates take them."""
+"""Messages of a chat, and their form for chat templates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
@@ -10,7 +10,7 @@ from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.tools import ToolCall
 from minfer.effects.serving.typed import TypedObject, text_or_parts, told_content
 
-# Fields that are not supported, with the values at which they ask for nothing.
+# Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "annotations": ([],),
     "audio": (),
@@ -29,14 +29,14 @@ class TextPart(TypedObject):
 
 
 def _role(role: object) -> object:
-    """A role by the name that models were trained with."""
-    if role == "function":  # a tool message of before there were tools
+    """A role, by the name for which models were trained."""
+    if role == "function":  # a tool message from before there were tools
         raise wrong(f"{shown(role)} messages are not supported; send tool messages")
     return "system" if role == "developer" else role
 
 
 class Message(StrictObject):
-    """One message; what is neutral is in what OpenAI's SDK hands back of an answer."""
+    """One message; neutral fields are those that OpenAI's SDK returns with an answer."""
 
     neutral = _NEUTRAL
     role: Annotated[
@@ -54,7 +54,7 @@ class Message(StrictObject):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Few] | None = None
     tool_call_id: str | None = None  # of the call that a tool message answers
-    # What the model thought before it said this, under either name.
+    # The model's reasoning before this message, under either name.
     reasoning_content: str | None = None
     reasoning: str | None = None
 
@@ -70,7 +70,7 @@ class Message(StrictObject):
 
     @property
     def text(self) -> str:
-        """Its content as one text, or the last one of it."""
+        """Its content as one text, or the last part of it."""
         if isinstance(self.content, list):
             return self.content[-1].text if self.content else ""
         return self.content or ""
@@ -82,7 +82,7 @@ class Message(StrictObject):
         return thought if self.role == "assistant" else ""
 
     def told(self) -> dict[str, Any]:
-        """As chat templates take it: templates ask whether a field is there."""
+        """The message for chat templates, without absent fields: templates test them."""
         said = None if self.content is None else told_content(self.content)
         found: dict[str, Any] = {"role": self.role, "content": said}
         if self.name is not None:
@@ -97,7 +97,7 @@ class Message(StrictObject):
 
 
 def check_calls(messages: Sequence[Message]) -> None:
-    """Raise what is wrong with tool messages: each answers a call that was made."""
+    """Raise the error in tool messages, if any: each must answer an earlier call."""
     made = set[str]()
     for at, message in enumerate(messages):
         if message.role == "tool" and message.tool_call_id not in made:
@@ -107,5 +107,5 @@ def check_calls(messages: Sequence[Message]) -> None:
 
 
 def speaks_of_tools(messages: Sequence[Message]) -> bool:
-    """Whether there are calls, or answers to them."""
+    """Whether messages have calls, or answers to them."""
     return any(message.tool_calls or message.role == "tool" for message in messages)

@@ -1,8 +1,8 @@
 """POST /v1/embeddings: texts become vectors.
 
-A vector is spelled when it comes, and the answer is put together of what was spelled: a
-list of thousands of numbers takes milliseconds to write, and the others of a server need
-not wait for all of them at once.
+A vector is formatted when it comes, and the answer is joined from these strings: a list
+of thousands of numbers takes milliseconds to write, and the server's other requests
+should not wait for all of them at once.
 """
 
 import json
@@ -40,7 +40,7 @@ MAX_INPUTS: Final = 2048  # OpenAI's
 
 
 class EmbeddingBody(StrictObject):
-    """Texts, and what vectors are made of them."""
+    """Texts, and the parameters of their vectors."""
 
     input: Annotated[list[Any], Field(fail_fast=True, max_length=MAX_INPUTS), Prompts]
     model: str | None = None
@@ -57,7 +57,7 @@ class EmbeddingBody(StrictObject):
 
     @property
     def stream(self) -> bool:
-        """The answer comes whole."""
+        """False: the answer is sent as a whole."""
         return False
 
     def generation(self, llm: Grounds) -> GenerationRequest:
@@ -95,7 +95,7 @@ class EmbeddingList:
         self._spelled: dict[int, str] = {}  # by input
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        """Keep the vector of an input; nothing is to be sent yet."""
+        """Keep the vector of an input; nothing is sent yet."""
         if not delta.vector:
             why = "the request failed: the executor gave no vector"
             raise ApiError(why, None, "engine_error", INTERNAL)

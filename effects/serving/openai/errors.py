@@ -1,4 +1,4 @@
-"""The shape of an error in OpenAI's API."""
+"""The format of an error in OpenAI's API."""
 
 import json
 
@@ -9,7 +9,7 @@ from minfer.effects.serving.transports.transport import Event, Failure
 
 
 def failure(error: ApiError) -> Failure:
-    """An error as OpenAI's clients expect it."""
+    """An error in the format of OpenAI's API."""
     kind = "invalid_request_error" if error.status < INTERNAL else "server_error"
     about = {
         "message": str(error),

@@ -29,7 +29,7 @@ from minfer.params import (
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Log-probabilities of prompts in one answer, which is made in memory: 1 GB, as objects.
 MAX_SCORES: Final = 2**21
-# Fields that are not supported, with the values at which they ask for nothing.
+# Fields that are not supported, with the values at which they change nothing.
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
     "function_call": ("none", "auto"),
@@ -71,8 +71,8 @@ _SAMPLING: Final = {
 }
 
 
-# Fields that a beam search has no use for, with the values at which they ask for nothing:
-# it ranks tokens by the probabilities that the model gives, and all that end by itself.
+# Fields that a beam search does not use, with the values at which they change nothing: it
+# ranks tokens by the model's own probabilities, and all that end by themselves.
 _UNSEARCHED: Final[Mapping[str, Any]] = {
     **{one.name: one.default for one in attrs.fields(RowValues)},
     "temperature": 0,
@@ -86,7 +86,7 @@ _UNSEARCHED: Final[Mapping[str, Any]] = {
     "prompt_logprobs": None,
     **dict.fromkeys(ConstrainedBody.model_fields),
 }
-# Fields that say how many tokens to write.
+# Fields for the number of tokens to write.
 _WANTED: Final = ("max_tokens", "max_completion_tokens")
 
 
@@ -110,7 +110,7 @@ def _by_id(given: object) -> object:
     return found
 
 
-_LONGEST_ID: Final = 19  # digits: more are out of every range anyway
+_LONGEST_ID: Final = 19  # digits: ids with more are out of range anyway
 
 Few = Field(fail_fast=True, max_length=MAX_ITEMS)
 Whole = Annotated[int, Field(ge=LEAST, lt=MOST + 1)]
@@ -150,7 +150,7 @@ class GenerationBody(ConstrainedBody):
     presence_penalty: float | None = None
     logit_bias: Biases | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None  # without stream, they say nothing
+    stream_options: StreamOptions | None = None  # without stream, they have no effect
     user: Client = ""
     safety_identifier: Client = ""
     # vLLM's:
@@ -191,7 +191,7 @@ class GenerationBody(ConstrainedBody):
         return self
 
     def _check_search(self) -> None:
-        """Refuse what a beam search has no use for."""
+        """Refuse fields that a beam search does not use."""
         if self.stream:
             why = "a beam search is not streamed, as it ends before anything is known"
             raise wrong(f"must be false: {why}", "stream")
@@ -210,11 +210,11 @@ class GenerationBody(ConstrainedBody):
 
     @property
     def width(self) -> int:
-        """The beams of a search."""
+        """The number of beams of a search."""
         return self.n if self.best_of is None else self.best_of
 
     def search(self, max_tokens: int | None) -> BeamSearchParams | None:
-        """The beam search that is asked for, if it is one. Raises ParameterError."""
+        """The requested beam search, if any. Raises ParameterError."""
         if not self.use_beam_search:
             return None
         penalty = self.length_penalty
@@ -229,8 +229,8 @@ class GenerationBody(ConstrainedBody):
 
     @property
     def scored(self) -> int | None:
-        """How many of the likeliest tokens are to be named; None if no log-probability
-        is.
+        """How many of the likeliest tokens are listed; None if no log-probability is
+        requested.
         """
         raise NotImplementedError
 
@@ -250,7 +250,7 @@ class GenerationBody(ConstrainedBody):
     def request(
         self, prompts: Sequence[Asked], params: SamplingParams, echo: Sequence[str] = ()
     ) -> GenerationRequest:
-        """The request for prompts that were read. Raises RequestError and ApiError."""
+        """The request for tokenized prompts. Raises RequestError and ApiError."""
         self._check_scores(prompts, params)
         urgency = Urgency(
             priority=self.priority,
@@ -279,7 +279,7 @@ class GenerationBody(ConstrainedBody):
         )
 
     def _check_scores(self, prompts: Sequence[Asked], params: SamplingParams) -> None:
-        """Refuse an answer that would be too large for what is said of prompts."""
+        """Refuse an answer with too many log-probabilities of prompts."""
         if params.prompt_logprobs is None:
             return
         each = params.n * (1 + params.prompt_logprobs)

@@ -1,8 +1,7 @@
-"""Log-probabilities of tokens, in the two shapes that OpenAI's API has for them, and in
-vLLM's.
+"""Log-probabilities of tokens, in the two formats of OpenAI's API, and in vLLM's.
 
 Conversations get a list with an object for each token; completions, the older endpoint,
-get parallel lists, and offsets into the text. What vLLM tells of a prompt is a list with
+get parallel lists, and offsets into the text. vLLM's format for a prompt is a list with
 an object for each token, by token id.
 """
 
@@ -30,7 +29,7 @@ class TokenLogprob(TypedDict):
 def token_logprob(
     token: int, score: Logprob, tokenizer: Tokenizer | None
 ) -> TokenLogprob:
-    """A token and its score, as both shapes tell it."""
+    """A token and its score, in the form of both formats."""
     spelled = None if tokenizer is None else [*tokenizer.token_bytes(token)]
     text = score.decoded_token or f"token_id:{token}"  # without a text, vLLM's name
     return {"token": text, "logprob": max(score.logprob, LEAST), "bytes": spelled}
@@ -39,7 +38,7 @@ def token_logprob(
 def chat_logprobs(
     scored: Scored, top: int, tokenizer: Tokenizer | None
 ) -> dict[str, object]:
-    """Scores of a conversation's tokens, each with its `top` likeliest rivals."""
+    """Scores of a conversation's tokens, each with the `top` likeliest tokens."""
     content = []
     for by_id in scored:
         every = [token_logprob(*one, tokenizer) for one in by_id.items()]
@@ -49,7 +48,7 @@ def chat_logprobs(
 
 
 def told_of_prompt(delta: CompletionOutput, include: Include) -> list[object] | None:
-    """Scores of a prompt's tokens, as vLLM tells them."""
+    """Scores of a prompt's tokens, in vLLM's format."""
     if delta.prompt_logprobs is None or include.prompt_logprobs is None:
         return None
     most = include.prompt_logprobs
@@ -68,13 +67,13 @@ def _entry(score: Logprob) -> dict[str, object]:
 
 
 def _some(by_id: dict[int, Logprob], most: int) -> list[tuple[int, Logprob]]:
-    """Of a token's scores its own, and those of so many likeliest."""
+    """A token's own score, and those of so many likeliest tokens."""
     own, *others = by_id.items()
     return [own, *((token, one) for token, one in others if one.rank <= most)]
 
 
 class TokenLogprobs(TypedDict):
-    """Scores of tokens in a row; null where nothing is before a token."""
+    """Scores of successive tokens; null for a token without a predecessor."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -83,14 +82,14 @@ class TokenLogprobs(TypedDict):
 
 
 class CompletionLogprobs:
-    """Scores of a completion's tokens: offsets go on from one part to the next."""
+    """Scores of a completion's tokens: offsets continue from one part to the next."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._lengths: dict[int, int] = {}  # characters told so far, by choice
+        self._lengths: dict[int, int] = {}  # characters written so far, by choice
 
     def told(self, choice: int, scored: Scored) -> TokenLogprobs:
-        """What is told of a choice's next tokens."""
+        """The scores of a choice's next tokens."""
         every = [self._spelled([*by_id.items()]) for by_id in scored]
         own = [of_token[0] for of_token in every]
         begin = self._lengths.get(choice, 0)
@@ -107,8 +106,8 @@ class CompletionLogprobs:
     def echoed(
         self, choice: int, text: str, ids: Sequence[int], scored: PromptLogprobs, top: int
     ) -> TokenLogprobs:
-        """What is told of a prompt before a choice's own tokens: its `text` is before
-        theirs.
+        """The scores of a prompt that is echoed before a choice's own tokens; `text` is
+        the prompt's.
         """
         every = [self._spelled(_some(by_id, top)) if by_id else [] for by_id in scored]
         self._lengths[choice] = len(text)
@@ -123,8 +122,8 @@ class CompletionLogprobs:
         return [token_logprob(*one, self._tokenizer) for one in by_id]
 
     def _characters(self, token: int) -> int:
-        """How many characters of a text a token stands for: those that begin in its
-        bytes, which are UTF-8. Special tokens are not in the text.
+        """How many characters of a text belong to a token: those that begin in its bytes,
+        which are UTF-8. Special tokens are not in the text.
         """
         tokenizer = self._tokenizer
         if tokenizer is None or token in tokenizer.special_ids:
@@ -132,10 +131,10 @@ class CompletionLogprobs:
         return sum(byte & 0xC0 != 0x80 for byte in tokenizer.token_bytes(token))
 
     def _places(self, text: str, ids: Sequence[int]) -> Iterator[int]:
-        """Where tokens begin in the prompt that they were made of.
+        """The offsets of tokens in their prompt's text.
 
-        A special token may be spelled out there, or not; and tokenizers put a space
-        before a text that is not in it.
+        A special token may be in that text, or not; and tokenizers put a space before a
+        text that is not in it.
         """
         at = 0
         for token in ids:
@@ -149,7 +148,7 @@ class CompletionLogprobs:
 
 
 def joined(first: TokenLogprobs, then: TokenLogprobs) -> TokenLogprobs:
-    """What is told of tokens, and of those behind them."""
+    """Join the scores of tokens with those of the following tokens."""
     return {
         "tokens": first["tokens"] + then["tokens"],
         "token_logprobs": first["token_logprobs"] + then["token_logprobs"],
@@ -168,7 +167,7 @@ def _own_id(by_id: dict[int, Logprob]) -> int:
 
 
 def _named(of_token: Sequence[TokenLogprob]) -> dict[str, float]:
-    """Scores by text: of tokens spelled alike, that of the drawn or else the likelier
-    one.
+    """Scores by text: among tokens with equal texts, that of the sampled one, or else of
+    the likelier one.
     """
     return {one["token"]: one["logprob"] for one in reversed(of_token)}

@@ -1,4 +1,4 @@
-"""GET /v1/models: the names under which the model is served."""
+"""GET /v1/models: the names of the served model."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from minfer.effects.serving.errors import ApiError
 
 @frozen
 class Models:
-    """One model under its names, of which the first is meant where none is asked for."""
+    """One model under its names; the first is the default."""
 
     names: Sequence[str]
     created: int  # Unix time

@@ -1,7 +1,7 @@
-"""What is put into a response: items, and functions that the model may call.
+"""The input of a response: items, and functions that the model may call.
 
-Calls, their outputs and reasoning are items beside messages; chat templates know messages
-with calls instead. `turns_of` makes these of those.
+Calls, their outputs and reasoning are items beside messages; chat templates take messages
+with calls instead. `turns_of` converts items to these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,11 +37,11 @@ _OF_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
     "status": (ANYTHING,),
 }
 _PARAGRAPH: Final = "\n\n"
-Turn = dict[str, Any]  # a message as chat templates take it
+Turn = dict[str, Any]  # a message for chat templates
 
 
 class Part(TypedObject):
-    """A piece of a message's text: what was put in, or what came out before."""
+    """A piece of a message's text: of an input, or of an earlier output."""
 
     kinds = ("input_text", "output_text")
     neutral = _OF_PARTS
@@ -49,7 +49,7 @@ class Part(TypedObject):
 
 
 def _role(role: object) -> object:
-    """A role by the name that models were trained with."""
+    """A role, by the name for which models were trained."""
     return "system" if role == "developer" else role
 
 
@@ -64,7 +64,7 @@ Role = Annotated[
 
 
 class Item(TypedObject):
-    """A message; what is neutral is in what OpenAI's SDK hands back of a response."""
+    """A message; neutral fields are those that OpenAI's SDK returns with a response."""
 
     kinds = ("message",)
     neutral = _OF_ITEMS
@@ -73,7 +73,7 @@ class Item(TypedObject):
     content: Parts
 
     def told(self) -> Turn:
-        """The message as chat templates take it."""
+        """The message for chat templates."""
         return {"role": self.role, "content": told_content(self.content)}
 
 
@@ -88,16 +88,16 @@ class Call(TypedObject):
     }
     call_id: Annotated[str, Field(min_length=1)]
     name: str
-    arguments: str  # as it was written, be it JSON or not
+    arguments: str  # as they were written, whether JSON or not
 
     def told(self) -> Turn:
-        """As chat templates take it."""
+        """The call for chat templates."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
 class Output(TypedObject):
-    """What a function said to a call."""
+    """The output of a function for a call."""
 
     kinds = ("function_call_output",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -108,7 +108,7 @@ class Output(TypedObject):
     output: Parts
 
     def told(self) -> Turn:
-        """As chat templates take it."""
+        """The message for chat templates."""
         said = told_content(self.output)
         return {"role": "tool", "tool_call_id": self.call_id, "content": said}
 
@@ -121,7 +121,7 @@ class ReasoningText(TypedObject):
 
 
 class Reasoning(TypedObject):
-    """What the model thought before an earlier answer."""
+    """The model's reasoning before an earlier answer."""
 
     kinds = ("reasoning",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -141,7 +141,7 @@ _KINDS: Final[Mapping[str, type[Item | Call | Output | Reasoning]]] = {
 
 
 def _item(given: object) -> object:
-    """An item of the kind that it says it is."""
+    """An item of the kind that its `type` names."""
     kind = given.get("type", "message") if isinstance(given, dict) else "message"
     if not isinstance(kind, str) or kind not in _KINDS:
         there = " or ".join(map(shown, _KINDS))
@@ -156,7 +156,7 @@ AnyItem = Annotated[
 
 
 def check_outputs(items: Sequence[AnyItem]) -> None:
-    """Raise what is wrong with outputs: each is of a call that was made."""
+    """Raise the error in outputs, if any: each must belong to an earlier call."""
     made = set[str]()
     for at, item in enumerate(items):
         if isinstance(item, Call):
@@ -167,7 +167,7 @@ def check_outputs(items: Sequence[AnyItem]) -> None:
 
 
 def turns_of(items: Sequence[AnyItem]) -> list[Turn]:
-    """Items as messages: what the assistant thinks, says and calls at once is one."""
+    """Items as messages: successive items of the assistant's answer are one."""
     turns: list[Turn] = []
     thought = ""
     for item in items:
@@ -192,9 +192,9 @@ def _thinking(thought: str) -> list[Turn]:
 
 
 def _say(turns: list[Turn], item: Item | Call, thought: str) -> None:
-    """Add what the assistant said, which may go on with its last turn."""
+    """Add an assistant's item, to its last turn where it belongs to that."""
     last: Turn = turns[-1] if turns else {"role": ""}
-    # Behind calls, text is of the same answer: their outputs come later.
+    # Text after calls belongs to the same answer: their outputs come later.
     same = isinstance(item, Call) or "tool_calls" in last
     if last["role"] != "assistant" or thought or not same:
         last = {"role": "assistant", "content": None}
@@ -230,7 +230,7 @@ class FunctionTool(TypedObject):
     strict: bool = False
 
     def tool(self) -> Tool:
-        """As a chat has it."""
+        """The tool in the form of a chat."""
         function = Function(
             name=self.name,
             description=self.description,
@@ -240,7 +240,7 @@ class FunctionTool(TypedObject):
         return Tool(type="function", function=function)
 
     def shown(self) -> dict[str, object]:
-        """As a response repeats it."""
+        """The tool as a response repeats it."""
         return self.model_dump()
 
 
@@ -251,19 +251,19 @@ class NamedFunction(TypedObject):
     name: str
 
     def named(self) -> NamedTool:
-        """As a chat has it."""
+        """The tool choice in the form of a chat."""
         return NamedTool(type="function", function=Name(name=self.name))
 
 
 class AllowedFunctions(TypedObject):
-    """Only these functions may be called, whatever the model is shown."""
+    """Only these functions may be called, whichever are in the prompt."""
 
     kinds = ("allowed_tools",)
     mode: Mode
     tools: Annotated[list[NamedFunction], Few, Field(min_length=1)]
 
     def named(self) -> AllowedTools:
-        """As a chat has it."""
+        """The tool choice in the form of a chat."""
         tools = [one.named() for one in self.tools]
         return AllowedTools(
             type="allowed_tools", allowed_tools=Allowed(mode=self.mode, tools=tools)

@@ -1,7 +1,7 @@
-"""The items of a response, as they grow: reasoning, messages, calls.
+"""The items of a response while they grow: reasoning, messages, calls.
 
-One is open at a time; the next of another kind ends it. What happens to them is told as
-`Happening`s, which a stream sends as events, each under its name.
+One is open at a time; the next of another kind ends it. Their changes are `Happening`s,
+which a stream sends as events, each under its name.
 """
 
 from typing import Final
@@ -23,7 +23,7 @@ _RUNNING: Final = "in_progress"
 
 @frozen
 class Happening:
-    """What happened, as the name of an event and its fields."""
+    """A change: the name of an event, and its fields."""
 
     name: str
     fields: JsonObject
@@ -43,24 +43,24 @@ class Message:
         return {**about, "status": status, "content": content}
 
     def part(self) -> JsonObject:
-        """The part that its text is."""
+        """The part with its text."""
         more: JsonObject = {"annotations": [], "logprobs": []}
         return {"type": "output_text", "text": self.text, **more}
 
     def begun(self) -> list[Happening]:
-        """What happens behind its beginning."""
+        """The events after its beginning."""
         part = {**self.part(), "text": ""}
         fields: JsonObject = {"content_index": 0, "part": part}
         return [Happening("response.content_part.added", fields)]
 
     def more(self, text: str) -> Happening:
-        """More of its text."""
+        """The event for more of its text."""
         self.text += text
         fields: JsonObject = {"content_index": 0, "delta": text, "logprobs": []}
         return Happening("response.output_text.delta", fields)
 
     def ended(self) -> list[Happening]:
-        """What happens before its end."""
+        """The events before its end."""
         text: JsonObject = {"content_index": 0, "text": self.text, "logprobs": []}
         part: JsonObject = {"content_index": 0, "part": self.part()}
         return [
@@ -84,19 +84,19 @@ class Thought:
         return {**about, "status": status, "content": content}
 
     def begun(self) -> list[Happening]:
-        """What happens behind its beginning."""
+        """The events after its beginning."""
         part = {"type": "reasoning_text", "text": ""}
         fields: JsonObject = {"content_index": 0, "part": part}
         return [Happening("response.content_part.added", fields)]
 
     def more(self, text: str) -> Happening:
-        """More of its text."""
+        """The event for more of its text."""
         self.text += text
         fields: JsonObject = {"content_index": 0, "delta": text}
         return Happening("response.reasoning_text.delta", fields)
 
     def ended(self) -> list[Happening]:
-        """What happens before its end."""
+        """The events before its end."""
         part = {"type": "reasoning_text", "text": self.text}
         return [
             Happening(
@@ -127,16 +127,16 @@ class Called:
         }
 
     def begun(self) -> list[Happening]:
-        """What happens behind its beginning: nothing."""
+        """The events after its beginning: none."""
         return []
 
     def more(self, text: str) -> Happening:
-        """More of its arguments."""
+        """The event for more of its arguments."""
         self.text += text
         return Happening("response.function_call_arguments.delta", {"delta": text})
 
     def ended(self) -> list[Happening]:
-        """What happens before its end."""
+        """The events before its end."""
         fields: JsonObject = {"name": self.name, "arguments": self.text}
         return [Happening("response.function_call_arguments.done", fields)]
 
@@ -145,7 +145,7 @@ Item = Message | Thought | Called
 
 
 class Items:
-    """The items of one response, whose ids end as its own does."""
+    """The items of one response; their ids end like its own."""
 
     def __init__(self, suffix: str) -> None:
         self._suffix = suffix
@@ -159,7 +159,7 @@ class Items:
         return self._begin(Message(self._id("msg")))
 
     def take(self, delta: Delta) -> list[Happening]:
-        """What happens with a delta."""
+        """The events for a delta."""
         match delta:
             case Content(text):
                 begun = self.begin_message()
@@ -177,7 +177,7 @@ class Items:
                 return self._end("completed" if whole else "incomplete")
 
     def close(self, status: str) -> list[Happening]:
-        """The end of the last item; of a response without any, there is a message."""
+        """End the last item, with its events; a response without any gets a message."""
         begun = [] if self._open or self._done else self.begin_message()
         return [*begun, *self._end(status)]
 
@@ -213,11 +213,11 @@ class Items:
         return ended
 
     def _placed(self, one: Happening) -> Happening:
-        """With the place of the item that is open."""
+        """The event with the index of the open item."""
         return Happening(one.name, {"output_index": len(self._done), **one.fields})
 
     def _about(self, one: Happening) -> Happening:
-        """Likewise, with its id too."""
+        """Likewise, with the item's id too."""
         item_id = "" if self._open is None else self._open.id
         placed = self._placed(one)
         return Happening(one.name, {"item_id": item_id, **placed.fields})

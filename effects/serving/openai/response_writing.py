@@ -1,4 +1,4 @@
-"""How a response is written: as one object, or as a stream of named, numbered events.
+"""Writers of a response: as one object, or as a stream of named, numbered events.
 
 response.created, response.in_progress      the response, as yet without output
 response.output_item.added                  of each item, as `response_items` has them
@@ -39,11 +39,11 @@ _RUNNING: Final = "in_progress"
 
 
 def usage_of(served: Served) -> JsonObject:
-    """What a response cost, in tokens."""
+    """The tokens of a response."""
     output = served.metrics.output_tokens
     return {
         "input_tokens": served.prompt_tokens,
-        # What was written to the cache is not known; it is for free.
+        # The number of tokens written to the cache is not known; they are free.
         "input_tokens_details": {
             "cached_tokens": served.cached_tokens,
             "cache_write_tokens": 0,
@@ -55,7 +55,7 @@ def usage_of(served: Served) -> JsonObject:
 
 
 class _Shape:
-    """What a response looks like, at any time."""
+    """The format of a response, at any time."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._head: JsonObject = {
@@ -85,7 +85,7 @@ class _Shape:
 
 
 def _status(delta: CompletionOutput) -> str:
-    """What has become of a response that has ended."""
+    """The status of a response that has ended."""
     return "incomplete" if delta.finish_reason == "length" else "completed"
 
 
@@ -101,7 +101,7 @@ class ResponseEvents:
         self._status = _RUNNING
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        """The events for what is new."""
+        """The events for the new output."""
         events = [] if self._number else self._begin()
         for one in self._parsed.read(choice, delta):
             events += map(self._event, self._items.take(one))
@@ -110,7 +110,7 @@ class ResponseEvents:
         return events
 
     def end(self, served: Sequence[Served]) -> list[Event]:
-        """The ends of all that was begun."""
+        """The events that end the response and what is open in it."""
         events = [self._event(one) for one in self._items.close(self._status)]
         whole = self._shape.response(self._status, self._items.told(), served[0])
         last = Happening(f"response.{self._status}", {"response": whole})
@@ -132,7 +132,7 @@ class ResponseEvents:
 
 
 class ResponseObject:
-    """Writes a response in one piece."""
+    """Writes a response as one object."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._shape = _Shape(stamp, request)
@@ -141,7 +141,7 @@ class ResponseObject:
         self._status = _RUNNING
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
-        """Keep what was said, which comes whole."""
+        """Keep the output, which is complete."""
         for one in self._parsed.read(choice, delta):
             self._items.take(one)
         self._status = _status(delta)
@@ -155,6 +155,6 @@ class ResponseObject:
 
 
 def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> Writer:
-    """What writes a response as it was asked for."""
+    """The writer of a response, by the request's `stream`."""
     kind = ResponseEvents if request.stream else ResponseObject
     return kind(stamp, request)

@@ -1,7 +1,7 @@
 """POST /v1/responses: OpenAI's newer API; a list of items is answered with one.
 
-Nothing is stored: `store` is accepted, and every response says that it was not. What
-needs stored responses, tools of ours or other kinds of items is refused by its name.
+Nothing is stored: `store` is accepted, and every response has it as false. Requests for
+stored responses, tools of the server or other kinds of items are refused by name.
 """
 
 from collections.abc import Mapping
@@ -38,9 +38,9 @@ from minfer.effects.serving.openai.tools import (
 from minfer.effects.serving.parsed import check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
 
-_SCORES: Final = "message.output_text.logprobs"  # the one thing to include that could be
+_SCORES: Final = "message.output_text.logprobs"  # the value of `include` that is refused
 _LARGEST: Final = 2**31  # output tokens
-# Fields that are not supported, with the values at which they ask for nothing.
+# Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "context_management": ([],),
@@ -63,7 +63,7 @@ _OF_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
 
 
 class Text(StrictObject):
-    """What the text must be like."""
+    """The format of the text."""
 
     neutral = _OF_TEXT
     format: dict[str, Any] | None = None
@@ -74,7 +74,7 @@ class Text(StrictObject):
         return self
 
     def constraint(self) -> Constraint | None:
-        """What it asks for, if that is anything. Raises ApiError."""
+        """The constraint of the format, if any. Raises ApiError."""
         where = "text.format"
         said = dict(self.format or {})
         match said.pop("type", "text"):
@@ -100,19 +100,19 @@ class ResponseStreamOptions(StrictObject):
 
 
 def _items(given: object) -> object:
-    """Input as a list of items: a string is what the user says."""
+    """Input as a list of items: a string is a user's message."""
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
 def _nothing_more(include: list[str]) -> list[str]:
-    """What is to be included: anything that could only be there with tools or images."""
+    """The values of `include`: those that only concern tools or images are accepted."""
     if _SCORES in include:
         raise wrong(f"{shown(_SCORES)} is not supported; leave it out")
     return include
 
 
 class ResponsesBody(StrictObject):
-    """Items, and how they are to be answered."""
+    """Items, and the parameters of their answer."""
 
     neutral = _NEUTRAL
     model: str | None = None
@@ -153,7 +153,7 @@ class ResponsesBody(StrictObject):
 
     @property
     def offered(self) -> list[FunctionTool]:
-        """The tools that the model is shown."""
+        """The tools in the prompt."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     def generation(self, llm: Grounds) -> GenerationRequest:
@@ -199,7 +199,7 @@ class ResponsesBody(StrictObject):
         return llm.render(turns, tools=tools or None)
 
     def _repeated(self) -> dict[str, object]:
-        """What a response says of its request, as it was given."""
+        """The request's fields that a response repeats, as they were given."""
         form = None if self.text is None else self.text.format
         choice: object = self.tool_choice
         if isinstance(choice, NamedFunction | AllowedFunctions):

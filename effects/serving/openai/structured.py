@@ -1,8 +1,8 @@
-"""What an answer must look like, in the fields in which clients say it.
+"""Constraints of an answer, in the various fields of requests.
 
 OpenAI's `response_format` (and `text.format`, of responses), vLLM's `structured_outputs`,
-and the older `guided_json` and its like. At most one of them may ask for something. It
-becomes a `StructuredOutputs`, and errors about that name the field that it came from.
+and the older `guided_json` and its like. At most one of them may have a constraint. It
+becomes a `StructuredOutputs`, and errors name the field that it came from.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from minfer.effects.serving.typed import TypedObject
 from minfer.request import ParameterError
 from minfer.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
-# A schema as a client writes it; a string has it as text.
+# A schema in a client's body; a string has it as text.
 Schema = dict[str, Any] | bool | str
 Choices = Annotated[list[str], Field(fail_fast=True, max_length=MAX_CONSTRAINT)]
 _NAMES: Final = frozenset(one.name for one in attrs.fields(StructuredOutputs))
@@ -27,13 +27,13 @@ _LONGEST_NAME: Final = 64
 
 @frozen
 class Constraint:
-    """What was asked for, in the names of `StructuredOutputs`, and in which field."""
+    """A constraint, by the names of `StructuredOutputs`, and its field."""
 
     values: Mapping[str, Any]
     field: str  # of the body, with dots
 
     def made(self) -> StructuredOutputs:
-        """It as a value. Raises ApiError, which names the field."""
+        """The `StructuredOutputs`. Raises ApiError, which names the field."""
         if strangers := sorted(self.values.keys() - _NAMES):
             name = f"{self.field}.{strangers[0][:_LONGEST_NAME]}"
             raise ApiError(f"{name}: is not a field here; leave it out", name)
@@ -52,7 +52,7 @@ def named(param: str | None, field: str) -> str:
 
 
 class ResponseFormat(TypedObject):
-    """OpenAI's, with vLLM's structural tags. A schema is kept to, `strict` or not."""
+    """OpenAI's, with vLLM's structural tags. A schema is enforced, `strict` or not."""
 
     kinds = ("text", "json_object", "json_schema", "structural_tag")
     json_schema: dict[str, Any] | None = None
@@ -60,7 +60,7 @@ class ResponseFormat(TypedObject):
     triggers: list[Any] | None = None
 
     def constraint(self) -> Constraint | None:
-        """What it asks for, if that is anything. Raises ApiError."""
+        """The constraint of the format, if any. Raises ApiError."""
         field = "response_format"
         match self.type:
             case "json_object":
@@ -74,7 +74,7 @@ class ResponseFormat(TypedObject):
 
 
 def schema_in(said: Mapping[str, Any] | None, where: str) -> Constraint:
-    """What OpenAI's object around a schema asks for. Raises ApiError."""
+    """The constraint of OpenAI's object around a schema. Raises ApiError."""
     if said is None:
         raise ApiError(f"{where}: is missing", where)
     name, strict, about = (said.get(one) for one in ("name", "strict", "description"))
@@ -94,7 +94,7 @@ def schema_in(said: Mapping[str, Any] | None, where: str) -> Constraint:
 
 
 class ConstrainedBody(StrictObject):
-    """The fields of a body that say what its answer must look like."""
+    """The fields of a body that constrain its answer."""
 
     response_format: ResponseFormat | None = None
     # vLLM's:
@@ -105,7 +105,7 @@ class ConstrainedBody(StrictObject):
     guided_grammar: str | None = None
 
     def constraint(self) -> Constraint | None:
-        """The only one that is asked for, if any. Raises ApiError for more than one."""
+        """The only constraint, if any. Raises ApiError for more than one."""
         found = []
         if self.response_format is not None:
             found += [self.response_format.constraint()]

@@ -1,4 +1,4 @@
-"""Tools of a chat: which are offered, may or must be called, and calls of before."""
+"""Tools of a chat: descriptions, tool choice, and earlier calls."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -36,25 +36,25 @@ class Function(StrictObject):
     strict: bool = False
 
     def told(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """The function for chat templates."""
         there = {"description": self.description, "parameters": self.parameters}
         given = {name: value for name, value in there.items() if value is not None}
         return {"name": self.name, **given}
 
 
 class Tool(TypedObject):
-    """A tool; functions are all there is."""
+    """A tool; only functions are supported."""
 
     kinds = ("function",)
     function: Function
 
     def told(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """The tool for chat templates."""
         return {"type": "function", "function": self.function.told()}
 
 
 class Name(StrictObject):
-    """Which function it is."""
+    """The name of a function."""
 
     name: str
 
@@ -74,7 +74,7 @@ class Allowed(StrictObject):
 
 
 class AllowedTools(TypedObject):
-    """Only these tools may be called, whatever the model is shown."""
+    """Only these tools may be called, whichever are in the prompt."""
 
     kinds = ("allowed_tools",)
     allowed_tools: Allowed
@@ -83,8 +83,8 @@ class AllowedTools(TypedObject):
 def read_choice(
     given: object, *, one: type[TypedObject], some: type[TypedObject]
 ) -> object:
-    """What is wanted: a word, or as an object `one` function or `some`. Raises what is
-    wrong with it.
+    """The tool choice: a word, or an object for `one` function or `some`. Raises its
+    error, if it has one.
     """
     if isinstance(given, dict):
         kind = some if given.get("type") in some.kinds else one
@@ -104,7 +104,7 @@ ToolChoice = Annotated[
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """Raise what is wrong with tools, or with what is said of them."""
+    """Raise the error in tools or in the tool choice, if any."""
     names = [tool.function.name for tool in tools]
     check_names(names)
     if choice in (None, "none", "auto"):
@@ -130,7 +130,7 @@ def wish_of(choice: ToolChoice | None, *, several: bool) -> Wish:
 
 
 def offers_of(tools: Sequence[Tool], inside: str = ".function") -> list[Offer]:
-    """Tools as they are enforced. A function is `inside` its tool."""
+    """Tools in the form in which they are enforced. A function is `inside` its tool."""
     return [
         Offer(
             name=tool.function.name,
@@ -143,11 +143,11 @@ def offers_of(tools: Sequence[Tool], inside: str = ".function") -> list[Offer]:
 
 
 class Called(StrictObject):
-    """A function that was called, and with which arguments."""
+    """A function that was called, and its arguments."""
 
     neutral = _OF_CALLED
     name: str
-    arguments: str  # as it was written, be it JSON or not
+    arguments: str  # as they were written, whether JSON or not
 
 
 class ToolCall(TypedObject):
@@ -160,6 +160,6 @@ class ToolCall(TypedObject):
     function: Called
 
     def told(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """The call for chat templates."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
         return {"id": self.id, "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""What an answer cost: tokens, and where the time of each prompt went."""
+"""The usage of an answer: tokens, and the times of each prompt."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from minfer.effects.serving.protocol import Served
 
 
 def usage_of(served: Sequence[Served]) -> dict[str, object]:
-    """Tokens of all prompts together, in OpenAI's shape."""
+    """Tokens of all prompts together, in OpenAI's format."""
     prompt = sum(one.prompt_tokens for one in served)
     output = sum(one.metrics.output_tokens for one in served)
     cached = sum(one.cached_tokens for one in served)
@@ -19,9 +19,9 @@ def usage_of(served: Sequence[Served]) -> dict[str, object]:
 
 
 def timing_of(served: Served) -> dict[str, object]:
-    """Where a prompt's time went, in seconds; null is what did not come to be.
+    """The times of a prompt, in seconds; null where there is none.
 
-    The shape is minfer's own: OpenAI's API has nothing of the kind.
+    The format is minfer's own: OpenAI's API has none.
     """
     metrics = served.metrics
     return {

@@ -1,9 +1,9 @@
-"""How OpenAI's endpoints write: a stream of chunks, or one object with all choices.
+"""Writers of OpenAI's endpoints: a stream of chunks, or one object with all choices.
 
     chunk     {id, object, created, model, choices: [one]}, ended by [DONE]
     object    {id, object, created, model, choices: [all], usage}
 
-An endpoint adds what a choice looks like.
+An endpoint adds the format of a choice.
 """
 
 import json
@@ -29,7 +29,7 @@ def _head(stamp: Stamp, kind: str) -> JsonObject:
 
 
 class ChunkWriter:
-    """Writes a stream; each choice's news are chunks of their own."""
+    """Writes a stream; each choice's outputs are chunks of their own."""
 
     def __init__(self, stamp: Stamp, kind: str, include: Include) -> None:
         self._include = include
@@ -38,11 +38,11 @@ class ChunkWriter:
             self._head["usage"] = None
 
     def chunk(self, choice: JsonObject) -> Event:
-        """The event for what is new of one choice."""
+        """The event for the new output of one choice."""
         return Event(json.dumps({**self._head, "choices": [choice]}))
 
     def end(self, served: Sequence[Served]) -> list[Event]:
-        """What was asked for about the whole, then the mark of the end."""
+        """The usage and the like, if requested, then the mark of the end."""
         about: JsonObject = {"usage": usage_of(served)} if self._include.usage else {}
         if self._include.timing:
             about["timing"] = [timing_of(one) for one in served]
@@ -60,7 +60,7 @@ class ObjectWriter:
         self._choices: dict[int, JsonObject] = {}
 
     def keep(self, choice: int, told: JsonObject) -> list[Event]:
-        """Take a choice, which is whole; nothing is to be sent yet."""
+        """Keep a choice, which is complete; nothing is sent yet."""
         self._choices[choice] = told
         return []
 

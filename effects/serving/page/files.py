@@ -1,10 +1,10 @@
-"""The files of the page, as they are served: read once, named by what is in them.
+"""The files of the page: read once, tagged by a digest of their contents.
 
-Theory. The page may load what this server has under /page and talk to this server, and do
-nothing else: its policy is a header, so that text which a model wrote could not run even
-if a script of the page put it into the markup. No file is secret, so none needs a key;
-what the page asks for with a key, it asks as any client does. A browser keeps the files,
-and asks each time whether they are still the same.
+Theory. The page may load this server's files under /page and send requests to this
+server, and do nothing else: its policy is a header, so that text which a model wrote
+could not run even if a script of the page put it into the markup. No file is secret, so
+none needs a key; requests that need a key are sent like any client's. A browser caches
+the files, and checks each time whether they are unchanged.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ POLICY: Final = (
 )
 _KINDS: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _FOLDERS: Final = ("style", "script")
-_NAME: Final = 32  # characters of a digest that name a content
+_NAME: Final = 32  # characters of a digest that identifies a content
 _NOT_MODIFIED: Final = 304
 _NOT_FOUND: Final = 404
 
@@ -37,17 +37,17 @@ class File:
     path: str
     data: bytes
     kind: str
-    tag: str  # changes with what is in it
+    tag: str  # changes with the content
 
     @classmethod
     def read(cls, path: str, file: Path) -> "File":
-        """The file that is to be served at `path`."""
+        """The file for `path`."""
         data = file.read_bytes()
         digest = hashlib.sha256(data).hexdigest()[:_NAME]
         return cls(path, data, f"{_KINDS[file.suffix]}; charset=utf-8", f'"{digest}"')
 
     async def serve(self, request: Request) -> Response:
-        """The file, or that it is still what the browser has."""
+        """The file, or 304 if the browser has it already."""
         headers = {
             "Cache-Control": "no-cache",
             "Content-Security-Policy": POLICY,
@@ -55,7 +55,7 @@ class File:
             "Referrer-Policy": "no-referrer",
             "X-Content-Type-Options": "nosniff",
         }
-        # A proxy that compresses what it passes on weakens the tag.
+        # A proxy that compresses the body weakens the tag.
         known = request.headers.get("if-none-match", "").replace("W/", "").split(",")
         if self.tag in map(str.strip, known):
             return Response(status_code=_NOT_MODIFIED, headers=headers)

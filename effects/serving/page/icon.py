@@ -1,7 +1,7 @@
-"""The icon of all pages: their markup has it, and browsers ask for it where none has.
+"""The icon of all pages: in their markup, and at the path where browsers look else.
 
-It is one small picture in SVG, which needs no file of its own: a page names it as a data
-URL, and `/favicon.ico` serves it for what is no page (`/metrics`, an answer in JSON).
+It is one small picture in SVG, which needs no file of its own: a page has it as a data
+URL, and `/favicon.ico` serves it for other answers (`/metrics`, JSON).
 """
 
 from typing import Final
@@ -26,5 +26,5 @@ async def _serve(_: Request) -> Response:
 
 
 def icon_route() -> Route:
-    """Where the icon is served."""
+    """The route of the icon."""
     return Route(PATH, _serve)

@@ -1,8 +1,8 @@
 """Messages between a server and its workers, in msgpack.
 
-They have a schema (`Ask`, `Reply`, both attrs records), so that nothing that comes
-through a socket can become any other object. Frames around them are those of the link to
-the engine (`minfer.effects.live.link.frames`).
+They have a schema (`Ask`, `Reply`, both attrs records), so that no data from a socket can
+become any other object. Frames around them are those of the link to the engine
+(`minfer.effects.live.link.frames`).
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ READ: Final = 2**18  # bytes of a message to read at once
 
 @frozen(kw_only=True)
 class Ask:
-    """A body, and where it was posted."""
+    """A body, and the path it was posted to."""
 
     path: str  # of the endpoint or question
     data: bytes
@@ -25,7 +25,7 @@ class Ask:
 
 @frozen(kw_only=True)
 class Refusal:
-    """What a client is told instead: the parts of an ApiError."""
+    """A refusal for the client: the parts of an ApiError."""
 
     message: str
     param: str | None
@@ -35,7 +35,7 @@ class Refusal:
 
 @frozen(kw_only=True)
 class Reply:
-    """What became of a body; `last` if the worker ends now, having grown."""
+    """The result of a body; `last` if the worker ends now, having grown."""
 
     prepared: Prepared | None = None
     answer: str | None = None  # to a question
@@ -53,10 +53,10 @@ def encoded(message: Ask | Reply) -> bytes:
 
 
 def read_ask(data: bytes) -> Ask:
-    """What a message asks. Raises msgspec.DecodeError."""
+    """The `Ask` of a message. Raises msgspec.DecodeError."""
     return _asks.decode(data)
 
 
 def read_reply(data: bytes) -> Reply:
-    """What a message replies. Raises msgspec.DecodeError."""
+    """The `Reply` of a message. Raises msgspec.DecodeError."""
     return _replies.decode(data)

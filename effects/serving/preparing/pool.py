@@ -23,9 +23,9 @@ from minfer.effects.text.line import Line
 
 LIMIT: Final = 10.0  # seconds that a body may take
 BOOT: Final = 60.0  # seconds that a worker has to start
-GRACE: Final = 0.5  # seconds after which a body whose client left is given up
-SMALL: Final = 2**16  # bytes of a body for which one worker is kept
-TRIES: Final = 3  # starts of a worker, before it is done without
+GRACE: Final = 0.5  # seconds after which a body is dropped if its client has left
+SMALL: Final = 2**16  # bytes of a body for which one worker is reserved
+TRIES: Final = 3  # starts of a worker, before a thread replaces it
 TOO_LONG: Final = "the body takes too long to be read and tokenized; send less at once"
 TOO_HEAVY: Final = "the body cannot be read and tokenized; send less at once"
 _log: Final = logging.getLogger("uvicorn.error")
@@ -33,7 +33,7 @@ _log: Final = logging.getLogger("uvicorn.error")
 
 @define(eq=False)
 class _Job:
-    """A body that is to be prepared, and who waits for it."""
+    """A body to prepare, and the future of its waiter."""
 
     target: Endpoint | Question
     data: bytes
@@ -41,14 +41,14 @@ class _Job:
 
 
 class _Threads:
-    """What prepares in a thread of this process, where there are no others."""
+    """Prepares in a thread of this process, where there are no workers."""
 
     def __init__(self, threads: Executor, grounds: Grounds, models: Models) -> None:
         self._threads = threads
         self._about = grounds, models
 
     async def prepare(self, job: _Job) -> Prepared | str:
-        """Prepare a body. Raises what `work` does."""
+        """Prepare a body. Raises the errors of `work`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._threads, work, job.target, job.data, *self._about
@@ -56,7 +56,7 @@ class _Threads:
 
 
 class _Worker:
-    """One process after the other, as each comes to its end."""
+    """A worker process, replaced whenever it ends."""
 
     def __init__(self, recipe: Recipe, limit: float) -> None:
         self._recipe = recipe
@@ -91,7 +91,7 @@ class _Worker:
             self._renew()
 
     async def _started(self) -> None:
-        """Wait for a worker that can be asked."""
+        """Wait until the worker is ready."""
         for _ in range(TRIES):
             try:
                 async with asyncio.timeout(BOOT):
@@ -109,14 +109,14 @@ class _Worker:
             self.process = Process(self._recipe)
 
     def close(self) -> None:
-        """End it, for good."""
+        """End the worker, for good."""
         self._closed = True
         self.process.kill()
 
 
 @define(eq=False)
 class _Slot:
-    """A place where one body is prepared at a time; `most`: bytes of those it takes."""
+    """A slot that prepares one body at a time; `most`: the largest, in bytes."""
 
     preparer: _Worker | None  # None: a thread
     most: int | None = None
@@ -151,17 +151,17 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes, as they are now."""
+        """The ids of the processes at present."""
         return [slot.preparer.process.pid for slot in self._slots if slot.preparer]
 
     def __len__(self) -> int:
-        """Bodies in line."""
+        """The number of waiting bodies."""
         return len(self._line)
 
     async def prepare(self, endpoint: Endpoint, data: bytes, client: str) -> Prepared:
-        """Prepare a body, when its client's turn has come.
+        """Prepare a body, at its client's turn.
 
-        Raises ApiError, what `told_of` knows, and EngineDeadError once it is closed.
+        Raises ApiError, the errors of `told_of`, and EngineDeadError once it is closed.
         """
         found = await self._done(endpoint, data, client)
         if isinstance(found, str):
@@ -169,7 +169,7 @@ class Pool:
         return found
 
     async def answer(self, question: Question, data: bytes, client: str) -> str:
-        """Answer a question in JSON, when its client's turn has come. Raises likewise."""
+        """Answer a question in JSON, at its client's turn. Raises likewise."""
         found = await self._done(question, data, client)
         if not isinstance(found, str):
             raise TypeError(f"{question.path} was prepared like a request")
@@ -189,7 +189,7 @@ class Pool:
             self._line.remove(place)
 
     def close(self) -> None:
-        """End all workers; who waits is told. May be called again."""
+        """End all workers, and fail the waiting bodies. May be called again."""
         self._closed = True
         while (job := self._line.take()) is not None:
             _settle(job, EngineDeadError(SHUTTING_DOWN))

@@ -1,4 +1,4 @@
-"""The parent's end of a worker: it starts the process, asks it, and ends it."""
+"""The parent's end of a worker: it starts the process, sends bodies, and ends it."""
 
 import asyncio
 import contextlib
@@ -32,9 +32,9 @@ class WorkerGoneError(RuntimeError):
 
 
 class Process:
-    """One worker. It is begun at once, and asked from one event loop, one at a time.
+    """One worker. It starts at once, and serves one event loop, one body at a time.
 
-    Its memory is its own: it is started afresh, not forked, so it has nothing of a
+    Its memory is its own: it is a new process, not forked, so it holds nothing of a
     model, a device or a client.
     """
 
@@ -44,21 +44,21 @@ class Process:
         self._link = ours
         self._reader, self._writer = FrameReader(), FrameWriter()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        # What we were found by, and not what lies in the folder we are in.
+        # The path by which this package was imported, not the working directory.
         paths = os.pathsep.join(filter(None, sys.path))
         with theirs:
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                # Of its own group: a terminal's interrupt is its server's to judge.
+                # Of its own group: a terminal's interrupt is for the server to handle.
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": paths},
             )
         assert self._child.stdin is not None  # noqa: S101 - a pipe was asked for
         with self._child.stdin as pipe, contextlib.suppress(BrokenPipeError):
             pipe.write(msgspec.json.encode(recipe))
-        self.spent = False  # it has ended, or is about to
+        self.spent = False  # it has ended, or is ending
 
     @property
     def pid(self) -> int:
@@ -66,7 +66,7 @@ class Process:
         return self._child.pid
 
     async def ready(self) -> None:
-        """Wait until it can be asked. Raises WorkerGoneError."""
+        """Wait until the worker is ready. Raises WorkerGoneError."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._link)
             await self._reply()
@@ -92,14 +92,14 @@ class Process:
             await writer.drain()
             while data := await reader.read(READ):
                 if found := self._reader.feed(data):
-                    return read_reply(found[0])  # the only one: one was asked for
+                    return read_reply(found[0])  # the only one, as one was requested
         except OSError:
             pass
         self.spent = True
         raise WorkerGoneError("the worker has gone")
 
     def kill(self) -> None:
-        """End it, whatever it does. May be called again."""
+        """Kill the worker, in any state. May be called again."""
         self.spent = True
         self._child.kill()
         if self._streams is None:

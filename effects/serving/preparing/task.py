@@ -1,4 +1,4 @@
-"""What is prepared, out of what: the work itself, wherever it is done."""
+"""The work of preparing, in whichever process or thread it is done."""
 
 import json
 from collections.abc import Mapping
@@ -23,16 +23,16 @@ from minfer.request import SamplingParams
 
 @frozen(kw_only=True)
 class Recipe:
-    """All that preparing needs to know of a model: plain data, so that it can travel."""
+    """All that preparing needs of a model: plain data, to be sent to a worker."""
 
-    folder: str | None  # of the tokenizer; None: token ids alone are taken
+    folder: str | None  # of the tokenizer; None: only token ids are accepted
     vocab_size: int
     hidden_size: int  # elements of a pooled vector
     max_model_len: int  # tokens
-    max_position_embeddings: int = 0  # tokens that the model could take, if known
-    default_params: Mapping[str, int | float]  # of sampling, as the model's makers advise
+    max_position_embeddings: int = 0  # tokens that the model supports, if known
+    default_params: Mapping[str, int | float]  # of sampling, as the model recommends
     names: tuple[str, ...]  # of the model
-    # How it writes calls and reasoning: `Parsers`.
+    # The formats of calls and reasoning: `Parsers`.
     tool_parser: str = NONE
     reasoning_parser: str = NONE
 
@@ -57,7 +57,7 @@ class Recipe:
 class Prepared:
     """A body that was read, checked, rendered and tokenized."""
 
-    model: str  # the name by which it was asked for
+    model: str  # the name under which it was requested
     request: GenerationRequest
 
 
@@ -82,17 +82,17 @@ class Likeness(Renders):
 
     @property
     def spec(self) -> Recipe:
-        """What has the sizes of the model."""
+        """The model's sizes."""
         return self.recipe
 
     @property
     def config(self) -> Recipe:
-        """What has the length of the context."""
+        """The length of the context."""
         return self.recipe
 
     @property
     def parsers(self) -> Parsers:
-        """How the model writes calls of tools and reasoning."""
+        """The model's formats of tool calls and reasoning."""
         return Parsers(self.recipe.tool_parser, self.recipe.reasoning_parser)
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
@@ -103,7 +103,7 @@ class Likeness(Renders):
 def prepare(
     endpoint: Endpoint, data: bytes, grounds: Grounds, models: Models
 ) -> Prepared:
-    """Read a body and make its request. Raises what `told_of` knows, and ApiError."""
+    """Read a body and make its request. Raises ApiError, and the errors of `told_of`."""
     inquiry = endpoint.read(data)
     model = models.named(inquiry.model)
     return Prepared(model=model, request=inquiry.generation(grounds))
@@ -119,7 +119,7 @@ def answer(question: Question, data: bytes, grounds: Grounds, models: Models) ->
 def work(
     target: Endpoint | Question, data: bytes, grounds: Grounds, models: Models
 ) -> Prepared | str:
-    """Do what a body asks for, up to where an engine is needed."""
+    """Prepare or answer a body."""
     if isinstance(target, Endpoint):
         return prepare(target, data, grounds, models)
     return answer(target, data, grounds, models)

@@ -3,10 +3,10 @@
     python -m minfer.effects.serving.preparing.worker DESCRIPTOR
 
 It reads its recipe from standard input and frames from the socket that it inherited; an
-empty reply says that it is ready. It ends when the socket does, or when a body takes far
-too long, so that it never outlives its server; and it says with its last reply that it
-ends because it has grown by more than `GROWTH`: what tokenizers and interpreters keep of
-large bodies goes back to the system with the process.
+empty reply means that it is ready. It ends when the socket is closed, or when a body
+takes far too long, so that it never outlives its server; its last reply announces its end
+if it has grown by more than `GROWTH`: memory that tokenizers and interpreters keep of
+large bodies returns to the system with the process.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ _RSS, _DATA = 1, 5  # columns of /proc/self/statm, in pages
 
 
 class Worker:
-    """What prepares bodies by a recipe."""
+    """Prepares bodies by a recipe."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._grounds = Likeness(recipe)
@@ -58,7 +58,7 @@ class Worker:
         self._targets = {one.path: one for one in every}
 
     def reply(self, ask: Ask) -> Reply:
-        """What becomes of a body; never raises."""
+        """The reply for a body; never raises."""
         target = self._targets[ask.path]
         try:
             found = work(target, ask.data, self._grounds, self._models)
@@ -78,7 +78,7 @@ class Worker:
 
 
 def _check_lengths(found: Prepared, context: int, able: int) -> None:
-    """Raise TooLongError here already: what cannot run need not travel."""
+    """Raise TooLongError already here: a request that cannot run is not sent."""
     longest = max((len(prompt.ids) for prompt in found.request.prompts), default=0)
     if longest >= context:
         raise too_long(longest, context, able)
@@ -91,7 +91,7 @@ def _refusal(told: ApiError) -> Refusal:
 
 
 def _size(column: int) -> int:
-    """Bytes of memory that this process has; 0 where the system does not tell."""
+    """Bytes of memory of this process; 0 where the system does not report it."""
     table = Path("/proc/self/statm")
     if not table.exists():
         return 0
@@ -99,14 +99,14 @@ def _size(column: int) -> int:
 
 
 def serve(link: socket.socket, worker: Worker) -> None:
-    """Prepare what comes, until nothing does."""
+    """Prepare bodies from the socket until it is closed."""
     most = _size(_RSS) + GROWTH
     reader, writer = FrameReader(), FrameWriter()
     link.sendall(writer.frame(encoded(Reply())))
     while data := link.recv(READ):
         found = reader.feed(data)
         while found:
-            signal.alarm(ALARM)  # has no handler: it ends the process, whatever that does
+            signal.alarm(ALARM)  # has no handler: it ends the process in any state
             reply = worker.reply(read_ask(found.pop(0)))
             signal.alarm(0)
             last = reply.last or _size(_RSS) > most
@@ -116,15 +116,15 @@ def serve(link: socket.socket, worker: Worker) -> None:
 
 
 def main() -> int:
-    """Be a worker; returns the exit code."""
-    # Signals to the whole group are the server's to handle: it ends us by the socket.
+    """Run as a worker; returns the exit code."""
+    # Signals to the whole group are for the server: it ends this process by the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     worker = Worker(msgspec.json.decode(sys.stdin.buffer.read(), type=Recipe))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_size(_DATA) + CEILING, hard))
-    # OSError: the server has gone, and wants no reply.
+    # OSError: the server has gone, and needs no reply.
     with socket.socket(fileno=int(sys.argv[1])) as link, contextlib.suppress(OSError):
         serve(link, worker)
     return 0

@@ -1,1 +1,1 @@
-"""Text to token ids and back, as vLLM's servers do it."""
+"""Text to token ids and back: endpoints of vLLM's servers."""

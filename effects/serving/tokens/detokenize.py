@@ -1,4 +1,4 @@
-"""POST /detokenize: the text that token ids spell; vLLM's."""
+"""POST /detokenize: the text of token ids; vLLM's."""
 
 from functools import partial
 from typing import Annotated, Final
@@ -23,7 +23,7 @@ class DetokenizeBody(StrictObject):
         if llm.tokenizer is None:
             why = "token ids need a tokenizer, which was left out (skip_tokenizer_init)"
             raise ApiError(why, "tokens")
-        if self.tokens:  # else there is nothing to be checked
+        if self.tokens:  # else there is nothing to check
             read_prompt(self.tokens, llm.tokenizer, llm.setup.spec.vocab_size)
         text = llm.tokenizer.decode(self.tokens, skip_special_tokens=False)
         return {"prompt": text}

@@ -1,1 +1,1 @@
-"""How events reach a client. Transports know nothing of what events say."""
+"""How events reach a client. Transports do not interpret events."""

@@ -1,4 +1,4 @@
-"""Bodies that are compressed: decoded as they come, and no further than their bound."""
+"""Compressed bodies: decoded as they come, and only up to their bound."""
 
 import zlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from minfer.effects.serving.errors import ApiError
 
 PIECE: Final = 2**16  # bytes that are decoded in one go
 _CODINGS: Final = ("gzip", "x-gzip", "deflate")
-_GZIP, _ZLIB = 31, 15  # what `zlib` calls them; less than 0: without a head, as some send
+_GZIP, _ZLIB = 31, 15  # windows of `zlib`; below 0: without a head, as some send it
 _HEAD: Final = 2  # bytes by which the head of a zlib stream is known (RFC 1950)
 _DEFLATED: Final = 8  # its method
 _PLAIN: Final = ("", "identity")
@@ -16,7 +16,7 @@ _NOT_TAKEN: Final = 415
 
 
 class Decoder:
-    """One body under a Content-Encoding. Raises ApiError for one that is not known."""
+    """Decodes a body by its Content-Encoding. Raises ApiError for an unknown one."""
 
     def __init__(self, coding: str) -> None:
         self._coding = coding.strip().lower()
@@ -28,10 +28,10 @@ class Decoder:
             raise ApiError(f"{why}, or send the body as it is", status=_NOT_TAKEN)
         self.plain = self._coding in _PLAIN
         self._inner: zlib._Decompress | None = None  # once the body has begun
-        self._head = b""  # of it, until it shows how it is coded
+        self._head = b""  # the first bytes, until they show the coding
 
     def pieces(self, part: bytes) -> Iterator[bytes]:
-        """A part of the body, decoded. Raises ApiError if it is not what was said."""
+        """A part of the body, decoded. Raises ApiError if its coding is another."""
         if self.plain:
             yield part
             return
@@ -53,12 +53,12 @@ class Decoder:
                 yield piece
 
     def end(self) -> None:
-        """There are no more parts. Raises ApiError if the body broke off."""
+        """Note the end of the body. Raises ApiError if it is incomplete."""
         if self._head or (self._inner is not None and not self._inner.eof):
             raise self._wrong()
 
     def _begun(self, part: bytes) -> "zlib._Decompress":
-        """What decodes a body that begins so."""
+        """The decompressor of a body that begins so."""
         if self._coding != "deflate":
             return zlib.decompressobj(_GZIP)
         named = part[0] & 0x0F == _DEFLATED and int.from_bytes(part[:_HEAD]) % 31 == 0

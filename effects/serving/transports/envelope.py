@@ -1,4 +1,4 @@
-"""A message on a socket, opened without reading what is in it.
+"""A message on a socket, opened without parsing its body.
 
     {"id": ..., "endpoint": ..., "body": {...}}     or     {"cancel": id}
 
@@ -19,11 +19,11 @@ from minfer.effects.serving.errors import ApiError
 LONGEST_ID: Final = 128  # characters
 _ESCAPED: Final = len(rb"\ud83d\ude00")  # of a character, at most, as JSON may write it
 _NOTHING: Final = msgspec.Raw()
-_UNKNOWN: Final = "Object contains unknown field `"  # what msgspec says, and a name
+_UNKNOWN: Final = "Object contains unknown field `"  # msgspec's message, before a name
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
-    """All that a message may have, as it stands there."""
+    """All fields that a message may have, unparsed."""
 
     id: msgspec.Raw = _NOTHING
     endpoint: msgspec.Raw = _NOTHING
@@ -32,7 +32,7 @@ class _Fields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _IdAlone(msgspec.Struct):
-    """What is read of a message with fields that there are not."""
+    """The fields that are read of a message with unknown fields."""
 
     id: msgspec.Raw = _NOTHING
 
@@ -43,7 +43,7 @@ _id_alone: Final = msgspec.json.Decoder(_IdAlone)
 
 @frozen
 class Envelope:
-    """A message that asks for something."""
+    """A message with a request."""
 
     id: str
     endpoint: str
@@ -52,23 +52,23 @@ class Envelope:
 
 @frozen
 class Cancelling:
-    """A message that wants a request to end."""
+    """A message that cancels a request."""
 
     id: str
 
 
 @frozen
 class Opened:
-    """A message that is an object. What it says may make no sense; `name` is its id, if
+    """A message that is an object, whose fields are not yet checked; `name` is its id, if
     it has one.
     """
 
     name: str | None
     _fields: _Fields | None
-    _odd: str = ""  # a field that there is not
+    _odd: str = ""  # an unknown field
 
     def says(self) -> Envelope | Cancelling:
-        """What it asks for. Raises ApiError, which names the field."""
+        """The parsed message. Raises ApiError, which names the field."""
         fields = self._fields
         if fields is None:
             why = f"{self._odd}: is not a field here; there is id, endpoint, body"
@@ -109,7 +109,7 @@ def opened(text: str | None) -> Opened:
 
 
 def _string(raw: msgspec.Raw) -> str | None:
-    """The string that stands there; none, if it is none; empty, if it is too long."""
+    """The string of a field; None, if it is none; empty, if it is too long."""
     data = bytes(raw)
     if not data.startswith(b'"'):
         return None

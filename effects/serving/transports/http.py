@@ -1,4 +1,4 @@
-"""What answers over HTTP have in common: a head, parts of one body, failures."""
+"""The common parts of answers over HTTP: a head, parts of one body, failures."""
 
 from collections.abc import Iterable
 from typing import ClassVar, Final
@@ -27,7 +27,7 @@ def failure_response(failure: Failure, name: str = "") -> Response:
 class HttpTransport:
     """The body of a response, in parts.
 
-    The head goes out with the first one: until then, a failure can be a response of its
+    The head is sent with the first one: until then, a failure can be a response of its
     own, with a status.
     """
 
@@ -61,7 +61,7 @@ class HttpTransport:
         )
 
     async def fail(self, failure: Failure) -> None:
-        """Send a failure as a response, or as the last part of the one that was begun."""
+        """Send a failure as a response, or as the last part of one that has begun."""
         if self._begun:
             await self.write((failure.event,), last=True)
         else:

@@ -7,11 +7,11 @@ from minfer.effects.serving.transports.transport import Event
 
 
 class PlainBody(HttpTransport):
-    """The body is what the answer's event says; there is one."""
+    """A body with the data of the answer's only event."""
 
     content_type = b"application/json"
 
     @staticmethod
     def frame(events: Iterable[Event]) -> str:
-        """What the events say, and nothing around it."""
+        """The events' data, without any framing."""
         return "".join([event.data for event in events])

@@ -16,12 +16,12 @@ from minfer.effects.serving.transports.sse import EventStream
 from minfer.effects.serving.transports.transport import Failure, Handler, Watcher
 
 MEDIA_TYPE: Final = "application/json"
-PATIENCE: Final = 10.0  # seconds that a body's bytes may be behind
-PACE: Final = 1024  # bytes a second at which they must come
+PATIENCE: Final = 10.0  # seconds that a body may lag behind its pace
+PACE: Final = 1024  # least bytes a second of a body
 
 
 class Post:
-    """One POST and the way back to who sent it."""
+    """One POST, and the answer to its client."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -30,11 +30,11 @@ class Post:
 
     @property
     def chosen(self) -> str:
-        """The x-request-id that the client chose, or nothing."""
+        """The x-request-id that the client chose, or an empty string."""
         return str(self.scope.get(CHOSEN_ID, ""))
 
     def announced(self, most: int) -> int:
-        """Bytes of the body, as its head says; `most` if it comes in chunks or coded."""
+        """Bytes of the body, by its head; `most` if it comes in chunks or compressed."""
         headers = dict(self.scope["headers"])
         unknown = b"transfer-encoding" in headers or b"content-encoding" in headers
         return most if unknown else int(headers.get(b"content-length", b"0"))
@@ -51,7 +51,7 @@ class Post:
             raise ApiError(why, status=415)
         decoder = Decoder(", ".join(headers.getlist("content-encoding")))
         data = bytearray()
-        size = int(headers.get("content-length", "0"))  # as announced, or as it came
+        size = int(headers.get("content-length", "0"))  # as announced, or as received
         came = 0
         parts = request.stream()
         due = asyncio.get_running_loop().time() + PATIENCE
@@ -73,13 +73,13 @@ class Post:
                 if size > most:
                     break
                 if not decoder.plain:
-                    await asyncio.sleep(0)  # others have their turn
+                    await asyncio.sleep(0)  # let other tasks run
         if size > most:  # uvicorn drops the rest, so that the client gets to read this
             raise ApiError(f"the body has more than {most} bytes", status=413)
         return bytes(data)
 
     async def departed(self) -> NoReturn:
-        """Wait until the client hangs up. Raises ClientDisconnect then."""
+        """Wait until the client disconnects. Raises ClientDisconnect then."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         raise ClientDisconnect
@@ -108,5 +108,5 @@ class _Endpoint:
 
 
 def post_route(path: str, serve: Handler) -> BaseRoute:
-    """POST at `path`, and nothing else there."""
+    """POST at `path`, and no other method."""
     return Route(path, _Endpoint(serve), methods=["POST"])

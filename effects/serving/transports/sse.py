@@ -1,7 +1,7 @@
 """Server-sent events: an answer in parts, as they come.
 
     event: its name, if it has one
-    data: what it says
+    data: its data
                                      an empty line ends it
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html
@@ -14,10 +14,10 @@ from minfer.effects.serving.transports.transport import Event
 
 
 class EventStream(HttpTransport):
-    """Each event has a frame of its own; those of one write go out together."""
+    """Each event has a frame of its own; those of one write are sent together."""
 
     content_type = b"text/event-stream"
-    # Neither caches nor proxies are to keep events back until there are more of them.
+    # Neither caches nor proxies may buffer events.
     headers = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
     @staticmethod

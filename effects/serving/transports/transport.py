@@ -1,9 +1,9 @@
-"""What a transport is: it brings one request in, and carries events out.
+"""The protocol of transports: they receive one request, and send events.
 
 A protocol makes events, a transport frames them: as the one body of a response
-(`plain`), as server-sent events (`sse`). A `Connection` is where a request came from; it
-opens the transport on which the answer goes back. One more kind of connection is one more
-module with a `RouteMaker`, and a row in `endpoints.py`.
+(`plain`), as server-sent events (`sse`). A `Connection` is the origin of a request; it
+opens the transport of the answer. Another kind of connection is another module with a
+`RouteMaker`, and a row in `endpoints.py`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 @frozen
 class Event:
-    """Something that a protocol says at once."""
+    """One event of a protocol."""
 
     data: str  # JSON as a rule, in one line
     name: str = ""  # its kind, where a protocol names its events
@@ -27,7 +27,7 @@ class Event:
 
 @frozen
 class Failure:
-    """What is said instead of an answer, or of the rest of one."""
+    """An error in place of an answer, or of the rest of one."""
 
     status: int  # one of HTTP's
     event: Event
@@ -35,7 +35,7 @@ class Failure:
 
 
 class Transport(Protocol):
-    """The way of one answer to its client."""
+    """The channel of one answer to its client."""
 
     async def write(self, events: Iterable[Event], *, last: bool) -> None:
         """Send events, in one piece; `last` ends the answer. Waits for a slow client."""
@@ -48,41 +48,40 @@ Watcher = Callable[[bytes], None]  # of the parts of a body
 
 
 def see_nothing(_: bytes) -> None:
-    """Let a part pass."""
+    """Ignore a part."""
 
 
 class Connection(Protocol):
-    """A client that asks for one thing, and waits for the answer."""
+    """A client with one request, which waits for the answer."""
 
     @property
     def scope(self) -> Scope:
-        """Where it came from, and its head, as ASGI has them."""
+        """Its address and head, in ASGI's form."""
 
     @property
     def chosen(self) -> str:
-        """The x-request-id that the client chose, or nothing."""
+        """The x-request-id that the client chose, or an empty string."""
 
     def announced(self, most: int) -> int:
-        """Bytes of the request's body, as far as is known before it is read; `most`, if
-        nothing is.
+        """Bytes of the request's body, as far as known before it is read; `most`, if
+        unknown.
         """
 
     async def read(self, most: int, see: Watcher) -> bytes:
-        """The request's body, of `most` bytes; `see` gets it part by part, as it comes.
-        Raises ApiError, what `see` raises, and ClientDisconnect.
+        """The request's body, of `most` bytes; `see` gets each part as it comes. Raises
+        ApiError, the errors of `see`, and ClientDisconnect.
         """
 
     async def departed(self) -> NoReturn:
-        """Wait until the client goes away. Raises ClientDisconnect then."""
+        """Wait until the client disconnects. Raises ClientDisconnect then."""
 
     async def refuse(self, failure: Failure) -> None:
         """Send a failure as the whole answer."""
 
     def transport(self, *, stream: bool, name: str) -> Transport:
-        """The way back, of the answer with the id `name`."""
+        """The transport of the answer with the id `name`."""
 
 
 Handler = Callable[[Connection], Awaitable[None]]
-RouteMaker = Callable[
-    [str, Handler], BaseRoute
-]  # a path, and what serves who comes there
+# Makes a route of a path and its handler.
+RouteMaker = Callable[[str, Handler], BaseRoute]

@@ -5,15 +5,15 @@
     server    {"id": ..., "event": {...}}                      one for each event
               {"id": ..., "done": true}                        no more comes, or else
               {"id": ..., "status": 400, "error": {...}}       this is why
-              {"id": null, "status": 400, "error": {...}}      of a message that is none
+              {"id": null, "status": 400, "error": {...}}      of an invalid message
 
 Ids are the client's, and may be used again after the end. A request that is cancelled
-ends as `done`, with `"cancelled": true`. Each costs its key what a POST does, and its
-body comes in as that of one (`envelope`). The server closes a socket only for messages
-far above the limit, for one that does not end, and for a client that reads nothing for a
-while (`socket_protocol`). A client that reads slowly is waited for by its own requests
-alone: they miss nothing, what comes meanwhile comes in one piece, and what it sends is
-read when it has read.
+ends as `done`, with `"cancelled": true`. Each request costs its key as much as a POST,
+and its body is read like that of one (`envelope`). The server closes a socket only for
+messages far above the limit, for an incomplete message, and for a client that reads
+nothing for a while (`socket_protocol`). A slow client delays its own requests only: no
+output is lost, outputs that wait are joined, and the client's messages are read when it
+has read the answers.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ from minfer.effects.serving.transports.transport import (
 )
 
 MAX_OPEN: Final = 128  # requests on one socket
-ENVELOPE: Final = 2**16  # bytes of a message above those of a body, before it is cut off
-# uvicorn's settings. Messages are not compressed: they are small, and what is small when
-# it is sent may be large here.
+ENVELOPE: Final = 2**16  # bytes of a message beyond those of a body, before it is refused
+# uvicorn's settings. Messages are not compressed: they are small, and a small compressed
+# message may be large here.
 SOCKETS: Final[Mapping[str, Any]] = {
     "ws": SocketProtocol,
     "ws_per_message_deflate": False,
 }
-PART: Final = 2**17  # bytes of a body that are looked at in one go
-_POLICY: Final = 1008  # the close code of a client that may not come
+PART: Final = 2**17  # bytes of a body that are counted at once
+_POLICY: Final = 1008  # the close code for a client without access
 
 
 class Channel:
@@ -63,8 +63,8 @@ class Channel:
     def __init__(self, scope: Scope, send: Send, asked: Envelope) -> None:
         self.scope = scope
         self.chosen = str(scope.get(CHOSEN_ID, ""))
-        self.gone = asyncio.Event()  # the client went, or cancelled it
-        self.ended = False  # the client was told
+        self.gone = asyncio.Event()  # the client left, or cancelled it
+        self.ended = False  # the end was sent
         self._send = send
         self._body = asked.body
         self._id = json.dumps(asked.id)
@@ -75,7 +75,7 @@ class Channel:
 
     async def read(self, most: int, see: Watcher) -> bytes:
         """The body, which is not kept. Raises ApiError if it has more than `most` bytes,
-        and what `see` raises.
+        and the errors of `see`.
         """
         body, self._body = self._body, b""
         if len(body) > most:
@@ -83,7 +83,7 @@ class Channel:
         for begin in range(0, len(body), PART):
             see(body[begin : begin + PART])
             if len(body) > PART:
-                await asyncio.sleep(0)  # others have their turn
+                await asyncio.sleep(0)  # let other tasks run
         return body
 
     async def departed(self) -> NoReturn:
@@ -96,11 +96,11 @@ class Channel:
         await self.fail(failure)
 
     def transport(self, *, stream: bool, name: str) -> "Channel":  # noqa: ARG002  # both are in the events
-        """The way back."""
+        """The transport: the channel itself."""
         return self
 
     async def write(self, events: Iterable[Event], *, last: bool) -> None:
-        """Send each event as a message; a mark of the end is left to `done`."""
+        """Send each event as a message; `done` replaces a mark of the end."""
         for event in events:
             if not event.mark:
                 await self._say(f'{{"id": {self._id}, "event": {event.data}}}')
@@ -112,7 +112,7 @@ class Channel:
         await self._end(_failed(self._id, failure))
 
     async def cancelled(self) -> None:
-        """Say that it ended because the client wanted it to."""
+        """Send the end of a request that the client has cancelled."""
         await self._end(f'{{"id": {self._id}, "done": true, "cancelled": true}}')
 
     async def _end(self, text: str) -> None:
@@ -140,7 +140,7 @@ class Socket:
         self._open: dict[str, Channel] = {}  # by the client's ids
 
     async def serve(self) -> None:
-        """Answer what comes, until the client goes."""
+        """Handle messages until the client disconnects."""
         await self._receive()  # the client's request to connect
         await self._send({"type": "websocket.accept"})
         async with asyncio.TaskGroup() as group:
@@ -150,7 +150,7 @@ class Socket:
                 channel.gone.set()
 
     async def _heed(self, text: str | None, group: asyncio.TaskGroup) -> None:
-        """Do what a message says, or tell what is wrong with it."""
+        """Handle a message, or send its error."""
         name: str | None = None
         try:
             message = opened(text)
@@ -162,18 +162,18 @@ class Socket:
                 await self._send({"type": "websocket.send", "text": told})
 
     def _spare(self, name: str | None) -> str | None:
-        """An id that an error may bear: it must not seem to end what is open."""
+        """An id that an error may have: it must not seem to end an open request."""
         return None if not name or self._is_open(name) else name
 
     def _is_open(self, name: str) -> bool:
-        """Whether a request is not ended: its id is free as soon as the end is told."""
+        """Whether a request is open: its id is free as soon as its end is sent."""
         return name in self._open and not self._open[name].ended
 
     def _take(self, message: Opened, group: asyncio.TaskGroup) -> None:
-        """Begin or end a request. Raises ApiError if the message makes no sense."""
+        """Begin or cancel a request. Raises ApiError for an invalid message."""
         asked = message.says()
         if isinstance(asked, Cancelling):
-            if asked.id in self._open:  # it may have ended meanwhile
+            if asked.id in self._open:  # it may have ended in the meantime
                 self._open[asked.id].gone.set()
             return
         if self._is_open(asked.id):
@@ -191,7 +191,7 @@ class Socket:
         group.create_task(self._answer(asked.id, asked.endpoint, channel))
 
     async def _answer(self, name: str, endpoint: str, channel: Channel) -> None:
-        """Serve one request; whatever goes wrong, the others go on."""
+        """Serve one request; an error does not affect the others."""
         try:
             await self._handlers[endpoint](channel)
             if not channel.ended:  # `gone` ended it
@@ -209,7 +209,7 @@ class Socket:
 
 
 def _failed(name: str, told: Failure) -> str:
-    """A failure as a message; protocols wrap what they say in a field `error`."""
+    """A failure as a message; protocols have a field `error` around it."""
     said = json.loads(told.event.data)
     error = json.dumps(said.get("error", said))
     return f'{{"id": {name}, "status": {told.status}, "error": {error}}}'
@@ -230,5 +230,5 @@ class _Endpoint:
 
 
 def socket_route(path: str, handlers: Mapping[str, Handler]) -> BaseRoute:
-    """A socket at `path`, on which all of `handlers` are reached by their names."""
+    """A socket at `path` for all `handlers`, by their names."""
     return WebSocketRoute(path, _Endpoint(handlers))
