@@ -20,7 +20,7 @@ class TokenizeBody(StrictObject):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Few, Field(min_length=1)] | None = None
-    add_special_tokens: bool | None = None  # None: only to a text; templates add their own
+    add_special_tokens: bool | None = None  # None: to a text; templates add them
     return_token_strs: bool = False
     # Of a conversation, as POST /v1/chat/completions has them:
     add_generation_prompt: bool | None = None
