@@ -24,7 +24,7 @@ BUNDLED: Final = 'the bundled model (try "What can you do?")'
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer chat` takes."""
+    """Add the options of `minfer chat`."""
     parser.add_argument(
         "--system", metavar="TEXT", help="what the model is told before you speak"
     )
@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
     take_any_text()
     with LLM(**settings) as llm:
         if llm.tokenizer is None or llm.tokenizer.chat_template is None:
-            llm.render([{"role": "user", "content": "?"}])  # which says what is missing
+            # Raises, with what is missing.
+            llm.render([{"role": "user", "content": "?"}])
         talk = Talk(llm, options)
         if not sys.stdin.isatty():
             talk.run(line.rstrip("\r\n") for line in sys.stdin)

@@ -1,7 +1,7 @@
-"""What a command is, and how a parser learns of it without importing it.
+"""Commands, and parsers that know them without importing them.
 
-A command is a module that says what it takes and runs it. It is imported when it is
-meant. A group of commands, such as `minfer bench`, is a module too: it adds its own
+A command is a module that adds its options and runs the command. It is imported only when
+it is used. A group of commands, such as `minfer bench`, is a module too: it adds its own
 commands to the parser that it is given.
 """
 
@@ -18,12 +18,12 @@ from minfer.effects.cli.plugins import policies_option
 
 
 class Command(Protocol):
-    """What the module of a command has."""
+    """The contents of a command's module."""
 
     DESCRIPTION: str
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Tell the parser what the command takes."""
+        """Add the command's options to the parser."""
 
     def run(self, options: argparse.Namespace) -> int:
         """Run it; returns the exit code."""
@@ -31,7 +31,7 @@ class Command(Protocol):
 
 @frozen
 class Entry:
-    """A command as the list of all shows it, and the module that has it."""
+    """A command in the list of all, and its module."""
 
     name: str
     help: str
@@ -42,12 +42,12 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and end."""
+        """Print the error, and exit."""
         self.exit(BAD_INPUT, f"minfer: {message}; see {self.prog} --help\n")
 
 
 class _CommandParser(Parser):
-    """The parser of a command, which learns its options when it is asked to parse."""
+    """The parser of a command, which gets its options when it begins to parse."""
 
     def __init__(self, *, module: str, **settings: Any) -> None:
         super().__init__(**settings)
@@ -65,7 +65,7 @@ class _CommandParser(Parser):
 
 
 def add_commands(parser: argparse.ArgumentParser, entries: Iterable[Entry]) -> None:
-    """Add commands to a parser; where none is meant, its help says which there are."""
+    """Add commands to a parser, which prints its help if no command is given."""
 
     def run(_: argparse.Namespace) -> int:
         parser.print_help(sys.stderr)

@@ -1,4 +1,4 @@
-"""What a command's errors become: an exit code, and a line that says what to do.
+"""The exit codes of commands, and their error messages, which name the remedy.
 
 0; 1 if a request failed; 2 for bad arguments, settings or checkpoints, with one line on
 standard error that names the thing and the remedy; 3 if the engine, which must not,
@@ -47,7 +47,7 @@ def guarded(run: Callable[[], int]) -> int:
 
 
 def _users_errors() -> tuple[type[ValueError], ...]:
-    """Errors that say what was wrong with what we were given."""
+    """Errors whose messages describe a wrong input."""
     from minfer.effects.live.edge import RequestError
     from minfer.effects.text.chat import ChatTemplateError
 

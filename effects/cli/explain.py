@@ -13,7 +13,7 @@ DESCRIPTION: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer explain` takes."""
+    """Add the options of `minfer explain`."""
     explain.explain_options(parser)
 
 

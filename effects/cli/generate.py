@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from minfer.effects.live.beam_search import BeamSearchParams
 
 DESCRIPTION: Final = "Continue a text; it is written as it comes. Ctrl-C ends it."
-# Options besides those of `ADVISED` that a beam search has no use for.
+# Options besides those of `ADVISED` that a beam search does not use.
 _NOT_OF_BEAMS: Final = (
     "stop",
     "stop_token_ids",
@@ -37,13 +37,13 @@ _NOT_OF_BEAMS: Final = (
     "json_schema",
     "regex",
 )
-# Under which the bundled model shows what it can do.
+# The defaults with which the bundled model works best.
 PROMPT: Final = 'def fibonacci(n):\n    """Return'
 STANDARD_INPUT: Final = "-"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer generate` takes."""
+    """Add the options of `minfer generate`."""
     add = parser.add_argument
     add(
         "prompt",
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _search(options: argparse.Namespace) -> "BeamSearchParams | None":
-    """The beam search that the options say, if any. Raises ParameterError."""
+    """The beam search of the options, if any. Raises ParameterError."""
     if options.beams is None:
         if options.length_penalty is not None:
             raise ParameterError("length_penalty", "needs --beams; leave it out")
@@ -151,8 +151,8 @@ def _show(
 ) -> tuple[RequestOutput, list[str]]:
     """Write samples one after the other, each after `prompt`.
 
-    The one that is shown is written as it comes, while others wait for their turn.
-    Returns the last output, and the errors of samples that failed.
+    One sample at a time is written as it comes, while others wait for their turn. Returns
+    the last output, and the errors of samples that failed.
     """
     waiting = [""] * samples
     ended: dict[int, CompletionOutput] = {}

@@ -1,4 +1,4 @@
-"""Lines from a person: with line editing, and Ctrl-C that does what they mean.
+"""Lines from a terminal: with line editing, and handling of Ctrl-C.
 
 Ctrl-C while a line is typed drops the line, and a second one leaves; Ctrl-C while output
 is written calls `stop`, and raises nothing.
@@ -13,7 +13,7 @@ from minfer.effects.cli.streams import say
 
 
 class Keyboard:
-    """A person at a terminal; `stop` is what Ctrl-C does while nothing is read."""
+    """A terminal's keyboard; `stop` is what Ctrl-C does while nothing is read."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop

@@ -1,8 +1,8 @@
-"""The command line: which commands there are, and what their errors become.
+"""The command line: all commands, and their exit codes.
 
-Each command is a module that says what it takes and runs it (see `commands.py`). It is
-imported when its command is meant, and imports what is heavy when it runs: `--help`
-needs no torch. Exit codes are those of `minfer.effects.cli.errors`.
+Each command is a module that adds its options and runs the command (see `commands.py`).
+It is imported only when its command is used, and imports heavy modules when it runs:
+`--help` needs no torch. Exit codes are those of `minfer.effects.cli.errors`.
 """
 
 import argparse

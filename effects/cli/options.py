@@ -1,4 +1,4 @@
-"""Options that several commands share, and what is made of them."""
+"""Options that several commands share, and the settings that follow from them."""
 
 import argparse
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from minfer.params import ADVISED, ROW_FIELDS
 from minfer.request import ParameterError, SamplingParams
 from minfer.structured import StructuredOutputs
 
-# Under these the bundled model shows what it can do.
+# The defaults with which the bundled model works best.
 MAX_TOKENS: Final = 128
 DEFAULTS: Final[Mapping[str, float]] = {"temperature": 0.7, "top_p": 0.9}
-# The fields of `SamplingParams` that options of the same names give.
+# The fields of `SamplingParams` with options of the same names.
 _GIVEN: Final = (
     *ADVISED,
     "n",
@@ -31,7 +31,7 @@ _GIVEN: Final = (
 
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each setting of an engine that is one."""
+    """Add an option for each setting of an engine that has one."""
     group = parser.add_argument_group("model and engine")
     for setting in attrs.fields(EngineArgs):
         if setting.metadata:
@@ -47,7 +47,7 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 class _Removed(argparse.Action):
-    """An option that there is no more; its error says why."""
+    """A removed option; its error has the reason."""
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise argparse.ArgumentError(self, f"was removed: {REMOVED[self.dest]}")
@@ -63,7 +63,7 @@ def dry_run_option(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says how much to write, and how tokens are chosen."""
+    """Add the options of the output's length and of sampling."""
     parts = parser.add_argument_group("what to write")
     add = parts.add_argument
     add(
@@ -105,7 +105,7 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _shape_options(parts: argparse._ArgumentGroup) -> None:
-    """Add what is said of single tokens and words."""
+    """Add the options for single tokens and words."""
     add = parts.add_argument
     add(
         "--min-tokens",
@@ -140,7 +140,7 @@ def _shape_options(parts: argparse._ArgumentGroup) -> None:
 
 
 def _biased(said: str) -> tuple[int, float]:
-    """A token id and what is added to its logit. Raises ArgumentTypeError."""
+    """A token id and its logit bias. Raises ArgumentTypeError."""
     token, _, bias = said.partition("=")
     try:
         return int(token), float(bias)
@@ -164,7 +164,7 @@ def _row_option(parts: argparse._ArgumentGroup, name: str) -> None:
 def sampling_params(
     options: argparse.Namespace, advice: Mapping[str, float]
 ) -> SamplingParams:
-    """What the options say about sampling; else the model's `advice`.
+    """The sampling parameters of the options; defaults are the model's `advice`.
 
     Raises ParameterError.
     """
@@ -184,7 +184,7 @@ def sampling_params(
 
 
 def structured_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says how the text must look."""
+    """Add the options of the output's constraint."""
     group = parser.add_argument_group("how the text must look")
     group.add_argument(
         "--json-schema", metavar="FILE", help="JSON that is as the schema in FILE says"
@@ -195,7 +195,7 @@ def structured_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _structured_outputs(options: argparse.Namespace) -> StructuredOutputs | None:
-    """What the options say about the text. Raises ParameterError."""
+    """The constraint of the options. Raises ParameterError."""
     file = getattr(options, "json_schema", None)
     regex = getattr(options, "regex", None)
     if file is None and regex is None:
@@ -210,9 +210,9 @@ def _structured_outputs(options: argparse.Namespace) -> StructuredOutputs | None
 
 
 def llm_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What to make an `LLM` with. Raises ConfigError and ParameterError.
+    """The arguments for an `LLM`. Raises ConfigError and ParameterError.
 
-    What can be wrong with sampling is told before anything is loaded.
+    Errors of sampling parameters are raised before anything is loaded.
     """
     sampling_params(options, {})
     args = engine_args(options, executor="dry" if options.dry_run else "torch")

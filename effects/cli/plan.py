@@ -1,4 +1,4 @@
-"""`minfer plan`: what fits into memory, said before anything is loaded."""
+"""`minfer plan`: the memory of a model and its KV cache, before anything is loaded."""
 
 import argparse
 from typing import Final
@@ -16,7 +16,7 @@ DESCRIPTION: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer plan` takes."""
+    """Add the options of `minfer plan`."""
     parser.add_argument(
         "--memory",
         type=read_bytes,
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _kernels(setup: Setup) -> list[tuple[str, str]]:
-    """Which kernel serves what, on a GPU that is here."""
+    """The kernels of each operation, on the GPU of this machine."""
     if not setup.device.total:
         return []
     from minfer.effects.execution.routes import Routes  # it imports torch

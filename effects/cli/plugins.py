@@ -1,7 +1,7 @@
 """Scheduling policies of a user's own: `--policies MODULE`, before the command or after.
 
-The module's policies can then be named wherever one can, and its attrs records can be
-read out of journals that were recorded with them.
+The module's policies can then be named wherever a policy can, and its attrs records can
+be read from journals that were recorded with them.
 """
 
 import argparse
@@ -29,15 +29,15 @@ def policies_option(parser: argparse.ArgumentParser, default: str | None) -> Non
 
 
 def know_policies(module: str) -> str:
-    """Have a module's classes known by their names; returns the module's name.
+    """Register a module's classes by their names; returns the module's name.
 
-    Raises ArgumentTypeError if it cannot be imported, or has a class that is named as
-    one of minfer's.
+    Raises ArgumentTypeError if it cannot be imported, or has a class with the name of one
+    of minfer's.
     """
     sys.path.append(os.getcwd())
     try:
         found = vars(import_module(module))
-    except Exception as error:  # whatever importing it runs into
+    except Exception as error:  # any error of the import
         raise argparse.ArgumentTypeError(
             f"{module} cannot be imported: {error!r}"
         ) from None

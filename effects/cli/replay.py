@@ -1,4 +1,4 @@
-"""`minfer replay`: verify what a recorded engine decided, or change it and go on."""
+"""`minfer replay`: verify a recorded engine's decisions, or change the run and go on."""
 
 import argparse
 from typing import Final
@@ -14,7 +14,7 @@ DESCRIPTION: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer replay` takes."""
+    """Add the options of `minfer replay`."""
     replay.replay_options(parser)
 
 

@@ -15,13 +15,13 @@ DESCRIPTION: Final = (
     "Serve a model over HTTP, so that programs written for OpenAI's API can use it: "
     "their base URL is http://HOST:PORT/v1. Ctrl-C ends it."
 )
-LINES_PER_SEAT: Final = 16  # samples that may wait for each that may run
+LINES_PER_SEAT: Final = 16  # waiting samples for each of --max-num-seqs
 POLICY: Final = "fair"  # between keys or addresses; a library's default is another
-PREPARERS: Final = 4  # at most, if nothing is said
+PREPARERS: Final = 4  # at most, by default
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer serve` takes."""
+    """Add the options of `minfer serve`."""
     parser.add_argument(
         "model", nargs="?", default=argparse.SUPPRESS, help="the same as --model"
     )

@@ -14,7 +14,7 @@ DESCRIPTION: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer simulate` takes."""
+    """Add the options of `minfer simulate`."""
     simulate.simulate_options(parser)
 
 

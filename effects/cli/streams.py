@@ -1,9 +1,8 @@
-"""What commands write in a terminal.
+"""The terminal output of commands.
 
-Standard output has the model's text and nothing else; all else goes to standard error.
-What a model writes may contain control characters, with which a terminal can be made to
-do things: on a terminal they are shown as symbols, in a file or a pipe they stay what
-they are.
+Standard output has the model's text and nothing else; all else goes to standard error. A
+model's text may contain control characters, which can make a terminal do things: on a
+terminal they are shown as symbols; in a file or a pipe they are unchanged.
 """
 
 import io
@@ -32,13 +31,13 @@ def say(text: str) -> None:
 
 
 def take_any_text() -> None:
-    """Let no text end the program.
+    """Have no text end the program.
 
-    Neither a terminal that is not Unicode nor input that is not UTF-8 may: what is wrong
-    with the input, the edge says.
+    Neither a terminal that is not Unicode nor input that is not UTF-8 does: errors of the
+    input are for the input processor.
     """
     for stream, errors in ((sys.stdout, "replace"), (sys.stdin, "surrogateescape")):
-        if isinstance(stream, io.TextIOWrapper):  # and not one that stands in
+        if isinstance(stream, io.TextIOWrapper):  # and not a replacement of it
             stream.reconfigure(errors=errors)
 
 

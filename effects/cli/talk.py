@@ -1,4 +1,4 @@
-"""A conversation with a model: what it remembers, and what a line of it may ask for."""
+"""A conversation with a model: its history, and the commands in its lines."""
 
 import argparse
 import contextlib
@@ -36,7 +36,7 @@ class Talk:
         self.begin = [] if options.system is None else [system]
         self.history = list(self.begin)
         self.failures = 0
-        self.stopped = False  # by a person
+        self.stopped = False  # by the user
 
     def run(self, lines: Iterator[str]) -> None:
         """Answer line by line."""
@@ -71,10 +71,10 @@ class Talk:
         if answer:
             self.history.append({"role": "assistant", "content": answer})
         else:
-            self.history.pop()  # many templates want the two to take turns
+            self.history.pop()  # many templates require alternating roles
 
     def _full(self, error: RequestError | ChatTemplateError) -> bool:
-        """Whether a message that failed would have room in a new conversation."""
+        """Whether a message that failed would fit into a new conversation."""
         if not isinstance(error, TooLongError):
             return False
         try:

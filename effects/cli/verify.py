@@ -1,6 +1,4 @@
-"""`minfer verify`: is this model really supported? Compared with transformers, on this
-machine.
-"""
+"""`minfer verify`: checks a model on this machine, by comparison with transformers."""
 
 import argparse
 import json
@@ -25,7 +23,7 @@ MOST: Final = 1000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer verify` takes."""
+    """Add the options of `minfer verify`."""
     add = parser.add_argument
     add(
         "--prompts",

@@ -12,7 +12,7 @@ DESCRIPTION: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer view` takes."""
+    """Add the options of `minfer view`."""
     view.view_options(parser)
 
 

@@ -1,3 +1,3 @@
-"""Recorded and simulated runs as a user meets them: replay, explain, simulate, view,
-traces; and load, put on a server that runs.
+"""Commands on recorded and simulated runs: replay, explain, simulate, view, traces; and
+load on a running server.
 """

@@ -1,7 +1,7 @@
-"""What a trace is: who came when, with how long a prompt, and how much they were given.
+"""Traces: for each request its arrival, the length of its prompt and of its output.
 
-But for journals there are no texts: prompts are made up, and begin alike where a trace
-says so; `max_tokens` is the length that came out.
+Only journals have texts: other prompts are made up, with shared prefixes where a trace
+names them; `max_tokens` is the recorded length of the output.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ LONGEST: Final = 10_000_000  # tokens: a longer prompt or output is a mistake
 
 
 class TraceError(ConfigError):
-    """A trace that cannot be used: which, in which row, and why."""
+    """A trace that cannot be used; the message has its name, the row and the reason."""
 
 
 @frozen
 class Row:
-    """One request of a trace. Requests with the same leading `ids` begin alike."""
+    """One request of a trace. Requests with equal leading `ids` have equal prefixes."""
 
     time: float  # seconds
     prompt: int  # tokens
@@ -37,7 +37,7 @@ class Row:
     span: int = LONGEST
 
     def request(self, name: str, block_size: int, **more: Any) -> Request:
-        """The request; token ids and content keys are made up from `ids`: nothing is
+        """The request; token ids and content keys are derived from `ids`: nothing is
         hashed.
         """
         ids, span, top = self.ids, self.span, len(self.ids) - 1
@@ -50,20 +50,18 @@ class Row:
 
 @frozen
 class Trace:
-    """Arrivals in order of time, the first at 0: `rows`, or `events` as a journal has
-    them.
-    """
+    """Arrivals in order of time, the first at 0: `rows`, or the `events` of a journal."""
 
     rows: tuple[Row, ...] = ()
     events: tuple[Arrival, ...] = ()
     config: EngineConfig | None = None  # the journal's
     # output tokens, where not `max_tokens`
     lengths: dict[SampleId, int] = field(factory=dict)
-    drafts: Recorded | None = None  # what the journal says of them
+    drafts: Recorded | None = None  # the journal's results of drafts
 
     @property
     def sizes(self) -> list[int]:
-        """Tokens of each request, prompt and output."""
+        """The tokens of each request, prompt and output."""
         asked = (what for _, what in self.events if isinstance(what, Request))
         sizes = [len(one.prompt) + one.max_tokens for one in asked]
         return sizes or [row.prompt + row.output for row in self.rows]
@@ -71,14 +69,14 @@ class Trace:
     def arrivals(
         self, block_size: int, speed: float = 1.0, mix: int | None = None
     ) -> Iterator[Arrival]:
-        """What comes, `speed` times as fast, made as it is asked for.
+        """The arrivals, `speed` times as fast, generated lazily.
 
-        `mix` is a seed to draw from what rows do not say: 60% of all are one client's, a
-        tenth is urgent, half want their first token within 1 s, half within 10 s. Raises
-        TraceError if a journal without token ids cannot say which blocks of that size are
-        equal.
+        `mix` is a seed to draw fields that rows do not have: 60% of requests are of one
+        client, a tenth is urgent, half want their first token within 1 s, half within
+        10 s. Raises TraceError if a journal without token ids does not show which blocks
+        of that size are equal.
         """
-        # A simulation keeps no secrets.
+        # A simulation has no secrets.
         rng = Random(mix)  # noqa: S311
         for number, row in enumerate(self.rows):
             more = {} if mix is None else _drawn(rng)
@@ -88,12 +86,12 @@ class Trace:
         others = self.config is not None and block_size != self.config.block_size
         for time, what in self.events:
             if others and isinstance(what, Request):
-                yield time / speed, evolve(what, keys=())  # the engine makes its own
+                yield time / speed, evolve(what, keys=())  # the engine computes its own
             else:
                 yield time / speed, what
 
     def _check_blocks(self, config: EngineConfig, block_size: int) -> None:
-        """Raise TraceError for blocks of which a journal cannot say which are equal."""
+        """Raise TraceError if a journal does not show which such blocks are equal."""
         size = config.block_size
         if block_size % size and config == redacted_config(config):
             raise TraceError(
@@ -103,7 +101,7 @@ class Trace:
 
 
 def _drawn(rng: Random) -> dict[str, Any]:
-    """What a row does not say of its request."""
+    """Random fields that a row does not have."""
     priority = -1 if rng.random() < 0.1 else 0
     client = "big" if rng.random() < 0.6 else rng.choice(("a", "b", "c"))
     deadline = rng.choice((1.0, 10.0))

@@ -1,6 +1,4 @@
-"""What steps cost: cost models fitted to the turns of a measured run, and
-kept in files.
-"""
+"""Cost models of steps: fitted to the turns of a measured run, and stored in files."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -15,7 +13,7 @@ from minfer.runs.codec import CodecError, dump, load
 from minfer.runs.cost import CostModel, Work, drafts_of, work
 from minfer.state import Turn
 
-PART: Final = 64  # steps in a row that are fitted, or held out, together
+PART: Final = 64  # successive steps that are fitted, or held out, together
 FEWEST: Final = 4 * PART  # steps from which a model is fitted
 SEEN: Final = 20  # steps that a graph bucket needs, to have a cost of its own
 H200: Final = CostModel(
@@ -30,17 +28,17 @@ H200: Final = CostModel(
 
 @frozen
 class Step:
-    """A step that was measured."""
+    """A measured step."""
 
     seconds: float
-    rows: int  # and drafts; 0 if some have history
+    rows: int  # and drafts; 0 if some rows have prefill tokens
     work: Work
 
 
 def steps(turns: Iterable[Turn]) -> Iterator[Step]:
     """The executed steps of a run, each with the time since the turn before.
 
-    Between two turns of which the second has results, the driver waits for nothing else.
+    Between two turns of which the second has results, the driver only waits for results.
     """
     for turn in turns:
         flight = turn.before.inflight
@@ -52,8 +50,8 @@ def steps(turns: Iterable[Turn]) -> Iterator[Step]:
 
 
 def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]:
-    """A cost model of the steps, and how far it is off on parts of them that it has not
-    seen.
+    """A cost model of the steps, and its errors on parts of them that it was not fitted
+    to.
 
     Raises ConfigError if there are too few steps.
     """
@@ -71,8 +69,8 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
     launch, captured = _launch(took, rows, inputs)
     eager = (inputs > captured) & (launch > 0)
     design = _design(every, tops, eager)
-    # While the host launches, it does not learn that the step before has ended: that one
-    # seems to take longer, and the next less. What they take together is known.
+    # While the host launches, it does not notice that the step before has ended: that one
+    # seems to take longer, and the next less. Their sum is known.
     first = np.flatnonzero(~eager | (np.arange(len(took)) == 0))
     took, design = np.add.reduceat(took, first), np.add.reduceat(design, first)
     took, design = took[took > 0], design[took > 0]  # two may have ended in one turn
@@ -102,7 +100,7 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
 
 
 def _buckets(rows: Any) -> list[int]:
-    """The sizes of graphs that forwards of so many rows tell apart: powers of two."""
+    """The sizes of graphs for forwards of so many rows: powers of two."""
     import numpy as np
 
     tops = [1 << k for k in range(24)]
@@ -110,9 +108,9 @@ def _buckets(rows: Any) -> list[int]:
 
 
 def _design(every: list[Step], tops: list[int], eager: Any) -> Any:
-    """The matrix of what each step does, one column for each coefficient: forwards by
-    bucket, with history, and launched by operations; inputs from history, in steps with a
-    graph and without; and the rest of `Work`.
+    """The matrix of each step's work, one column for each coefficient: forwards by
+    bucket, with prefill tokens, and launched by operations; prefill tokens, in steps with
+    a graph and without; and the rest of `Work`.
     """
     import numpy as np
 
@@ -127,7 +125,7 @@ def _design(every: list[Step], tops: list[int], eager: Any) -> Any:
 
 
 def _held_out_error(took: Any, design: Any) -> dict[str, Any]:
-    """How far a model of every other part of the steps is off on the parts between: of
+    """The errors of a model of every other part of the steps on the parts between: of
     their total, and of one step.
     """
     import numpy as np
@@ -142,11 +140,10 @@ def _held_out_error(took: Any, design: Any) -> dict[str, Any]:
 
 
 def _launch(took: Any, rows: Any, inputs: Any) -> tuple[float, int]:
-    """What launching a step with more inputs from history than so many takes the host, if
-    it does.
+    """The host's time to launch a step with more than so many prefill tokens, if there is
+    such a time.
 
-    Then a step without inputs from history seems to take that long, if such a step comes
-    next.
+    Then a step without prefill tokens seems to take that long, if such a step comes next.
     """
     import numpy as np
 
@@ -169,9 +166,9 @@ def _launch(took: Any, rows: Any, inputs: Any) -> tuple[float, int]:
 def _solve(design: Any, took: Any) -> Any:
     """Coefficients, none below 0, that make relative errors small (Huber's estimator).
 
-    A step that was interrupted pulls no harder than one that is off by twice the median
-    error; but all of them together take as long as they did, none more than half again
-    what is expected.
+    An interrupted step has no more influence than one that is off by twice the median
+    error; but the sum of all is kept, with none above one and a half times its
+    expectation.
     """
     import numpy as np
 
@@ -193,14 +190,14 @@ def _solve(design: Any, took: Any) -> Any:
 
 
 def write_cost(path: Path, model: CostModel, about: dict[str, Any]) -> None:
-    """Keep a cost model as JSON, with where it is from."""
+    """Store a cost model as JSON, with its origin."""
     path.write_text(
         json.dumps({"model": dump(model), "about": about}, indent=1) + "\n", "utf-8"
     )
 
 
 def read_cost(path: Path) -> CostModel:
-    """A cost model that was kept. Raises ConfigError."""
+    """Read a stored cost model. Raises ConfigError."""
     try:
         told = json.loads(path.read_text("utf-8"))["model"]
         model: CostModel = load({**told, "is": "CostModel"}, {"CostModel": CostModel})

@@ -2,7 +2,7 @@
 torch.
 
 The parts of a sample add up to its latency, which begins with the turn that took the
-request in. What a client knows by one id may be several requests, of several runs
+request in. A client's id may stand for several requests, of several runs
 (`minfer.effects.live.names`): then each of them is explained.
 """
 
@@ -30,9 +30,9 @@ from minfer.runs.prefixes import Prefix
 from minfer.runs.redact import redacted_config
 from minfer.runs.replay import Journal
 
-SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are told
+SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are shown
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
-_KINDS: Final = {  # of time, in the order in which they are told
+_KINDS: Final = {  # of time, in the order of the output
     "before": "before the journal begins",
     "line": "next in line, waiting for: {cause}",
     "behind": "behind others in line, who waited for: {cause}",
@@ -66,7 +66,7 @@ _PREFIX: Final = (
     "{computed:,} had KV\n"
     "  hit by block size, had nothing been evicted: {sizes}"
 )
-_BECAUSE: Final = {  # why the first block that missed did
+_BECAUSE: Final = {  # reasons why the first missing block was missing
     "evicted": "had been, and was evicted",
     "pending": "was another's too, but not cached yet",
     "passed": "was computed, and was evicted or given back behind the window",
@@ -77,7 +77,7 @@ _BECAUSE: Final = {  # why the first block that missed did
 
 
 def explain_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer explain` takes."""
+    """Add the options of `minfer explain`."""
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="a journal, or a folder of them"
     )
@@ -95,11 +95,11 @@ def explain(options: argparse.Namespace) -> int:
     name = options.request
     if name is None:
         return _list(options)
-    # Engines that died, and those that went on with their requests, have a run each.
+    # Engines that died, and those that continued their requests, have a run each.
     journals = journals_with(options.file, answer_of(name))
     try:
         found = [one for journal in journals for one in _parts(journal, name)]
-        if not found:  # then all that there are are named
+        if not found:  # then all existing ones are listed
             last = journals[-1]
             found = [figures(last.config, explained(last.config, last.turns(), name))]
     except UnknownRequestError as error:
@@ -127,8 +127,8 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _parts(journal: Journal, name: str) -> list[dict[str, Any]]:
-    """The figures of all requests of a run that are meant by `name`: those of the rounds
-    of a search together.
+    """The figures of all requests of a run that `name` stands for: the rounds of a search
+    together.
     """
     asked = [*journal.asked()]
     searches = [] if name in asked else searches_named(name, asked)
@@ -140,7 +140,7 @@ def _parts(journal: Journal, name: str) -> list[dict[str, Any]]:
 
 
 def figures(config: EngineConfig, one: Explanation) -> dict[str, Any]:
-    """An explanation in JSON's own types. Times are in seconds, lengths in tokens."""
+    """An explanation as JSON values. Times are in seconds, lengths in tokens."""
     lives = sorted(one.lives, key=lambda life: life.id)
     return {
         "id": one.request.id,
@@ -152,7 +152,7 @@ def figures(config: EngineConfig, one: Explanation) -> dict[str, Any]:
 
 
 def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
-    """What the cache gave sample 0, and would have given with other blocks."""
+    """The cached prefix of sample 0, and what it would be with other block sizes."""
     size, most = config.block_size, it.known - 1
     # Without token ids, prefixes are known by whole blocks only.
     sizes = SIZES if config != redacted_config(config) else (2 * size, 4 * size)
@@ -169,11 +169,11 @@ def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
 
 
 def _why(it: Prefix, size: int, *, windowed: bool) -> str:
-    """Why the first block that missed, of `size` tokens, did; a key of `_BECAUSE`."""
+    """Why the first missing block, of `size` tokens, was missing; a key of `_BECAUSE`."""
     end = it.hit + size
     if end > it.known - 1:
         return ""
-    if it.cached >= end:  # not all that passes a window was published
+    if it.cached >= end:  # not all that leaves a window was published
         return "passed" if windowed else "evicted"
     if it.shared >= end:
         return "pending"
@@ -195,7 +195,7 @@ def _sample(life: Life) -> dict[str, Any]:
 
 
 def _order(part: tuple[Where, Spent]) -> tuple[int, int, str, bool]:
-    """Parts are told from preemption to preemption, as a sample goes through them."""
+    """The order of parts: from preemption to preemption, as they happen."""
     where, _ = part
     kind = [*_KINDS].index(where.kind)
     return where.preempted, kind, where.cause, where.behind
@@ -203,7 +203,7 @@ def _order(part: tuple[Where, Spent]) -> tuple[int, int, str, bool]:
 
 def _gap(life: Life, gap: Gap) -> dict[str, Any]:
     """The longest time between two outputs, with the step that ended it and the longest
-    chunk of another one's history in that.
+    prefill chunk of another sample in that.
     """
     before = gap.turn.before
     plan = before.inflight[0]
@@ -232,7 +232,7 @@ def _told(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _story(found: dict[str, Any]) -> Iterator[str]:
-    """What was found, in plain words."""
+    """The explanation, in plain words."""
     yield (
         "Request {id!r}: {prompt:,} prompt tokens, {max_tokens:,} to come at most"
     ).format(**found)
@@ -252,7 +252,7 @@ def _story(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _heading(one: dict[str, Any]) -> str:
-    """Which sample, how long it took, and how it ended."""
+    """A heading: the sample, its latency, and its finish reason."""
     begin, end = one["arrived"], one["end"]
     text = (
         f"Sample {one['id'][1]}: {_ms(one['upto'] - begin)} until turn {one['turn']:,}: "
@@ -264,7 +264,7 @@ def _heading(one: dict[str, Any]) -> str:
 
 
 def _part(part: dict[str, Any]) -> str:
-    """A kind of time, and how much of it."""
+    """A line for a kind of time and its amount."""
     kind = "behind" if part["behind"] else part["kind"]
     words = _KINDS[kind].format(**part)
     times = part["preempted"]
@@ -290,7 +290,7 @@ def _longest(gap: dict[str, Any]) -> str:
 
 
 def _cached(prefix: dict[str, Any], title: str) -> str:
-    """What was cached, why no more, and what other blocks would have hit."""
+    """Lines for the cached prefix, why it ended, and the hits with other block sizes."""
     sizes = ", ".join(f"{size}: {hit:,}" for size, hit in prefix["would"].items())
     because = _BECAUSE[prefix["why"]]
     return _PREFIX.format(title=title, because=because, sizes=sizes, **prefix)

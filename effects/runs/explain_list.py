@@ -1,4 +1,4 @@
-"""`minfer explain FILE` without a request: which requests there are in runs, by id.
+"""`minfer explain FILE` without a request: the requests of runs, by id.
 
 The rounds of a beam search are one request here.
 
@@ -23,7 +23,7 @@ _LINE: Final = (
 
 @define
 class Listed:
-    """A request, and what became of it. Times are in seconds, lengths in tokens."""
+    """A request, and its results. Times are in seconds, lengths in tokens."""
 
     id: str
     arrived: float  # from the first turn on
@@ -32,7 +32,7 @@ class Listed:
     first: float | None = None  # from its arrival to the first token of any sample
     took: float | None = None  # from its arrival to its latest end
     end: str = "goes on"  # or why its last sample ended
-    run: str = ""  # in which it was
+    run: str = ""  # its run
 
 
 def listed(turns: Iterable[Turn], run: str = "") -> list[Listed]:
@@ -63,7 +63,7 @@ def listed(turns: Iterable[Turn], run: str = "") -> list[Listed]:
 
 def _hear(emit: Emit, now: float, found: dict[str, Listed]) -> None:
     for name, _ in compress(emit.ids, emit.tokens):
-        one = found.get(name)  # or it came before the first turn
+        one = found.get(name)  # it may have come before the first turn
         if one is not None and one.first is None:
             one.first = now - one.arrived
     for done in emit.finished:
@@ -75,7 +75,7 @@ def _hear(emit: Emit, now: float, found: dict[str, Listed]) -> None:
 
 
 def figures(every: Iterable[Listed]) -> list[dict[str, Any]]:
-    """The list in JSON's own types."""
+    """The list as JSON values."""
     return [asdict(one) for one in every]
 
 

@@ -1,4 +1,4 @@
-"""A beam search in a journal: its rounds together, as the one request that was asked for.
+"""A beam search in a journal: its rounds together, as the one request of the client.
 
 A fold over turns. The parts of a round add up to its time: that until its last beam was
 admitted, and the rest, in which its step ran. A beam is a request of its own, which
@@ -15,7 +15,7 @@ from minfer.effects.live.beam_rounds import replayed
 from minfer.messages import Admitted, Emit, Submit
 from minfer.state import Turn
 
-SHOWN: Final = 5  # rounds that took longest, of which people are told
+SHOWN: Final = 5  # the slowest rounds, which are shown
 _HEAD: Final = (
     "Beam search {id!r}: {prompt:,} prompt tokens, {width} beams, {most:,} tokens to "
     "come at most"
@@ -33,10 +33,10 @@ _FOUND: Final = "  {place}. {tokens:,} tokens, log-probability {logprob:.4f}: {r
 
 @define
 class RoundTold:
-    """What a round took. Times are in seconds, lengths in tokens of all its beams."""
+    """The times of a round, in seconds, and its lengths in tokens of all its beams."""
 
     number: int
-    turn: int  # that took it in
+    turn: int  # in which it came
     arrived: float
     admitted: float = 0.0  # the last of its beams
     ended: float = 0.0  # likewise
@@ -47,8 +47,8 @@ class RoundTold:
 
 
 def search_figures(turns: Iterable[Turn], name: str) -> dict[str, Any]:
-    """The rounds of the search `name` and what came of it, in JSON's own types; of
-    several that had this id one after another, of the last.
+    """The rounds and results of the search `name`, as JSON values; of several with this
+    id one after another, of the last.
     """
     kept = list[Turn]()
     about: BeamRound | None = None
@@ -82,7 +82,7 @@ def search_figures(turns: Iterable[Turn], name: str) -> dict[str, Any]:
 def _note(
     turn: Turn, now: float, rounds: dict[int, RoundTold], numbers: dict[str, int]
 ) -> bool:
-    """Take in which beams a turn admitted and ended; whether it ended any."""
+    """Note the beams that a turn admitted and ended; whether it ended any."""
     for reason in turn.transition.reasons:
         if isinstance(reason, Admitted) and reason.id in numbers:
             one = rounds[numbers[reason.id]]
@@ -104,7 +104,7 @@ def _note(
 
 
 def search_story(told: dict[str, Any]) -> Iterator[str]:
-    """What was found, in plain words."""
+    """The explanation, in plain words."""
     yield _HEAD.format(**told)
     rounds = told["rounds"]
     over = [one for one in rounds if one["ended"]]

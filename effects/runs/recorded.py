@@ -1,7 +1,7 @@
-"""The runs of a file or a folder, for commands that look at each, or at one of them.
+"""The runs of a file or a folder, for commands that read each, or one of them.
 
-A folder has a run for each time that an engine was started. What is said of others than
-was asked about goes to standard error: standard output is the command's.
+A folder has a run for each start of an engine. Messages about other runs than the
+requested one go to standard error: standard output is the command's.
 """
 
 import sys
@@ -17,12 +17,12 @@ UNUSABLE: Final = 2  # the exit code of a journal that cannot be used
 
 
 def latest(path: Path) -> RunFiles:
-    """The latest run, told of as by `latest_of`. Raises JournalError."""
+    """The latest run, with a message as in `latest_of`. Raises JournalError."""
     return latest_of(path, runs_in(path))
 
 
 def latest_of(path: Path, runs: Sequence[RunFiles]) -> RunFiles:
-    """The latest of all runs; it is said which that is, if there are others."""
+    """The latest of all runs; prints which that is, if there are others."""
     *others, last = runs
     if others:
         which = f"the latest of its {1 + len(others)} runs, {last.name}"
@@ -33,8 +33,8 @@ def latest_of(path: Path, runs: Sequence[RunFiles]) -> RunFiles:
 def of_each(
     runs: Sequence[RunFiles], find: Callable[[RunFiles], Found]
 ) -> tuple[list[Found], int]:
-    """What is found of each run that can be used, in order, and the exit code of those
-    that cannot: what is wrong with them is said. Raises JournalError if none can be.
+    """The results of each usable run, in order, and the exit code of those that are not:
+    their errors are printed. Raises JournalError if none is usable.
     """
     found, code = list[Found](), 0
     for number, run in enumerate(runs, 1):

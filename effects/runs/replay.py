@@ -37,7 +37,7 @@ _CODES: Final = (
 
 
 def replay_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer replay` takes."""
+    """Add the options of `minfer replay`."""
     parser.epilog = _CODES
     add = parser.add_argument
     add(
@@ -89,7 +89,7 @@ def _check_options(options: argparse.Namespace, change: Change) -> None:
 
 
 def _verify(runs: Sequence[RunFiles], options: argparse.Namespace) -> int:
-    """Replay runs, print what was found, and return the exit code."""
+    """Replay runs, print the results, and return the exit code."""
 
     def verify(run: RunFiles) -> Found:
         found = {"run": run.name, **_verified(run.open(), options.until)}
@@ -106,14 +106,14 @@ def _verify(runs: Sequence[RunFiles], options: argparse.Namespace) -> int:
 
 
 def _code(found: Found) -> int:
-    """The exit code of what was found of a run."""
+    """The exit code of a run's results."""
     if found["raised"]:
         return _RAISED
     return _DIVERGED if found["divergence"] else 0
 
 
 def _verified(journal: Journal, until: int | None) -> Found:
-    """Replay a run; what was found."""
+    """Replay a run; returns the results."""
     report = Report(journal.config)
     divergence = raised = None
     begin = time.perf_counter()
@@ -145,7 +145,7 @@ def _verified(journal: Journal, until: int | None) -> Found:
 
 
 def _summary(found: Found) -> Iterator[str]:
-    """What was found, in lines."""
+    """The results, in lines."""
     yield from _run(found)
     if found["raised"]:
         yield from _raised(found["raised"])
@@ -156,7 +156,7 @@ def _summary(found: Found) -> Iterator[str]:
 
 
 def _run(found: Found) -> Iterator[str]:
-    """What ran, and what came of it."""
+    """The run, and its figures."""
     about = found["about"]
     yield line(
         "run",
@@ -191,13 +191,13 @@ def _run(found: Found) -> Iterator[str]:
 
 
 def _raised(one: Found) -> Iterator[str]:
-    """In which turn the engine raised, and where."""
+    """The turn in which the engine raised, and the place."""
     yield line("RAISED", f"turn {one['turn']}: the engine raised {one['error']}")
     yield line("  in", one["where"])
 
 
 def _diverged(one: Found) -> Iterator[str]:
-    """In which turn the engine decides otherwise, and what."""
+    """The turn in which the engine decides otherwise, and the difference."""
     yield line(
         "DIVERGED",
         f"in turn {one['turn']} (step {one['step']}, {one['time']:.6f} s); "
@@ -212,7 +212,7 @@ def _diverged(one: Found) -> Iterator[str]:
 
 
 def _all_as_it_was(found: Found) -> Iterator[str]:
-    """That all is as it was, and how the journal ends."""
+    """That all is equal, and how the journal ends."""
     states = f"{found['state_digests']} digests of whole states"
     if found["by_decisions_alone"]:
         states = (

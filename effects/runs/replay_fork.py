@@ -1,4 +1,4 @@
-"""Forks as a user meets them: a run as recorded, unchanged and changed, side by side."""
+"""Forks for users: a run as recorded, unchanged and changed, side by side."""
 
 import argparse
 import json
@@ -50,7 +50,7 @@ _FIGURES: Final = {  # title -> where it is in a report's figures
 
 
 def fork_options(parser: argparse.ArgumentParser) -> None:
-    """What a fork takes."""
+    """Add the options of a fork."""
     group = parser.add_argument_group(
         "fork",
         "change one thing at turn N (default: the first) and go on with modelled steps",
@@ -88,13 +88,13 @@ def fork_options(parser: argparse.ArgumentParser) -> None:
 def change_of(
     journal: Journal, options: argparse.Namespace, cost: CostModel = H200
 ) -> Change:
-    """What the options ask to change; numbers of drafts are those that pay by what steps
-    cost. Raises ConfigError for an unknown policy, and for drafts that cannot be.
+    """The changes of the options; numbers of drafts are those that pay by the costs of
+    steps. Raises ConfigError for an unknown policy, and for impossible drafts.
     """
     settings = {
         name: value for name in SIZES if (value := getattr(options, name)) is not None
     }
-    if "num_blocks" in settings:  # of which the same share is left free
+    if "num_blocks" in settings:  # of which the same share is kept free
         was = journal.config
         settings["watermark"] = was.watermark * settings["num_blocks"] // was.num_blocks
     if options.policy:
@@ -113,7 +113,7 @@ def change_of(
 def _speculation(
     was: EngineConfig, options: argparse.Namespace, cost: CostModel
 ) -> Speculation | None:
-    """How drafts are made in a fork."""
+    """The speculation of a fork."""
     drafts, method = options.num_speculative_tokens, options.speculative_method
     if drafts is None and method is None:
         return was.speculation
@@ -125,7 +125,7 @@ def _speculation(
 
 
 def print_fork(journal: Journal, options: argparse.Namespace) -> int:
-    """Fork a run and print what comes of it; returns the exit code."""
+    """Fork a run and print the results; returns the exit code."""
     at = journal.count if options.at is None else options.at
     recorded = Report(journal.config)
     cost = costing(options, _cost(journal, options, recorded, at))
@@ -148,7 +148,7 @@ def print_fork(journal: Journal, options: argparse.Namespace) -> int:
 def _cost(
     journal: Journal, options: argparse.Namespace, recorded: Report, at: int
 ) -> CostModel:
-    """What steps cost; `recorded` reports the turns from `at` on meanwhile."""
+    """The costs of steps; `recorded` reports the turns from `at` on meanwhile."""
     turns = _seen(journal.turns(), recorded, at)
     if options.cost is not None:
         cost = read_cost(options.cost)
@@ -162,7 +162,7 @@ def _cost(
 
 
 def _seen(turns: Iterable[Turn], report: Report, at: int) -> Iterator[Turn]:
-    """Pass all turns on; the report is of those from `at` on."""
+    """Pass all turns on; `report` gets those from `at` on."""
     for turn in turns:
         if turn.number >= at:
             report.see(turn)
@@ -172,7 +172,7 @@ def _seen(turns: Iterable[Turn], report: Report, at: int) -> Iterator[Turn]:
 def _went_on(
     made: Fork, begin: float, save: Path | None = None, skip: int = 0
 ) -> Figures:
-    """What comes of a fork that begins at a time; its turns but the first `skip` are
+    """The figures of a fork that begins at a time; its turns but the first `skip` are
     saved, if a file is named.
     """
     report = Report(made.config)
@@ -190,7 +190,7 @@ def _went_on(
 def _told(
     at: int, cost: CostModel, made: Fork, found: dict[str, Figures]
 ) -> Iterator[str]:
-    """The figures side by side, and what they are worth."""
+    """The figures side by side, and how reliable they are."""
     yield (
         f"From turn {at} on, in seconds: as recorded; then unchanged, and changed, as "
         "modelled."
@@ -218,7 +218,7 @@ def _told(
 
 
 def _drafts_told(guesses: Guesses, some: bool) -> str:
-    """What is known of drafts, and what is not."""
+    """Which results of drafts are known, and which are not."""
     known = "nothing, as the run had none"
     if some:
         known = "those for a position for which the run had one stand as that did"

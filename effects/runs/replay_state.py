@@ -1,4 +1,4 @@
-"""A state of the engine, for people: what `minfer replay --at` shows."""
+"""A state of the engine, for people: the output of `minfer replay --at`."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,7 +12,7 @@ from minfer.runs.replay import Journal
 from minfer.sequence import Sequence
 from minfer.state import EngineState
 
-_MANY: Final = 20  # sequences that are listed
+_MANY: Final = 20  # sequences in the list
 
 
 def line(name: str, text: str) -> str:
@@ -21,7 +21,7 @@ def line(name: str, text: str) -> str:
 
 
 def state_told(journal: Journal) -> str:
-    """The state that a replay has reached."""
+    """The state that a replay has reached, as text."""
     state, config = journal.state, journal.config
     lines = [
         line("state", f"before turn {journal.count}, at {state.time:.6f} s"),
@@ -35,7 +35,7 @@ def state_told(journal: Journal) -> str:
 
 
 def _plain(value: Any) -> str:
-    """A value as Python writes it, its maps as dicts whose order is always the same."""
+    """A value as Python writes it, its maps as dicts in a fixed order."""
     if isinstance(value, Map):
         pairs = sorted(f"{_plain(key)}: {_plain(one)}" for key, one in value.items())
         return "{" + ", ".join(pairs) + "}"

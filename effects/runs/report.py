@@ -1,8 +1,7 @@
-"""What came of a run: latencies, goodput, prefix hits and use, folded over its turns.
+"""The figures of a run: latencies, goodput, prefix hits and use, folded over its turns.
 
-The turns may be those of a simulation, a journal or a live engine. Nothing is kept of a
-turn but counts, and two times for each sample that runs, so a run may be as long as it
-likes.
+The turns may be those of a simulation, a journal or a live engine. Only counts are kept,
+and two times for each sample that runs, so a run may be arbitrarily long.
 """
 
 import math
@@ -32,7 +31,7 @@ class Spread(Counter[int]):
     """Durations in buckets a thousandth wide: their percentiles in constant memory."""
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Take in a duration, so many times."""
+        """Add a duration, so many times."""
         bounded = min(seconds, _LONGEST) if seconds > _SHORTEST else _SHORTEST
         self[round(1000 * math.log(bounded))] += times
 
@@ -53,15 +52,14 @@ class Report:
     """Folds turns. A sample is good if its first token came within `ttft` seconds of its
     arrival, and the others within `tpot` seconds each on average.
 
-    It arrived with the turn that its request entered, or when that really came, if it
-    went through `note`. Samples that a journal shows only the end of count as ended, and
-    in no latency.
+    A sample's arrival is the turn in which its request came, or the real arrival, if
+    that went through `note`. Samples of which a journal shows only the end count as
+    ended, but in no latency.
 
-    What a run does to a request in one turn may come in any order: some of its samples
-    end with a step, others are cancelled, and its id comes anew. So no fact here has to
-    be there for another: a sample's times begin with its first admission, which says how
-    long it waited, and are forgotten with its end; what is not known of a sample goes
-    into no figure.
+    The events of a request in one turn may come in any order: some of its samples end
+    with a step, others are cancelled, and its id is used again. So no fact here depends
+    on another: a sample's times begin with its first admission, which has the length of
+    its wait, and are dropped with its end; unknown values go into no figure.
     """
 
     config: EngineConfig
@@ -75,22 +73,22 @@ class Report:
     begin: float = math.nan
     end: float = math.nan
     state: EngineState | None = None  # the last
-    # when those came who have not entered; and who have, and have not ended
+    # arrivals of requests before they enter, and of those that have not ended
     noted: dict[str, deque[float]] = field(factory=dict)
     real: dict[str, float] = field(factory=dict)
-    came: dict[SampleId, float] = field(factory=dict)  # of who was let in
+    came: dict[SampleId, float] = field(factory=dict)  # of samples that were admitted
     first: dict[SampleId, float] = field(factory=dict)  # when its first token came
     last: dict[SampleId, float] = field(factory=dict)  # its last so far
 
     def note(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-        """Pass arrivals on, and remember when they came."""
+        """Pass arrivals on, and note their times."""
         for time, what in arrivals:
             if isinstance(what, Request):
                 self.arrives(what.id, time)
             yield time, what
 
     def arrives(self, name: str, time: float) -> None:
-        """Learn when a request comes, before it enters the engine."""
+        """Note the arrival of a request before it enters the engine."""
         self.noted.setdefault(name, deque()).append(time)
 
     def seen(self, turns: Iterable[Turn]) -> Iterator[Turn]:
@@ -118,7 +116,7 @@ class Report:
         for event in turn.events:
             if isinstance(event, Submit):
                 self._enter(event.request.id, before, after)
-        # Who is let in is so after all events of the turn.
+        # Samples are admitted after all events of the turn.
         for reason in turn.transition.reasons:
             match reason:
                 case Admitted():
@@ -127,7 +125,7 @@ class Report:
                     self.sums["preemptions"] += 1
 
     def _use(self, before: EngineState, after: EngineState) -> None:
-        """How much was in use, until this turn and after it."""
+        """Add the use until this turn, and note the use after it."""
         span = after.time - before.time
         self.sums["turns"] += 1
         self.sums["busy"] += span * bool(before.inflight)
@@ -145,8 +143,8 @@ class Report:
         self.last |= {seq.id: now for seq in state.waiting if seq.preempted}
 
     def _enter(self, name: str, before: EngineState, after: EngineState) -> None:
-        """A request came: if it was taken on and not refused, remember when that really
-        was.
+        """Note the real arrival of a request if it was accepted, when it enters the
+        engine.
         """
         times = self.noted.get(name)
         if not times:
@@ -165,7 +163,7 @@ class Report:
             self.came[got.id, got.sample] = self.real.get(got.id, now - got.waited)
 
     def _emit(self, emit: Emit, after: EngineState) -> None:
-        new = [*compress(emit.ids, emit.tokens)]  # who has tokens
+        new = [*compress(emit.ids, emit.tokens)]  # samples with tokens
         now, last = after.time, self.last
         for since, times in Counter(map(last.get, new)).items():
             if since is not None:
@@ -197,14 +195,12 @@ class Report:
 
     @property
     def unfinished(self) -> int:
-        """Samples that were being served in the last turn."""
+        """The number of samples in the engine in the last turn."""
         live = self.state.requests.values() if self.state else ()
         return sum(one.samples - one.ended for one in live)
 
     def figures(self) -> dict[str, Any]:
-        """What came of it so far, for people and JSON; times in seconds, shares from 0 to
-        1.
-        """
+        """The figures so far, for people and JSON; times in seconds, shares up to 1."""
         sums, most = self.sums, self.most
         seconds = self.end - self.begin if sums["turns"] else 0.0
         asked = self.ended.total() - self.ended["cancelled"] + self.unfinished

@@ -1,7 +1,7 @@
-"""`minfer simulate TRACE`: what would come of a trace under other settings, policies and
+"""`minfer simulate TRACE`: the figures of a trace under other settings, policies and
 loads.
 
-Decisions are the engine's own; what steps take is a model. Imports no torch.
+Decisions are the engine's own; times of steps are a model's. Imports no torch.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Column:
     form: str  # as a format
 
     def cell(self, figures: Figures) -> str:
-        """What stands in it."""
+        """The cell's text."""
         name, _, part = self.where.partition(".")
         value = figures[name][part] if part else figures[name]
         return "-" if value is None else format(value, self.form)
@@ -95,13 +95,13 @@ LEGEND: Final = (
 
 
 def simulate_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer simulate` takes."""
+    """Add the options of `minfer simulate`."""
     add_options(parser)
     add_draft_options(parser.add_argument, SEVERAL)
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Simulate a trace and print what comes of it; returns the exit code.
+    """Simulate a trace and print the results; returns the exit code.
 
     Raises TraceError, JournalError and ConfigError.
     """
@@ -153,7 +153,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _heading(trace: Trace, cost: Chosen, options: argparse.Namespace) -> Iterator[str]:
-    """What the table is of, what it rests on, and what its columns are."""
+    """Lines on the table's trace, its assumptions, and its columns."""
     count = len(trace.sizes)
     yield f"{count:,} requests of {options.trace}"
     yield f"what steps cost: {cost.model.name}"
@@ -169,7 +169,7 @@ def _heading(trace: Trace, cost: Chosen, options: argparse.Namespace) -> Iterato
 
 
 def _goodness(first: float, other: float) -> str:
-    """What the columns about a service level mean."""
+    """The meaning of the columns about a service level."""
     level = []
     if first < math.inf:
         level.append(f"whose first token came within {first:g} s")
@@ -183,7 +183,7 @@ def _goodness(first: float, other: float) -> str:
 
 @define
 class _Runs:
-    """What came of the runs so far, each a line of the table."""
+    """The results of the runs so far, each a line of the table."""
 
     trace: Trace
     cost: CostModel
@@ -219,7 +219,7 @@ class _Runs:
 def run(
     trace: Trace, case: Case, cost: CostModel, options: argparse.Namespace
 ) -> Figures:
-    """Simulate the trace once; returns the settings and what came of it."""
+    """Simulate the trace once; returns the settings and the results."""
     config = case.config
     asked = (name for name in options.policy or () if policy_named(name) == config.policy)
     usual = (name for name, kind in POLICIES.items() if kind is type(config.policy))

@@ -1,12 +1,12 @@
-"""Which cost model a simulation goes by, and why that one.
+"""The choice of a simulation's cost model, with its reason.
 
-    --cost FILE    what a file says, or with `--cost h200` the model that is built in
-    --fit JOURNAL  what steps cost in that run
-    neither        what they cost in the trace itself, if it is a run with enough steps;
-                   else the built-in model, of another model and GPU than the reader's
+    --cost FILE    that of a file, or with `--cost h200` the built-in model
+    --fit JOURNAL  fitted to the steps of that run
+    neither        fitted to the trace itself, if it is a run with enough steps; else the
+                   built-in model, of another model and GPU than the reader's
 
-What a prediction rests on is told with it: else a 7B model on an H200 would be taken for
-whatever was served.
+The output names the model: else a reader would take a 7B model on an H200 for the model
+that was served.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import FEWEST, H200, fit, read_cost, steps, write_cost
 from minfer.runs.cost import CostModel
 
-BUILT_IN: Final = "h200"  # what `--cost` calls the built-in model
+BUILT_IN: Final = "h200"  # the name of the built-in model for `--cost`
 _OTHERS: Final = "--fit JOURNAL takes the costs of a run of yours, --cost FILE of a file"
 
 
 @frozen
 class Chosen:
-    """A cost model, where it is from, and what is known of how good it is."""
+    """A cost model, its origin, and its known errors."""
 
     model: CostModel
     why: str
@@ -35,8 +35,8 @@ class Chosen:
 
 
 def chosen_cost(options: argparse.Namespace, trace: Trace) -> Chosen:
-    """The cost model that the options ask for, or suits the trace; it is kept, if that is
-    asked for. Raises ConfigError and JournalError.
+    """The cost model of the options, or else of the trace; stored, if that is requested.
+    Raises ConfigError and JournalError.
     """
     if options.cost is not None and options.fit is not None:
         raise ConfigError(
@@ -59,7 +59,7 @@ def _chosen(options: argparse.Namespace, trace: Trace) -> Chosen:
         return Chosen(H200, f"the trace does not say; {_OTHERS}", {})
     try:
         return _fitted(Path(options.trace), f"--cost {BUILT_IN} takes the built-in model")
-    except ConfigError:  # it may be of half a minute: that is no reason not to simulate
+    except ConfigError:  # it may be half a minute long: a simulation is still possible
         few = f"the run has fewer than the {FEWEST} steps that tell what one costs"
         return Chosen(H200, f"{few}; {_OTHERS}", {})
 

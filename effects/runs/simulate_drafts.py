@@ -31,7 +31,7 @@ HOW_MANY: Final = "--speculative-method needs --num-speculative-tokens: how many
 
 def add_draft_options(add: Callable[..., Any], several: str = "") -> None:
     """Add the options to a parser, or a group of one; where several numbers may be given,
-    `several` says what comes of it.
+    `several` describes the result.
     """
     add(
         "--num-speculative-tokens",
@@ -95,8 +95,8 @@ def with_drafts(
 ) -> EngineConfig:
     """A configuration with so many drafts at most. Raises ConfigError.
 
-    What it says of speculation otherwise stays. Where nothing is said, there are as many
-    as pay by what steps cost.
+    Its other settings of speculation stay. Where none are given, the number of drafts is
+    the one that pays by the costs of steps.
     """
     if not drafts:
         return evolve(config, speculation=None)
@@ -112,7 +112,7 @@ def with_drafts(
 def drafted(
     cases: Iterable[Case], options: argparse.Namespace, cost: CostModel
 ) -> list[Case]:
-    """All cases with all numbers of drafts that are asked for. Raises ConfigError."""
+    """All cases with all requested numbers of drafts. Raises ConfigError."""
     numbers, method = options.num_speculative_tokens, options.speculative_method
     every = [*cases]
     if numbers is None and method is not None:
@@ -128,7 +128,7 @@ def drafted(
 
 
 def guesses_of(options: argparse.Namespace, trace: Trace) -> Guesses:
-    """How drafts fall: as in the run that the trace is, if it is one that had some."""
+    """The results of drafts: as in the trace's run, if it had some."""
     rate = options.acceptance_rate
     if trace.drafts is not None and trace.drafts.judged:
         return trace.drafts.guesses(rate)
@@ -136,7 +136,7 @@ def guesses_of(options: argparse.Namespace, trace: Trace) -> Guesses:
 
 
 def costing(options: argparse.Namespace, cost: CostModel) -> CostModel:
-    """The cost model with what a draft costs, if that is said."""
+    """The cost model with the cost of a draft, if that is given."""
     each = options.draft_cost
     return cost if each is None else evolve(cost, draft=each)
 
@@ -154,7 +154,7 @@ def says_of_drafts(
     guesses: Guesses,
     cost: CostModel,
 ) -> str:
-    """What simulations with drafts rest on; nothing if none has any."""
+    """Remarks on the assumptions about drafts; empty if there are none."""
     hows = [how for case in cases if (how := case.config.speculation) is not None]
     if not hows:
         return ""

@@ -1,4 +1,4 @@
-"""What a service level needs: the smallest size, or the greatest speed, that is good."""
+"""The smallest size, or the greatest speed, that meets a service level."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from attrs import evolve
 from minfer.blocks import blocks_for
 from minfer.effects.runs.simulate_options import Case, pooled
 
-STEP: Final = 1.02  # from one value that is tried to the next
+STEP: Final = 1.02  # the ratio of successive values
 _SPEEDS: Final = 350  # steps up and down: 1,000 times to a thousandth
-_POWERS: Final = range(11)  # of two: sizes that are tried
+_POWERS: Final = range(11)  # of two: sizes to try
 
 Good = Callable[[Case], bool]
 
 
 def find(what: str, longest: int, case: Case, good: Good) -> float | None:
-    """The smallest size, or the greatest speed, that is good, other settings being those
-    of `case`; None if nothing is. `longest` is the longest request, in tokens.
+    """The smallest size, or the greatest speed, that is good, with the other settings of
+    `case`; None if none is. `longest` is the longest request, in tokens.
 
-    Speeds and pools by bisection, in steps of 2%: more load, or fewer blocks, is taken to
-    be never better; no more blocks are tried than the configuration has. Batch and block
-    sizes help some and hurt others: all powers of two are tried, of blocks with a pool of
-    as many tokens.
+    Speeds and pools by bisection, in steps of 2%: more load, or fewer blocks, is assumed
+    to be never better; no more blocks are tried than the configuration has. Batch and
+    block sizes have no such order: all powers of two are tried, block sizes with pools of
+    equal numbers of tokens.
     """
     if what == "speed":
         speeds = [STEP**k for k in range(_SPEEDS, -_SPEEDS - 1, -1)]
@@ -40,13 +40,13 @@ def find(what: str, longest: int, case: Case, good: Good) -> float | None:
 
 
 def _first(values: list[Any], good: Callable[[Any], bool]) -> float | None:
-    """The first value that is good, where all after it are."""
+    """The first good value, if all values after it are good."""
     at = bisect_left(values, True, key=good)
     return values[at] if at < len(values) else None
 
 
 def _pools(case: Case, longest: int) -> list[int]:
-    """Pools from what the longest request takes to what there is."""
+    """Pools from the size of the longest request to the configured one."""
     config = case.config
     least = blocks_for(min(longest, config.max_model_len), config.block_size)
     some = (round(least * STEP**k) for k in range(1000))

@@ -1,4 +1,4 @@
-"""What `minfer simulate` takes, and the settings that follow from it."""
+"""The options of `minfer simulate`, and the settings that follow from them."""
 
 import argparse
 import contextlib
@@ -125,7 +125,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def _reader(kind: type, several: bool = False) -> Callable[[str], Any]:
-    """What reads a number above 0 of that kind, or several with commas between them."""
+    """A parser of a number above 0 of that kind, or of several with commas."""
 
     def read(text: str) -> Any:
         with contextlib.suppress(ValueError):
@@ -140,7 +140,7 @@ def _reader(kind: type, several: bool = False) -> Callable[[str], Any]:
 
 
 def check_options(options: argparse.Namespace, cases: list[Case]) -> None:
-    """Raise ConfigError for options that do not go together."""
+    """Raise ConfigError for options that conflict."""
     level = min(options.slo_ttft, options.slo_tpot) < math.inf
     if options.find and (len(cases) > 1 or not level):
         raise ConfigError(
@@ -150,8 +150,8 @@ def check_options(options: argparse.Namespace, cases: list[Case]) -> None:
 
 
 def cases_of(trace: Trace, options: argparse.Namespace) -> list[Case]:
-    """All combinations of the settings; what is not set is the journal's, or suits an
-    H200.
+    """All combinations of the settings; the default is the journal's, or one that suits
+    an H200.
     """
     first = trace.config or EngineConfig(
         num_blocks=POOL // 64,
@@ -174,9 +174,7 @@ def cases_of(trace: Trace, options: argparse.Namespace) -> list[Case]:
 
 
 def pooled(config: EngineConfig, blocks: int) -> EngineConfig:
-    """The configuration with so many blocks, and a hundredth of them left free, as it
-    comes.
-    """
+    """The configuration with so many blocks, of which a hundredth is kept free."""
     if blocks == config.num_blocks:
         return config
     return evolve(config, num_blocks=max(1, blocks), watermark=blocks // 100)

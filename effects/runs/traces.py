@@ -1,6 +1,6 @@
 """Reading arrival traces.
 
-Four kinds are read, and told apart by what is in them.
+There are four kinds, distinguished by their contents.
 """
 
 import json
@@ -22,7 +22,7 @@ from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.simulate import Arrival
 from minfer.sequence import SampleId
 
-SPAN: Final = 512  # tokens of a prompt that one of Mooncake's hash ids stands for
+SPAN: Final = 512  # tokens of a prompt for each of Mooncake's hash ids
 AZURE: Final = "TIMESTAMP,ContextTokens,GeneratedTokens"
 KNOWN: Final = (
     f"a trace is Azure's CSV ({AZURE}), Mooncake's JSON lines (timestamp, input_length, "
@@ -33,7 +33,7 @@ KNOWN: Final = (
 
 @frozen
 class _Spelled:
-    """A number of a trace that is spelled out."""
+    """A number of a trace that is written as parameters."""
 
     default: float
     least: float
@@ -177,7 +177,7 @@ def _poisson(source: str) -> Iterator[Row]:
 
 
 def _spelled(source: str) -> dict[str, Any]:
-    """What a trace that is spelled out says. Raises TraceError."""
+    """The parameters of a trace that is written as such. Raises TraceError."""
     told: dict[str, Any] = {name: one.default for name, one in _SPELLED.items()}
     for part in filter(None, source.removeprefix("poisson:").split(",")):
         name, _, value = part.partition("=")
@@ -201,7 +201,7 @@ def _length(rng: Random, mean: float, spread: float) -> int:
 
 
 def _journal(path: Path, most: int | None) -> Trace:
-    """What came while a journal was written; who was there before its first turn is left
+    """The arrivals of a journal; requests that were there before its first turn are left
     out.
     """
     journal, events = latest(path).open(), list[Arrival]()

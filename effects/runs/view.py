@@ -10,7 +10,7 @@ from minfer.effects.runs.recorded import latest
 
 
 def view_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `minfer view` takes."""
+    """Add the options of `minfer view`."""
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="a journal, or a folder: its latest run"
     )

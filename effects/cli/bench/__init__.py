@@ -16,7 +16,7 @@ COMMANDS: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The commands of the group."""
+    """Add the commands of the group."""
     add_commands(parser, COMMANDS)
 
 

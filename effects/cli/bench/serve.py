@@ -20,7 +20,7 @@ DESCRIPTION: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `minfer bench serve` takes."""
+    """Add the options of `minfer bench serve`."""
     load_options(parser)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint by itself: tensors that training leaves behind, ids that there are."""
+"""A checkpoint by itself: tensors that no training produces, ids without embeddings."""
 
 from pathlib import Path
 from typing import Final
@@ -16,8 +16,8 @@ HUGE: Final = 1e6  # of a weight; trained ones stay below 1e3
 
 
 def tensors(folder: Path, spec: ModelSpec) -> Check:
-    """Numbers that no training leaves behind: NaN, infinities, constant matrices, rows of
-    zeros.
+    """Check for numbers that no training produces: NaN, infinities, constant matrices,
+    rows of zeros.
     """
     bad = []
     count = 0
@@ -30,7 +30,7 @@ def tensors(folder: Path, spec: ModelSpec) -> Check:
 
 
 def _damage(tensor: Tensor, vocabulary: int) -> str:
-    """What no training leaves behind, if there is something."""
+    """The damage of a tensor, if there is any."""
     if not tensor.isfinite().all() or tensor.abs().max() > HUGE:
         return "is not finite, or huge"
     if tensor.dim() < 2:

@@ -1,8 +1,8 @@
-"""Where minfer differs from transformers on purpose, on the same files: the whole list.
+"""All intended differences between minfer and transformers, on the same files.
 
-Each row says what minfer does, why, and how one sees in a checkpoint's files that it
-matters; `minfer verify` prints the rows that matter to the checkpoint as notes. Token ids
-of tokenizer classes that minfer does not know are noted by `tokens.tokenizer`.
+Each row describes minfer's behaviour, its reason, and how a checkpoint's files show that
+it matters; `minfer verify` prints the rows that matter to the checkpoint as notes. Token
+ids of tokenizer classes that minfer does not know are noted by `tokens.tokenizer`.
 
 What minfer refuses by name where transformers goes on (with a warning, or in silence) is
 no row: tensors that are missing or that the model does not have, a model.safetensors

@@ -1,4 +1,4 @@
-"""All comparisons of a checkpoint, in the order in which they are told."""
+"""All comparisons of a checkpoint, in the order of the output."""
 
 import tempfile
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def examine(args: EngineArgs, count: int, most: int) -> Iterator[Check]:
 def _examine(
     args: EngineArgs, count: int, most: int, *, is_random: bool = False
 ) -> Iterator[Check]:
-    # Executors that compute nothing have all the memory that they want.
+    # Executors that compute nothing have no bound of memory.
     setup = prepare(evolve(args, executor="dry"))
     folder, spec = setup.folder, setup.spec
     length = min(CONTEXT, setup.config.max_model_len)
@@ -78,7 +78,7 @@ def _examine(
 
 
 def _sanity(llm: LLM, passages: list[list[int]], folder: Path) -> Check:
-    """What text is to the model; of one that was never trained, no fault."""
+    """The check of text's probability; random weights are not at fault."""
     found = logits.sanity(llm, passages)
     if found.state != FAILED or not looks_random(folder):
         return found

@@ -1,4 +1,4 @@
-"""What a comparison found, and the verdict over all of it."""
+"""The findings of a comparison, and the verdict over all of them."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,12 +9,12 @@ PASSED: Final = "pass"
 FAILED: Final = "fail"
 SKIPPED: Final = "skipped"
 NOTE: Final = "note"  # true, and no fault of minfer's
-RANDOM: Final = "random"  # nothing to be seen, as weights are random
+RANDOM: Final = "random"  # nothing to find, as weights are random
 
 
 @frozen
 class Check:
-    """One finding: `state` is one of the words above, `figures` says it in numbers."""
+    """One finding: `state` is one of the words above, `figures` has its numbers."""
 
     name: str
     state: str
@@ -22,7 +22,7 @@ class Check:
 
 
 def judged(name: str, bad: Sequence[str], figures: str) -> Check:
-    """A finding that fails if anything is `bad`, the first of which is told."""
+    """A finding that fails if anything is `bad`; it shows the first of these."""
     if not bad:
         return Check(name, PASSED, figures)
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
@@ -30,12 +30,12 @@ def judged(name: str, bad: Sequence[str], figures: str) -> Check:
 
 
 def failed(checks: Sequence[Check]) -> list[str]:
-    """Names of what failed."""
+    """The names of failed checks."""
     return [check.name for check in checks if check.state == FAILED]
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """What all findings come to."""
+    """The verdict over all findings."""
     bad = failed(checks)
     if bad:
         return f"NOT supported: {bad[0]}"

@@ -1,4 +1,4 @@
-"""Logits, and what the engine writes by them, beside transformers'."""
+"""Logits, and the engine's greedy tokens, compared with transformers'."""
 
 import math
 import random
@@ -61,7 +61,7 @@ def float32(llm: LLM, texts: list[list[int]], exact: list[Tensor]) -> Check:
 
 
 def greedy(llm: LLM, reference: Logits, texts: list[list[int]], tokens: int) -> Check:
-    """What the engine writes, twice, the second time from its prefix cache.
+    """Check the engine's greedy tokens, twice, the second time from its prefix cache.
 
     Each token must have transformers' largest logit after the same tokens, which makes it
     the one that greedy generation writes there.

@@ -1,4 +1,4 @@
-"""Whether weights are random, as they are before training: seen without running them.
+"""Whether weights are random, as before training, found without running the model.
 
 Theory. A matrix [m, n] of independent draws with mean 0 and standard deviation s has no
 direction that it prefers: its largest singular value comes to s (sqrt(m) + sqrt(n)), and
@@ -23,7 +23,7 @@ ITERATIONS: Final = 20  # of the power method, which nears the value from below
 
 
 def looks_random(folder: Path) -> bool:
-    """Whether no matrix of a checkpoint prefers a direction."""
+    """Whether no matrix of a checkpoint has a preferred direction."""
     return all(_share_of_edge(matrix) < BEYOND for matrix in _matrices(folder))
 
 

@@ -1,4 +1,4 @@
-"""transformers' own tokenizer and model of a checkpoint, which comparisons trust."""
+"""transformers' own tokenizer and model of a checkpoint: the reference."""
 
 import shutil
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _WEIGHTS: Final = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
 
 
 def loaded(kind: Any, folder: Path, **how: Any) -> Any:
-    """What a class of transformers makes of a folder. Raises CheckpointError."""
+    """A folder as loaded by a class of transformers. Raises CheckpointError."""
     try:
         return kind.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **how
@@ -47,7 +47,7 @@ def reference_logits(folder: Path, dtype: str) -> Logits:
 
 
 def write_random(folder: Path, copy: Path, seed: int) -> Path:
-    """Copy a checkpoint, but with random weights as transformers begins training with.
+    """Copy a checkpoint, but with random weights as transformers initializes them.
 
     Returns the copy. Raises CheckpointError.
     """

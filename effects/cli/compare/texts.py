@@ -1,4 +1,4 @@
-"""Texts and conversations to compare with: code, prose, and what tokenizers trip over."""
+"""Texts and conversations for comparisons: code, prose, and hard cases of tokenizers."""
 
 from typing import Final
 

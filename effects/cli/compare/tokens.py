@@ -43,8 +43,8 @@ def tokenizer(folder: Path, mine: Tokenizer, theirs: Any) -> Iterator[Check]:
 
 
 def _as_the_file_says(folder: Path, theirs: Any, texts: Sequence[str]) -> list[str]:
-    """Have their tokenizer do as tokenizer.json says; returns the texts to which that
-    makes a difference.
+    """Have their tokenizer follow tokenizer.json; returns the texts to which that makes a
+    difference.
     """
     before = [theirs.encode(text) for text in texts]
     file = Backend.from_file(str(folder / "tokenizer.json"))
@@ -60,7 +60,7 @@ def _as_the_file_says(folder: Path, theirs: Any, texts: Sequence[str]) -> list[s
 
 
 def _there_and_back(text: str, mine: Tokenizer, theirs: Any) -> list[str]:
-    """What differs between a text's ids, or their text, here and there."""
+    """The differences in a text's ids, or in their decoded text."""
     bad = []
     ids = theirs.encode(text)
     found = mine.encode(text)
@@ -75,7 +75,7 @@ def _there_and_back(text: str, mine: Tokenizer, theirs: Any) -> list[str]:
 
 
 def template(mine: Tokenizer, theirs: Any) -> Check:
-    """Conversations rendered by both; refusing one is an answer too."""
+    """Compare conversations rendered by both; refusing one is a result too."""
     if mine.all_templates is None:
         return Check("chat template", SKIPPED, "the model has none")
     bad = []

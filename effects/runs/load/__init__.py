@@ -8,9 +8,9 @@ requests in flight.
 
 The parts, in the order in which a run uses them:
 
-    options   what the command takes            client    one event loop that sends
-    server    is it there, what does it serve   reply     an answer, as its events come
-    prompts   what is asked, made on demand     record    one request, as it was measured
+    options   the command's options             client    one event loop that sends
+    server    checks before the load            reply     an answer, as its events come
+    prompts   prompts, made on demand           record    the measurements of a request
     pace      when requests are due             metrics   records become vLLM's numbers
     command   all of it                         report    a table and a JSON file of them
 
@@ -19,6 +19,6 @@ text came, tn when the last one did, and T output tokens:
 
     TTFT = t1 - t0        E2EL = tn - t0        TPOT = (tn - t1) / (T - 1)
 
-and ITL is the time between two events, as `vllm bench serve` has it. A server may send
+and ITL is the time between two events, as in `vllm bench serve`. A server may send
 several tokens in one event; its ITL is then above its TPOT.
 """

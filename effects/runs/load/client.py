@@ -1,10 +1,10 @@
 """The clients of one process: an event loop that sends requests when they are due.
 
-aiohttp carries the requests, as it does in `vllm bench serve`: an event costs it less
-than half of what it costs httpx. Requests are never repeated, so each failure is seen and
-counted. A request is made before it waits for its time, so that making it delays nothing
-that is measured. Connections are kept, but not for long: a server closes one that is idle
-for some seconds, and a request that crossed with that would fail.
+aiohttp sends the requests, as in `vllm bench serve`: an event costs it less than half of
+what it costs httpx. Requests are never repeated, so each failure is seen and counted. A
+request is built before it waits for its time, so that building it delays no measurement.
+Connections are reused, but not for long: a server closes an idle connection after some
+seconds, and a request that is sent at that moment would fail.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _KEPT: Final = 2.0  # seconds of an idle connection; servers keep theirs 5 or mo
 
 @frozen
 class Load:
-    """What is sent where, how much of it, and how fast."""
+    """A load: requests, their number, and their pace."""
 
     url: str  # where requests are posted
     model: str
@@ -63,7 +63,7 @@ class Load:
 
 @frozen
 class Outcome:
-    """What came of a load."""
+    """The results of a load."""
 
     records: Sequence[Record]  # by number
     seconds: float  # until the last answer ended
@@ -71,7 +71,7 @@ class Outcome:
 
 
 def session(key: str, patience: float | None = None) -> aiohttp.ClientSession:
-    """A session that opens as many connections as requests need."""
+    """A session with as many connections as requests need."""
     headers = {"Accept-Encoding": "identity"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -84,7 +84,7 @@ def session(key: str, patience: float | None = None) -> aiohttp.ClientSession:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Why an exchange failed that raised this."""
+    """The failure of an exchange that raised this error."""
     if isinstance(error, ReplyError):
         return Failure(error.kind, str(error))
     if isinstance(error, TimeoutError):
@@ -116,7 +116,7 @@ class Client:
     def run(self) -> Outcome:
         """Send all requests and wait for their answers."""
         _raise_file_limit()
-        gc.freeze()  # collections of what is there already would delay measurements
+        gc.freeze()  # garbage collections of present objects would delay measurements
         cpu, wall = time.process_time(), time.monotonic()
         asyncio.run(self.send_all())
         busy = (time.process_time() - cpu) / max(1e-9, time.monotonic() - wall)
@@ -135,8 +135,8 @@ class Client:
             self._loop = None
 
     def stop(self) -> None:
-        """Send nothing more, and end the requests in flight. A signal's handler may call
-        this at any time: the loop is woken, as it may be waiting for what never comes.
+        """Send nothing more, and cancel the requests in flight. A signal's handler may
+        call this at any time: it wakes the loop, which may wait for what never comes.
         """
         self._stopped = True
         if self._loop is not None:
@@ -165,7 +165,7 @@ class Client:
                 return
             body = load.request(number)
             due = load.due[number] if load.due else self._now()
-            await asyncio.sleep(max(0.0, due - self._now()))  # lets others run, too
+            await asyncio.sleep(max(0.0, due - self._now()))  # lets other tasks run, too
             if self._stopped:
                 return
             task = self._start(group, self._one(http, number, due, body))
@@ -225,7 +225,7 @@ async def exchange(
 
 
 def _raise_file_limit() -> None:
-    """Allow as many connections as the system does."""
+    """Allow as many connections as the system permits."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # some systems allow less than they say
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -129,8 +129,8 @@ def _run(client: Client, load: Load) -> Outcome:
 
 @contextmanager
 def _signals(stop: Callable[[], None], caught: list[int]) -> Iterator[None]:
-    """Signals end the load meanwhile, and its numbers are still shown and saved. A signal
-    that was ignored, as SIGHUP is under nohup, stays so.
+    """Handle signals meanwhile: they end the load, and its numbers are still shown and
+    saved. A signal that was ignored, as SIGHUP is under nohup, stays ignored.
     """
 
     def catch(number: int, _: object) -> None:

@@ -16,7 +16,7 @@ from minfer.effects.runs.load.record import Record
 
 MS: Final = 1000.0
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
-BUSY: Final = 0.8  # of a core: above it, a client may be what is slow
+BUSY: Final = 0.8  # of a core: above it, the client may be the bottleneck
 SHORT: Final = 1.0  # seconds of a run, of which the clients' start is a large part
 LATE: Final = 10.0  # milliseconds
 Metrics = dict[str, Any]
@@ -86,7 +86,7 @@ def _spread(name: str, values: list[float], percentiles: Sequence[float]) -> Met
 
 
 def _failures(records: Sequence[Record]) -> Metrics:
-    """How many failed, by kind, with the first message of each."""
+    """The number of failures by kind, with the first message of each."""
     kinds: Counter[str] = Counter()
     first: dict[str, str] = {}
     for one in records:
@@ -119,7 +119,7 @@ def _totals(records: Sequence[Record], completed: int, seconds: float) -> Metric
 
 
 def _in_flight(records: Sequence[Record]) -> int:
-    """How many requests were in flight at once, at most."""
+    """The most requests in flight at once."""
     moments = [(one.ended, -1) for one in records] + [(one.sent, 1) for one in records]
     steps = [step for _, step in sorted(moments)]  # an end before a start at its time
     return int(np.cumsum(steps).max(initial=0))

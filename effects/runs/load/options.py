@@ -1,4 +1,4 @@
-"""What `minfer bench serve` takes: options of `vllm bench serve`, by the same names."""
+"""The options of `minfer bench serve`: those of `vllm bench serve`, by the same names."""
 
 import argparse
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-URL: Final = "http://127.0.0.1:8000"  # as `minfer serve` has it
+URL: Final = "http://127.0.0.1:8000"  # the default address of `minfer serve`
 ENDPOINTS: Final = {
     "openai": "/v1/completions",
     "openai-chat": "/v1/chat/completions",
@@ -16,7 +16,7 @@ GOALS: Final = ("ttft", "tpot", "e2el")
 PROMPTS: Final = 1000  # requests, unless something says how many
 _LARGEST: Final = 2**31  # no option takes a number as large
 _DATASET: Final = "a file of prompts: --dataset-name custom --dataset-path FILE"
-# Options that there were, and what replaces each.
+# Removed options, and what replaces each.
 REMOVED: Final = {
     "--host": "give the whole address with --base-url",
     "--port": "give the whole address with --base-url",
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class _Removed(argparse.Action):
-    """An option that there is no more; its error says what replaces it."""
+    """A removed option; its error names the replacement."""
 
     def __call__(self, *args: Any, **_: Any) -> NoReturn:
         name = args[-1]
@@ -222,7 +222,7 @@ def _percentiles(text: str) -> tuple[float, ...]:
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """What reads a whole number from `least` on."""
+    """A parser of whole numbers from `least` on."""
 
     def read(text: str) -> int:
         with contextlib.suppress(ValueError):

@@ -1,9 +1,9 @@
-"""What requests ask: random tokens, or the prompts of a file.
+"""The prompts of requests: random tokens, or the prompts of a file.
 
 A prompt is made when its request is, from its number alone: no request waits until a
 hundred thousand prompts are made, and several processes make the same ones. Random tokens
 are drawn from a table of them that is already JSON, as a prompt of 20,000 tokens must not
-hold up the event loop that measures other requests.
+block the event loop that measures other requests.
 
 Random prompts share no prefix; otherwise the server's prefix cache would be measured.
 """

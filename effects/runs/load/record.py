@@ -1,4 +1,4 @@
-"""One request as its client measured it: when it was sent, when text came, its end."""
+"""One request as its client measured it: the times of its sending, its texts, its end."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,11 +12,11 @@ _LONGEST: Final = 300  # characters of a message
 
 
 class LoadError(ConfigError):
-    """A load that cannot be put on a server: what is wrong, and what to do about it."""
+    """A load that is impossible; the message has the reason and the remedy."""
 
 
 class ReplyError(Exception):
-    """An answer that is wrong; failures that are alike have the same `kind`."""
+    """A wrong answer; similar failures have the same `kind`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class ReplyError(Exception):
 class Failure:
     """Why a request failed."""
 
-    kind: str  # the same for failures that are alike
+    kind: str  # the same for similar failures
     message: str
 
 
@@ -47,12 +47,12 @@ class Record:
 
     @property
     def completed(self) -> bool:
-        """Whether the whole answer came."""
+        """Whether the whole answer was received."""
         return self.failure is None
 
     @property
     def interrupted(self) -> bool:
-        """Whether this client ended it before its answer did."""
+        """Whether this client cancelled it before its end."""
         return self.failure is not None and self.failure.kind == INTERRUPTED
 
     @property

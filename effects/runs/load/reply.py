@@ -1,9 +1,9 @@
-"""An answer as it comes: which events bring tokens, how many tokens, and how it ended.
+"""An answer as it comes: its events with tokens, the number of tokens, and its end.
 
-An event brings tokens if it has text. Events without any do too, as some servers send one
-for a token that is only part of a character; but not the event that opens a chat with the
-role, nor the one that only has the reason of the end. The number of tokens comes with
-`usage`, in the last event; where a server sends none, events are counted.
+An event has tokens if it has text. Other events may have tokens too, as some servers send
+one for a token that is only part of a character; but not the event that opens a chat with
+the role, nor the one that only has the finish reason. The number of tokens comes with
+`usage`, in the last event; if a server sends none, events are counted.
 """
 
 import json
@@ -31,16 +31,16 @@ class Reply:
         self._body = bytearray()  # of an answer that is no stream
         self._rest = b""  # a line that has not ended
         self._data: list[bytes] = []  # of the event that has not ended
-        self._finished = False  # a reason or a mark of the end has come
+        self._finished = False  # a finish reason or an end mark has come
 
     def begin(self, status: int, content_type: str) -> None:
-        """Take the head. Raises ReplyError if it is not of a stream."""
+        """Read the head. Raises ReplyError if it is not of a stream."""
         self.status = status
         if status == OK and content_type != STREAM:
             raise ReplyError("malformed", f"the answer is {content_type}, not a stream")
 
     def feed(self, part: bytes, now: float) -> None:
-        """Take a part of the body, at a monotonic time. Raises ReplyError."""
+        """Read a part of the body, at a monotonic time. Raises ReplyError."""
         if self.status != OK:
             self._body += part[: max(0, _KEPT - len(self._body))]
             return
@@ -56,13 +56,13 @@ class Reply:
                 self._data.clear()
 
     def failure(self) -> Failure | None:
-        """What is wrong with an answer whose body has ended."""
+        """The failure of an answer whose body has ended, if any."""
         if self.status != OK:
             return Failure(f"HTTP {self.status}", _message(bytes(self._body)))
         return None if self._finished else Failure("cut off", "the stream has no end")
 
     def _event(self, data: bytes, now: float) -> None:
-        """Take an event of the stream. Raises ReplyError."""
+        """Read an event of the stream. Raises ReplyError."""
         if data == _DONE:
             self._finished = True
             return
@@ -117,7 +117,7 @@ def _message(body: bytes) -> str:
 
 
 def _error(found: dict[str, Any]) -> str:
-    """The message of an error, in OpenAI's shape or others'."""
+    """The message of an error, in OpenAI's format or others'."""
     error = found.get("error") or found
     message = error.get("message") if isinstance(error, dict) else error
     detail = message or found.get("detail")

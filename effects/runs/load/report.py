@@ -1,4 +1,4 @@
-"""The result of a load: a table, and a JSON file, both as `vllm bench serve` has them."""
+"""The result of a load: a table, and a JSON file, in the form of `vllm bench serve`."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ _ROWS: Final = (
 
 
 def table(metrics: Metrics) -> str:
-    """The numbers of a run, and what failed."""
+    """The numbers of a run, and its failures."""
     lines = [f"{' Serving Benchmark Result ':=^{_WIDTH}}"]
     for title, name in _ROWS:
         if name in metrics:
@@ -64,8 +64,8 @@ def _row(title: str, value: float) -> str:
 
 
 def result_path(options: argparse.Namespace, model: str) -> Path | None:
-    """Where the numbers are saved; None if they are not. Raises LoadError if nothing can
-    be written there.
+    """The path for the numbers; None if they are not saved. Raises LoadError if nothing
+    can be written there.
     """
     path: Path | None = options.result_filename
     if path is None:
@@ -85,7 +85,7 @@ def result_path(options: argparse.Namespace, model: str) -> Path | None:
 
 
 def _plain(value: Any) -> Any:
-    """A setting as JSON has it, which knows no infinity and no paths."""
+    """A setting as a JSON value, without infinities and paths."""
     if isinstance(value, Path):
         return str(value)
     return "inf" if value == float("inf") else value

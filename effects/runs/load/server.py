@@ -1,4 +1,4 @@
-"""What is asked of a server before any load: is it there, and what does it serve?"""
+"""Checks of a server before any load: whether it answers, and its model."""
 
 import asyncio
 import json

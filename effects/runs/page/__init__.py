@@ -1,3 +1,3 @@
-"""The page of a run: what is kept of its turns, and the HTML, style and scripts that show
-it.
+"""The page of a run: columns of its turns, and the HTML, style and scripts that show
+them.
 """

@@ -1,11 +1,11 @@
-"""What the page keeps of a run: columns of numbers, folded out of its turns.
+"""The data of a run for its page: columns of numbers, folded from its turns.
 
-Theory. Most turns say little, so what is kept of a run is a few numbers per turn and per
-planned step, and a log of what was out of the ordinary: arrivals, admissions, chunks of
-prompts, preemptions, ends. The page works the rest out: a sequence that decodes for a
-thousand turns is an entry where that begins and one where it ends, whatever the batch;
-only drafts have a row of their own for each step, as what became of them differs.
-All is columns of numbers, and a table of the texts, ids and errors, that they point into.
+Theory. Most turns change little, so a run is stored as a few numbers per turn and per
+planned step, and a log of special events: arrivals, admissions, prefill chunks,
+preemptions, ends. The page computes the rest: a sequence that decodes for a thousand
+turns is an entry where that begins and one where it ends, whatever the batch; only drafts
+have a row of their own for each step, as their results differ. All data are columns of
+numbers, and a table of the texts, ids and errors, that they point into.
 """
 
 from array import array
@@ -21,22 +21,22 @@ from minfer.runs.drafts import judged
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Turn
 
-_TOP: Final = 2**30 - 1  # what a cell holds; only nonsense is larger, and is cut off
-_NOBODY: Final = -1  # stands for a sample, or a step, that there is none of
+_TOP: Final = 2**30 - 1  # of a cell; larger values are nonsense, and clipped
+_NOBODY: Final = -1  # in place of a sample, or a step, that does not exist
 _MICROSECONDS: Final = 1e6  # in a second
 
 TABLES: Final = {
     "turn": ("free", "cached", "shareable", "running", "waiting", "tokens", "done"),
     "step": ("turn", "number", "decode", "chunks", "prefill", "drafts"),
-    # What became of a sample's drafts, in the turn in which their step was done.
+    # The results of a sample's drafts, in the turn in which their step was done.
     "draft": ("turn", "who", "proposed", "accepted"),
     "sample": ("id", "sample", "n", "prompt", "most", "about"),
     "log": ("turn", "kind", "who", "a", "b", "c"),
 }
-# What the log says: the kinds of its entries, and what their cells a, b and c are. Text
-# stands as its place in the table of texts, a sample as its number.
+# The log: the kinds of its entries, and the meaning of their cells a, b and c. A text is
+# its place in the table of texts, a sample its number.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
-    # As the recording begins: 0 waits, 1 fills, 2 decodes, 3 waits again.
+    # As the recording begins: 0 waits, 1 prefills, 2 decodes, 3 waits again.
     "Present": ("state",),
     "Submit": (),
     "Cancel": ("id",),
@@ -51,11 +51,11 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Voided": ("step", "error", "rows"),
     "Ignored": ("event", "detail"),
     "Overruled": ("question", "why"),
-    # Of a history, planned; after the last one, a token.
+    # Planned prefill tokens; after the last chunk, a token.
     "Chunk": ("step", "tokens", "last"),
 }
-# Events of which there is no entry: times and what became of drafts are in other tables,
-# and `entered` says what came.
+# Events without an entry: times and results of drafts are in other tables, and `entered`
+# finds the arrivals.
 _UNSAID: Final = say.Tick | say.Submit | say.Propose
 _PLACES: Final = {kind: place for place, kind in enumerate(KINDS)}
 
@@ -71,8 +71,8 @@ class Run:
             table: [array("i") for _ in names] for table, names in TABLES.items()
         }
         self.texts: dict[str, int] = {}
-        self.serving: dict[SampleId, list[int]] = {}  # who has not ended, by name
-        self.gens: dict[int, int] = {}  # who a generation is
+        self.serving: dict[SampleId, list[int]] = {}  # samples in the engine, by name
+        self.gens: dict[int, int] = {}  # the sample of a generation
         # Tokens, whose ratio is the prefix-hit share.
         self.cached = 0
         self.prompt = 0
@@ -103,13 +103,13 @@ class Run:
                 self._plan(command.plan)
 
     def _microseconds(self, time: float) -> int:
-        """A time since the first turn; it never goes back, whatever the clock said."""
+        """A time since the first turn; it never decreases, even if the clock did."""
         since = (time - self.start) * _MICROSECONDS
         last = int(self.time[-1]) if self.time else 0
         return max(round(since), last) if isfinite(since) else last
 
     def _present(self, before: EngineState) -> None:
-        """Learn who is there already: a recording may begin in the middle of a run."""
+        """Enter the samples that are there: a recording may begin within a run."""
         run = before.running
         rows = zip(run.seqs, run.gens, run.sched, run.base, strict=True)
         for seq, gen, sched, base in rows:
@@ -121,7 +121,7 @@ class Run:
             self._note("Present", who, 3 * bool(seq.preempted))
 
     def _events(self, turn: Turn) -> int:
-        """Log what came in; returns the step whose results did, or -1."""
+        """Log the events; returns the step whose results came, or -1."""
         done = _NOBODY
         flying = {plan.step for plan in turn.before.inflight}
         for request in entered(turn):
@@ -139,7 +139,7 @@ class Run:
         return done
 
     def _emitted(self, turn: Turn) -> int:
-        """Log the ends; returns how many tokens came out."""
+        """Log the ends; returns the number of output tokens."""
         emits = [one for one in turn.transition.commands if isinstance(one, say.Emit)]
         for emit in emits:
             for end in emit.finished:
@@ -147,7 +147,7 @@ class Run:
         return sum(len(tokens) for emit in emits for tokens in emit.tokens)
 
     def _reasons(self, turn: Turn) -> None:
-        """Log what was decided; of an end, `Finished` said it."""
+        """Log the decisions; ends are logged from `Finished`."""
         for reason in turn.transition.reasons:
             if isinstance(reason, say.Ended):
                 continue
@@ -157,7 +157,7 @@ class Run:
                 self.prompt += reason.prompt
 
     def _plan(self, plan: Plan) -> None:
-        """Log the chunks of a plan; rows that decode are only counted."""
+        """Log the prefill chunks of a plan; decode rows are only counted."""
         for one in plan.opens:
             self.gens[plan.gens[one.index]] = self._who(one.name)
         prefill = 0
@@ -199,8 +199,8 @@ class Run:
         return who
 
     def _end(self, end: say.Finished) -> None:
-        """Log an end. Several have one name in the turn in which one of them follows
-        another.
+        """Log an end. Several samples have one name in the turn in which one of them
+        follows another.
         """
         name = (end.id, end.sample)
         here = self.serving.pop(name, [_NOBODY])
@@ -227,7 +227,7 @@ class Run:
         for column, cell in zip(self.tables[table], cells, strict=True):
             column.append(max(-_TOP, min(cell, _TOP)))
 
-    def _cell(self, value: Any) -> int:  # whatever the fields of KINDS hold
+    def _cell(self, value: Any) -> int:  # of any type among the fields of KINDS
         if isinstance(value, str):
             return self.texts.setdefault(value, len(self.texts))
         return self._who(value) if isinstance(value, tuple) else int(value)

@@ -1,8 +1,8 @@
-"""Which requests a turn took on or refused, where several of one id came in it.
+"""The requests that a turn accepted or refused, if several with one id came in it.
 
 Theory. A request whose id is being served is ignored, and the reason for that does not
-say which of several it was. So the events of the turn are followed, and at each of them
-who is served.
+show which of several it was. So the events of the turn are followed, with the samples
+that are served at each of them.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from minfer.state import EngineState, Turn
 
 
 def entered(turn: Turn) -> list[Request]:
-    """The requests that a turn took on or refused, in the order in which they came."""
+    """The requests that a turn accepted or refused, in the order of their arrival."""
     came = [event.request for event in turn.events if isinstance(event, say.Submit)]
     if not any(
         isinstance(reason, say.Ignored) and reason.event == "submit"
@@ -52,7 +52,7 @@ def _followed(turn: Turn) -> list[Request]:
 
 
 def _ignored_altogether(turn: Turn) -> set[str]:
-    """The ids of which this turn took no request: it ignored as many as came."""
+    """The ids of which this turn accepted no request: it ignored as many as came."""
     came = Counter(one.request.id for one in turn.events if isinstance(one, say.Submit))
     said = Counter(
         reason.detail
@@ -82,7 +82,7 @@ def _ended_by_steps(turn: Turn) -> set[SampleId]:
 
 
 def _refused(turn: Turn) -> list[str]:
-    """The ids of the requests that this turn refused, as often as it did."""
+    """The ids of the requests that this turn refused, one for each refusal."""
     return [
         end.id
         for emit in _emits(turn)

@@ -1,8 +1,8 @@
 """A run as one page of HTML, which needs nothing but a browser.
 
-Theory. The columns of the run are deflated, and written in base64, which cannot hold a
-`<`: nothing that a request says can become part of the page's markup. The page's own
-policy lets run what was put into it here, by digest, and nothing else.
+Theory. The columns of the run are deflated, and encoded in base64, which cannot contain a
+`<`: no text of a request can become part of the page's markup. The page's own policy
+allows only what was inserted here, by digest.
 """
 
 import base64
@@ -27,11 +27,11 @@ _HARDEST: Final = 9  # zlib's level
 
 
 class ViewError(ConfigError):
-    """There is nothing to show, or no place to write it; the message says which."""
+    """There is nothing to show, or no place to write it; the message has the reason."""
 
 
 def page(name: str, config: EngineConfig, turns: Iterable[Turn]) -> bytes:
-    """The page of a run that is called `name`. Raises ViewError if there are no turns."""
+    """The page of a run named `name`. Raises ViewError if there are no turns."""
     run = Run()
     for turn in turns:
         run.take(turn)
@@ -56,7 +56,7 @@ def template() -> bytes:
 
 
 def _digest(text: str) -> str:
-    """What a policy calls a text, so that this very one may run."""
+    """The digest of a text for a policy, so that exactly this text may run."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
@@ -82,7 +82,7 @@ def _packed(name: str, config: EngineConfig, run: Run) -> bytes:
 def _header(
     name: str, config: EngineConfig, run: Run, columns: dict[str, "array[Any]"]
 ) -> dict[str, object]:
-    """What the page knows besides its columns."""
+    """The page's data besides its columns."""
     return {
         "name": name,
         "first": run.first,

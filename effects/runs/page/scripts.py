@@ -1,9 +1,9 @@
 """The scripts of the page, joined into one.
 
-Theory. Each script is a module of JavaScript that says what it takes from which other.
-A browser opens no modules from a file, so they are joined: every script after those that
-it imports from, without its import lines, and without the word `export`. What is left
-shares one scope: a name is declared once in all of them.
+Theory. Each script is a module of JavaScript with explicit imports. A browser opens no
+modules from a file, so they are joined: every script after those that it imports from,
+without its import lines, and without the word `export`. The result shares one scope: a
+name is declared once in all of them.
 """
 
 import re
