@@ -57,11 +57,11 @@ class Assembly:
     times: Timeline = field(factory=Timeline)
     finished: bool = False
     error: Exception | None = None
-    told: bool = False  # of all that can be taken
+    told: bool = False  # the sink was notified of all that can be taken
     lock: threading.Lock = field(factory=threading.Lock)  # between `flush` and `take`
     samples: list[Pieces] = field(factory=list, init=False)
-    scores: PromptScores | None = field(default=None, init=False)  # if asked for
-    eager: bool = field(default=False, init=False)  # its text is looked at before its end
+    scores: PromptScores | None = field(default=None, init=False)  # if requested
+    eager: bool = field(default=False, init=False)  # text is decoded before the end
 
     def __attrs_post_init__(self) -> None:
         sampling = self.request.sampling
@@ -87,7 +87,7 @@ class Assembly:
 
     @property
     def rejected(self) -> str:
-        """Why the engine did not let it in, or nothing."""
+        """Why the engine refused it, or an empty string."""
         done = self.samples[0].done
         return done.error if done is not None and done.reason == "rejected" else ""
 
@@ -98,8 +98,8 @@ class Assembly:
         now: float,
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> None:
-        """Take over tokens of a sample at the time `now`, and their log-probabilities, if
-        it asked for them.
+        """Add tokens of a sample at the time `now`, and their log-probabilities, if the
+        request wants them.
         """
         one = self.samples[sample]
         if one.done is None and one.stop is None:
@@ -109,9 +109,7 @@ class Assembly:
             self.times.output(now)
 
     def pool(self, said: bytes, now: float) -> None:
-        """Take over what is said of the prompt at the time `now`: its vector, or
-        log-probabilities.
-        """
+        """Add the prompt's results at the time `now`: a vector, or log-probabilities."""
         if self.scores is None:
             self.samples[0].vector = said
         else:
@@ -150,7 +148,7 @@ class Assembly:
         return tuple(found)
 
     def fail(self, error: Exception) -> None:
-        """Say that nothing more will come."""
+        """End all with an error: nothing more will come."""
         with self.lock:
             self.error = error
             self.finished = True
@@ -160,8 +158,8 @@ class Assembly:
             self.sink(self)
 
     def take(self) -> RequestOutput:
-        """What has become ready since the last time. Raises what ended it if the engine
-        broke.
+        """What has become ready since the last time. Raises the error that ended it if
+        the engine broke.
         """
         with self.lock:
             if self.error is not None:
@@ -196,8 +194,8 @@ class Assembly:
         return tuple(evolve(one, prompt_logprobs=prompt) for one in new)
 
     def embedding(self, *, normalize: bool) -> EmbeddingOutput:
-        """The prompt as a vector, once it has ended, of length 1 if asked for. Raises as
-        `take`.
+        """The prompt as a vector, once it has ended, of length 1 if `normalize`. Raises
+        as `take`.
         """
         with self.lock:
             if self.error is not None:

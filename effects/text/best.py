@@ -1,6 +1,6 @@
-"""The best of several samples: those whose tokens are likeliest on the mean.
+"""The best of several samples: those with the highest mean log-probability of tokens.
 
-On the mean, and not in all: of two texts, the shorter one would nearly always win.
+The mean, not the sum: of two texts, the shorter one would nearly always win.
 """
 
 import math
@@ -16,10 +16,10 @@ _WHOLE = ("stop", "length")  # reasons of a sample that came to its end
 def best_of(
     samples: Sequence[CompletionOutput], count: int, *, scored: bool
 ) -> tuple[CompletionOutput, ...]:
-    """So many of the samples, the likeliest first; numbered anew.
+    """The best samples, `count` of them or fewer, the likeliest first; numbered anew.
 
-    Of those that are as likely, the one that was begun first. Samples that failed or were
-    cancelled come last. `scored`: log-probabilities were asked for.
+    Of equally likely ones, the one that began first. Samples that failed or were
+    cancelled come last. `scored`: log-probabilities were requested.
     """
     ranked = sorted(samples, key=_place)[:count]
     return tuple(

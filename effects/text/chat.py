@@ -35,8 +35,8 @@ Conversation = Sequence[Mapping[str, Any]]
 Conversations = Conversation | Sequence[Conversation]
 Tools = Sequence[Mapping[str, Any]]  # JSON descriptions of functions
 _END: Final = "CONTINUE_FINAL_MESSAGE_TAG"
-# Marks training targets in some templates; here it is a block with a scope of its own, no
-# more.
+# Marks training targets in some templates; here it is only a block with a scope of its
+# own.
 _GENERATION: Final = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")
 
 
@@ -45,7 +45,7 @@ class ChatTemplateError(ValueError):
 
 
 class ChatOptions(TypedDict, total=False):
-    """How a conversation becomes a prompt; names and defaults are vLLM's."""
+    """Options of rendering a conversation; names and defaults are vLLM's."""
 
     tools: Tools | None
     add_generation_prompt: bool  # default: true
@@ -61,7 +61,7 @@ def conversations(messages: Conversations) -> list[Conversation]:
         kind = type(messages).__name__
         raise ChatTemplateError(f"messages must be a list of messages, not a {kind}")
     several = messages and all(isinstance(one, list | tuple) for one in messages)
-    # So it is.
+    # `several` has checked it.
     return list(messages) if several else [messages]  # type: ignore[arg-type, list-item]
 
 
@@ -72,7 +72,7 @@ def render_chat(
     template.
 
     Encode the text with `add_special_tokens=False`: templates write their own. Raises
-    ChatTemplateError, with the template's own words if it raised.
+    ChatTemplateError, with the template's own message if it raised.
     """
     if strange := how.keys() - ChatOptions.__annotations__.keys():
         raise TypeError(f"chat has no option {min(strange)!r}; see chat_template_kwargs")
@@ -116,7 +116,7 @@ def _template(tokenizer: "Tokenizer", *, with_tools: bool) -> str:
 
 
 def _template_values(how: ChatOptions) -> dict[str, Any]:
-    """What a template sees besides messages and tokens."""
+    """The values that a template gets besides messages and tokens."""
     values: dict[str, Any] = {
         "tools": None,
         "documents": None,
@@ -132,7 +132,7 @@ def _template_values(how: ChatOptions) -> dict[str, Any]:
 
 
 def _with_mark(message: Message) -> Message:
-    """The message that is to be continued, with a mark behind its text."""
+    """The message that is to be continued, with a mark after its text."""
     content = message.get("content", ())
     if content is None or isinstance(content, str):
         return {**message, "content": f"{content or ''}{_END} "}
@@ -145,7 +145,7 @@ def _with_mark(message: Message) -> Message:
 
 
 def _left_open(text: str) -> str:
-    """What was rendered, without what the template put behind the last message."""
+    """The rendered text, without the template's text after the last message."""
     text, found, rest = text.rpartition(_END)
     if not found:
         why = "the template does not show the last message; set it to false"
@@ -161,7 +161,7 @@ def _either_way(
     tokens: Mapping[str, str],
     values: dict[str, Any],
 ) -> str:
-    """A conversation in the first of its ways that the template takes."""
+    """A conversation in the first of its forms that the template accepts."""
     first: ChatTemplateError | None = None
     for way in ways(chat):
         try:
@@ -203,11 +203,11 @@ def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:
         raise ChatTemplateError(
             "the chat template recurses without end; correct it"
         ) from error
-    except TemplateError as error:  # its own words, or jinja2's
+    except TemplateError as error:  # its own message, or jinja2's
         why = f"the chat template failed: {error}; correct the messages or the template"
         raise ChatTemplateError(why) from error
     except Exception as error:  # a template is a program: it may fail in any way
-        # What Python says of it may tell of more than of these messages.
+        # Python's message may contain more than these messages.
         kind = type(error).__name__
         why = f"the chat template failed ({kind}); correct the messages or the template"
         raise ChatTemplateError(why) from error
@@ -223,8 +223,8 @@ def _message(message: Any) -> Message:
 
 
 def _plain(value: Any) -> Any:
-    """The value rebuilt out of JSON types: other objects have methods the sandbox cannot
-    judge.
+    """The value rebuilt from JSON types: other objects have methods that the sandbox
+    cannot check.
     """
 
     def inert(other: object) -> object:

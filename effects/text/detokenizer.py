@@ -1,11 +1,11 @@
-"""From token ids back to text, piece by piece, while a sequence grows.
+"""From token ids to text, incrementally, while a sequence grows.
 
-A token is a run of bytes, and a character may take several tokens: what is not yet a
-whole character is held back until the rest of it comes, or the sequence ends. With a
-byte-level tokenizer, and with sentencepiece's kind that falls back to bytes, that is
-UTF-8's own incremental decoding. Others may spell a token differently at the beginning of
-a text, so a small window of tokens is decoded twice, without and with what is new, and
-the difference is the text.
+A token is a run of bytes, and a character may take several tokens: an incomplete
+character is kept until the rest of it comes, or the sequence ends. With a byte-level
+tokenizer, and with sentencepiece's kind that falls back to bytes, that is UTF-8's own
+incremental decoding. Others may decode a token differently at the beginning of a text, so
+a small window of tokens is decoded twice, without and with the new tokens, and the
+difference is the text.
 """
 
 import codecs
@@ -14,7 +14,7 @@ from typing import Final
 
 from minfer.effects.text.tokenizer import Tokenizer
 
-# Tokens that may be held back where a window is decoded: a character has 4 bytes.
+# Tokens that may be kept where a window is decoded: a character has 4 bytes.
 HELD: Final = 4
 SEEN: Final = 8  # tokens without text of their own that it keeps as context
 
@@ -43,16 +43,16 @@ class Detokenizer:
         # Replaces exactly as Rust's from_utf8_lossy does: one mark for each maximal
         # broken part.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        # Whether the next token is spelled as ever: not inside a character, nor at the
-        # beginning of a text that loses a blank there.
+        # Whether the next token decodes to its usual text: not inside a character, nor at
+        # the beginning of a text that loses a blank there.
         self._leading = tokenizer.strips
         self._plain = not tokenizer.strips
         self._seen: list[int] = []
         self._held: list[int] = []
 
     def push(self, ids: Iterable[int], *, final: bool = False) -> str:
-        """Take tokens; return the text that is certain now: with `final` all, mended by
-        U+FFFD.
+        """Add tokens; return the text that is certain now: with `final` all, broken
+        characters as U+FFFD.
         """
         kept = [token for token in ids if token not in self._skip]
         if self.tokenizer.in_bytes:
@@ -66,7 +66,7 @@ class Detokenizer:
         return text + self._window([], final=True) if final else text
 
     def spell(self, token: int) -> str:
-        """As `push`, of one token: most are whole characters, and looked up."""
+        """As `push`, for one token: most are whole characters, and looked up."""
         if self._plain and token not in self._skip:
             text = self.tokenizer.whole_text(token)
             if text is not None:
@@ -79,8 +79,8 @@ class Detokenizer:
         after = self.tokenizer.decode(self._seen + self._held, skip_special_tokens=False)
         if not final and after.endswith("�") and len(self._held) < HELD:
             return ""
-        # What was emitted begins at a character's first byte, so it can stand as context
-        # alone.
+        # The emitted text begins at a character's first byte, so it can be context by
+        # itself.
         self._seen = self._held if after != before else (self._seen + self._held)[-SEEN:]
         self._held = []
         return after[len(before) :]

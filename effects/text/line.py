@@ -1,9 +1,9 @@
-"""The line in front of the workers: who goes next.
+"""The queue of jobs for workers.
 
-Theory. Each client has a line of its own, and clients take turns, so that what one sends
-delays its own alone; within a client the smallest job goes first. A worker may be kept
-for jobs up to a size: then there is always one that is soon free for small ones.
-Workers are who prepares bodies, and who compiles grammars.
+Theory. Each client has a queue of its own, and clients take turns, so that one client's
+jobs delay its own alone; within a client the smallest job goes first. A worker may be
+reserved for jobs up to a size: then there is always one that is soon free for small ones.
+Workers prepare bodies, or compile grammars.
 """
 
 import heapq
@@ -18,16 +18,16 @@ Job = TypeVar("Job")
 
 @frozen(order=True)
 class Place(Generic[Job]):
-    """A job's place in its client's line."""
+    """A job's place in its client's queue."""
 
     size: int
-    number: int  # of all that came
+    number: int  # of all jobs so far
     client: str = field(order=False)
     job: Job = field(order=False)
 
 
 class Line(Generic[Job]):
-    """Jobs that wait, by client."""
+    """Waiting jobs, by client."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[str, list[Place[Job]]] = OrderedDict()
@@ -37,17 +37,17 @@ class Line(Generic[Job]):
         return sum(map(len, self._lines.values()))
 
     def count(self, client: str) -> int:
-        """How many jobs of a client are in line."""
+        """The number of a client's waiting jobs."""
         return len(self._lines.get(client, ()))
 
     def add(self, job: Job, client: str, size: int) -> Place[Job]:
-        """Put a job in line."""
+        """Add a job to its client's queue."""
         place = Place(size, next(self._numbers), client, job)
         heapq.heappush(self._lines.setdefault(client, []), place)
         return place
 
     def remove(self, place: Place[Job]) -> None:
-        """Take a job out, if it is still in line."""
+        """Remove a job, if it still waits."""
         line = self._lines.get(place.client, [])
         if place in line:
             line.remove(place)
@@ -55,7 +55,7 @@ class Line(Generic[Job]):
             self._forget_empty(place.client)
 
     def take(self, most: int | None = None) -> Job | None:
-        """The job that is next, of those up to a size; None if there is none.
+        """The next job of those up to a size; None if there is none.
 
         Its client goes behind all others.
         """

@@ -1,4 +1,4 @@
-"""Log-probabilities as users read them: by token id, each with its rank and its text.
+"""Log-probabilities for users: by token id, each with its rank and its text.
 
 Log-probabilities of a prompt are parts of bytes, some perhaps twice
 (`minfer.prompt_logprobs`); they are kept as they come, and read once, when the consumer
@@ -37,28 +37,28 @@ def text_of(token: int, tokenizer: Tokenizer | None) -> str | None:
 
 @define(eq=False)
 class PromptScores:
-    """What came of a prompt so far."""
+    """The log-probabilities of a prompt so far."""
 
     prompt: Sequence[int]  # token ids
     tokenizer: Tokenizer | None = None
-    end: int = 1  # the index of the first token that nothing came of
+    end: int = 1  # the index of the first token without any
     parts: list[PromptPart] = field(factory=list)
     read: PromptLogprobs | None = None
 
     @property
     def unread(self) -> bool:
-        """Whether what came has not been read."""
+        """Whether there are parts that were not read."""
         return bool(self.parts)
 
     def add(self, data: bytes) -> None:
-        """Take over parts; what came before is left where it is. Raises ValueError."""
+        """Add parts; earlier ones are kept where they are. Raises ValueError."""
         for part in parts_of(data):
             if part.first <= self.end < part.first + part.count:
                 self.parts.append(part)
                 self.end = part.first + part.count
 
     def told(self) -> PromptLogprobs | None:
-        """Of each token, the first one's None; None if the prompt was not computed."""
+        """For each token, the first one's None; None if the prompt was not computed."""
         if self.read is None and self.end >= len(self.prompt):
             lines: list[TokenLogprobs] = []  # from the second token on
             for part in self.parts:

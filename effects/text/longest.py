@@ -1,10 +1,10 @@
-"""How many characters one token can stand for: what bounds a text before it is encoded.
+"""The most characters of one token: a bound on a text before it is encoded.
 
 A text of more characters than (tokens of the context) x (the most characters of a token)
-cannot fit, and need not be read to know it. That holds where every character of a text
-ends up in some token, as in byte-level BPE, and in BPE that falls back to bytes. Where a
-tokenizer drops characters (words of any length that become one unknown token, blanks that
-are stripped), nothing is known, and nothing is refused.
+cannot fit, and is refused unread. That holds where every character of a text ends up in
+some token, as in byte-level BPE, and in BPE that falls back to bytes. Where a tokenizer
+drops characters (words of any length that become one unknown token, blanks that are
+stripped), the bound is unknown, and nothing is refused.
 """
 
 import json
@@ -16,13 +16,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 # Canonical composition makes one character of at most four: Unicode's longest
 # decompositions.
 _COMPOSED: Final = 4
-# Normalizers by how many characters of a text may become one; others are not known.
+# The most characters of a text that a normalizer makes one; others are unknown.
 _SHRINK: Final = {"NFD": 1, "NFC": _COMPOSED, "NFKD": 1, "NFKC": _COMPOSED, "Prepend": 1}
 _KEEPING: Final = {"ByteLevel", "Metaspace", "Digits"}  # they split, and drop nothing
 
 
 def longest_token(backend: Backend) -> int | None:
-    """The most characters of a text that can become one token; None: not known."""
+    """The most characters of a text that can become one token; None: unknown."""
     model = backend.model
     added = backend.get_added_tokens_decoder().values()
     shrink = _shrink(state_of(backend.normalizer))
@@ -39,13 +39,13 @@ def longest_token(backend: Backend) -> int | None:
 
 
 def state_of(part: Any) -> dict[str, Any]:
-    """A part of a tokenizer as tokenizer.json has it; nothing, if it is not there."""
+    """A part of a tokenizer in the form of tokenizer.json; empty, if it is not there."""
     state = {} if part is None else json.loads(part.__getstate__())
     return state if isinstance(state, dict) else {}
 
 
 def _shrink(normalizer: dict[str, Any]) -> int | None:
-    """How many characters a normalizer may make one of; None: any number."""
+    """The most characters that a normalizer may make one; None: any number."""
     kind = normalizer.get("type")
     if kind is None:
         return 1
@@ -64,7 +64,7 @@ def _shrink(normalizer: dict[str, Any]) -> int | None:
 
 
 def _drops_nothing(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether all of a text is still there when it has been split."""
+    """Whether splitting keeps all of a text."""
     kind = pre_tokenizer.get("type")
     if kind == "Sequence":
         return all(map(_drops_nothing, pre_tokenizer["pretokenizers"]))

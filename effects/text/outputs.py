@@ -1,4 +1,4 @@
-"""What a request gives back. Field names are vLLM's."""
+"""The outputs of a request. Field names are vLLM's."""
 
 import math
 import sys
@@ -12,19 +12,19 @@ from minfer.messages import Finished
 
 @frozen(kw_only=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds on a clock that never goes back."""
+    """The times of a request, in seconds on a monotonic clock."""
 
     arrival_time: float
     first_token_time: float | None = None
     last_token_time: float | None = None
     output_tokens: int = 0  # of all samples
-    first_scheduled_time: float | None = None  # when its first sample was let in
-    # Seconds from arrival until then, by what who was next in line waited for
+    first_scheduled_time: float | None = None  # when its first sample was admitted
+    # Seconds from arrival until then, by the reason that blocked the head of the queue
     # (`schedule.waits_for`).
     queue_times: Mapping[str, float] = field(factory=dict)
     preemptions: int = 0  # of all samples
-    draft_tokens: int = 0  # of all samples: guessed ahead, and verified
-    accepted_draft_tokens: int = 0  # of these, that are part of the output
+    draft_tokens: int = 0  # of all samples: proposed, and verified
+    accepted_draft_tokens: int = 0  # of these, those that are part of the output
 
     @property
     def ttft(self) -> float | None:
@@ -63,21 +63,21 @@ class Found(Finished):
 
 @frozen
 class Logprob:
-    """What the model gave a token, before temperature, top-k and top-p."""
+    """A token's log-probability by the model, before temperature, top-k and top-p."""
 
     logprob: float  # natural
-    rank: int  # 1 is the likeliest; of those that tie, the lower id comes first
+    rank: int  # 1 is the likeliest; of equal ones, the lower id comes first
     decoded_token: str | None = None  # None without a tokenizer
 
 
 # For each token of a prompt, by id: itself first, then the likeliest at its place. None:
-# the first, which nothing is before.
+# the first, which has no predecessor.
 PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 @frozen(kw_only=True)
 class CompletionOutput:
-    """One sample: all of it, or what is new of it when streamed."""
+    """One sample: all of it, or its new part when streamed."""
 
     index: int
     text: str
@@ -88,14 +88,14 @@ class CompletionOutput:
     stop_reason: int | str | None = (
         None  # the stop string, or the token id of `stop_token_ids`
     )
-    # For each of `token_ids`, if it was asked for: by id, itself first, then the
+    # For each of `token_ids`, if requested: by id, itself first, then the
     # likeliest.
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     cumulative_logprob: float | None = None  # of all tokens of the sample so far
     error: str = ""
-    # What a prompt that was pooled came to, instead of tokens: as in `EmbeddingOutput`.
+    # The vector of a pooled prompt, instead of tokens: as in `EmbeddingOutput`.
     vector: bytes = field(default=b"", repr=False)
-    # Of its request's prompt, if asked for: for those who see samples one by one.
+    # Of its request's prompt, if requested: for readers of single samples.
     prompt_logprobs: PromptLogprobs | None = field(default=None, repr=False)
 
     def finished(self) -> bool:
@@ -105,8 +105,8 @@ class CompletionOutput:
 
 @frozen(kw_only=True)
 class RequestOutput:
-    """A request with its samples, in the order of their index (streamed: those with
-    news).
+    """A request with its samples, in the order of their index (streamed: those with new
+    output).
     """
 
     request_id: str
@@ -115,11 +115,11 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool
     metrics: RequestMetrics
-    # Prompt tokens that the prefix cache gave sample 0 when it was first admitted: the
-    # prompt is counted once, and what later samples find of it was computed for this very
+    # Prompt tokens in the prefix cache when sample 0 was first admitted: the prompt is
+    # counted once, and later samples hit blocks that were computed for this very
     # request.
     num_cached_tokens: int = 0
-    # Of the prompt's tokens, if asked for; None if it ended before they were known.
+    # Of the prompt's tokens, if requested; None if it ended before they were known.
     prompt_logprobs: PromptLogprobs | None = field(default=None, repr=False)
 
 
@@ -130,7 +130,7 @@ class EmbeddingOutput:
     request_id: str
     prompt: str | None  # as it was given; None if it came as token ids
     prompt_token_ids: tuple[int, ...] = field(repr=False)
-    vector: bytes = field(repr=False)  # float32, little-endian; nothing if it failed
+    vector: bytes = field(repr=False)  # float32, little-endian; empty if it failed
     metrics: RequestMetrics
     num_cached_tokens: int = 0  # of the prompt
     finish_reason: str = "stop"  # or "cancelled", or "error"
@@ -143,7 +143,7 @@ class EmbeddingOutput:
 
 
 def floats(vector: bytes) -> "array[float]":
-    """The numbers of a vector as it travels."""
+    """The numbers of a vector in bytes."""
     numbers = array("f")
     numbers.frombytes(vector)
     if sys.byteorder == "big":
@@ -152,7 +152,7 @@ def floats(vector: bytes) -> "array[float]":
 
 
 def normalized(vector: bytes) -> bytes:
-    """A vector of length 1 in its direction; one without a direction as it is."""
+    """A vector of length 1 in its direction; a zero vector unchanged."""
     numbers = floats(vector)
     length = math.hypot(*numbers)
     if not length:

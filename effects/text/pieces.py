@@ -1,10 +1,10 @@
-"""One sample, on its way from tokens to what is taken of it.
+"""One sample, on its way from tokens to output.
 
     feed, finish ---> fresh ---> flush ---> tokens, text ---> take
 
-Tokens wait until they are flushed: then they become text, up to a stop string. What was
-flushed waits until it is taken; so a slow reader costs no memory beyond the tokens
-themselves, and gets them in one piece.
+Tokens wait until they are flushed: then they become text, up to a stop string. Flushed
+text waits until it is taken; so a slow reader costs no memory beyond the tokens
+themselves, and gets them at once.
 """
 
 from attrs import define, evolve, field
@@ -19,17 +19,17 @@ from minfer.plan import TokenLogprobs
 
 @define
 class Pieces:
-    """What came of one sample since the last flush, and what was flushed and not taken
-    yet.
+    """The tokens of one sample since the last flush, and what was flushed and not yet
+    taken.
     """
 
     decoder: Detokenizer | None
     matcher: StopMatcher | None
-    # Of the tokens from the next that will be taken, if asked for. Those that an end cuts
+    # Of the tokens from the next that will be taken, if requested. Those that an end cuts
     # off stay.
     logprobs: list[TokenLogprobs] | None = None
     unstopped: int = 0  # output tokens in whose text no stop string may end
-    keeps_stop: bool = False  # its text has the token that ended it, too
+    keeps_stop: bool = False  # its text includes the token that ended it
     fresh: list[int] = field(factory=list)  # tokens that came
     done: Finished | None = None
     count: int = 0  # output tokens that were ever flushed, or that it began with
@@ -42,8 +42,8 @@ class Pieces:
     vector: bytes = b""  # instead of tokens, of a prompt that was pooled
 
     def begin(self, history: tuple[int, ...]) -> None:
-        """Go on after output that was taken before: its text is context, and not given
-        again.
+        """Continue after output that was taken before: its text is context, and not
+        emitted again.
         """
         self.count = len(history)
         if self.decoder is not None and history:
@@ -62,17 +62,17 @@ class Pieces:
         return ended or bool(self.tokens if self.decoder is None else self.text)
 
     def finish(self, done: Finished) -> None:
-        """Learn of the end, and at which length: what came beyond it does not count."""
+        """Note the end, and its length: tokens beyond it do not count."""
         del self.fresh[max(0, done.length - self.count) :]
         self.done = done
 
     def flush(self, stop_ids: frozenset[int]) -> None:
-        """Make what came ready to be taken, up to a stop string."""
+        """Make new tokens ready to be taken, up to a stop string."""
         new = self.fresh
         self.fresh = []
         self.over = self.done is not None
         if self.decoder is not None and self.stop is None:
-            # The token that ended the sample belongs to it, but hardly ever to its text.
+            # The token that ended the sample belongs to it, but usually not to its text.
             ended = self.done is not None and self.done.reason == "stop"
             silent = ended and not self.keeps_stop and new and new[-1] in stop_ids
             spelled = new[:-1] if silent else new
@@ -81,7 +81,7 @@ class Pieces:
         self.count += len(new)
 
     def take(self, index: int, stop_token_ids: tuple[int, ...]) -> CompletionOutput:
-        """What was flushed since the last time."""
+        """The output that was flushed since the last time."""
         tokens = tuple(self.tokens)
         new = CompletionOutput(
             index=index, text=self.text, token_ids=tokens, vector=self.vector

@@ -1,9 +1,9 @@
-"""One reader of the files beside tokenizer.json, as transformers 5 reads them.
+"""The reader of the files beside tokenizer.json, with the rules of transformers 5.
 
-What holds where several files speak (`tests/effects/text/test_side_files.py` holds each
-row against the installed transformers):
+Which file is used if several define something (`tests/effects/text/test_side_files.py`
+compares each row with the installed transformers):
 
-| what | holds |
+| what | used |
 | --- | --- |
 | vocabulary, merges, post-processor | tokenizer.json |
 | `add_bos_token`, `add_eos_token` | nothing: the post-processor of tokenizer.json does |
@@ -20,8 +20,8 @@ empty; those of special_tokens_map.json likewise, without `added_tokens_decoder`
 | chat templates | chat_template.jinja and additional_chat_templates/ together; without \
 them `chat_template` of tokenizer_config.json; never chat_template.json |
 
-Where transformers stops (an object without `__type` as a named token, an unknown flag, a
-list of objects in `additional_special_tokens`), the token is read for what it says.
+Where transformers fails (an object without `__type` as a named token, an unknown flag, a
+list of objects in `additional_special_tokens`), the token is read by its text.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class SpecialTokens:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The named tokens, as chat templates see them."""
+        """The named tokens, for chat templates."""
         return {name: text_of(token) for name, token in self.named.items()}
 
 
@@ -117,7 +117,7 @@ def special_tokens(
 
 
 def _token(value: object, **flags: bool) -> Token | None:
-    """A token as files write it: its text, or an object with its text and flags."""
+    """A token in a file: its text, or an object with its text and flags."""
     if isinstance(value, str | AddedToken):
         return value
     content = value.get("content") if isinstance(value, Mapping) else None
@@ -138,7 +138,7 @@ def _is_other(name: str) -> bool:
 
 
 def _taken_out(said: dict[str, Any], *, objects_alone: bool = False) -> dict[str, Any]:
-    """Take out of what is said the tokens with names of their own."""
+    """Remove the tokens with names of their own from the settings, and return them."""
     names = [n for n in said if _is_other(n) and isinstance(said[n], str)]
     found = {} if objects_alone else {name: said.pop(name) for name in names}
     if isinstance(said.get(_EXTRA), Mapping):
@@ -157,7 +157,7 @@ def _listed(entries: Mapping[str, object]) -> dict[int, AddedToken]:
 
 
 def _overlay(said: dict[str, Any], older: Mapping[str, Any]) -> None:
-    """Put what special_tokens_map.json says over what tokenizer_config.json says."""
+    """Lay the settings of special_tokens_map.json over tokenizer_config.json."""
     for name, value in older.items():
         if name == _EXTRA and isinstance(value, list):
             before = said.get(_EXTRA) or []
@@ -169,8 +169,8 @@ def _overlay(said: dict[str, Any], older: Mapping[str, Any]) -> None:
 
 
 def _added_file(folder: Path, said: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """The tokens of added_tokens.json by id: special are those that `said` names, but by
-    an object.
+    """The tokens of added_tokens.json by id: special are those that `said` names, unless
+    by an object.
     """
     extra = said.get(_EXTRA)
     named = [said.get(name) for name in NAMED] + (

@@ -1,12 +1,12 @@
-"""Stop strings: where a text that comes in pieces has to end.
+"""Stop strings: where a text that comes in pieces ends.
 
-Two questions are asked of a text: does a stop string end at a character, which one call
-of `str.endswith` answers for all of them; and what is its longest end that may turn out
-to begin a stop string, which is held back. Stop strings are sorted, and those that begin
-alike stand together: one bisection says whether any of them begins with an end.
+A text is searched for two things: a stop string that ends at a character, which one call
+of `str.endswith` finds for all of them; and the longest end of the text that may begin a
+stop string, which is kept. Stop strings are sorted, so that those with a common beginning
+are neighbours: one bisection finds whether any of them begins with an end.
 
-When text is added, its longest end cannot begin any earlier than before. So a place is
-left for good where no stop string begins, and over a whole text there are at most two
+When text is added, its longest end cannot begin any earlier than before. So a place where
+no stop string begins is not looked at again, and over a whole text there are at most two
 bisections for each character.
 """
 
@@ -18,8 +18,8 @@ class StopMatcher:
     """Finds the stop string that ends first in a text that comes in pieces.
 
     Of several that end at the same character, the longest. The result does not depend on
-    how the text is cut into pieces. Text that may turn out to begin a stop string is held
-    back, unless stop strings are `kept` in the text.
+    how the text is cut into pieces. Text that may begin a stop string is kept, unless
+    stop strings are `kept` in the text.
     """
 
     def __init__(self, stops: Sequence[str], *, kept: bool = False) -> None:
@@ -36,17 +36,17 @@ class StopMatcher:
         self._tail = ""  # the longest end of the text that may begin a stop string
 
     def pass_by(self, piece: str) -> str:
-        """Take text in which no stop string counts that ends there; return text that is
-        certain: one may begin in it.
+        """Add text in which a stop string that ends does not count; return the text that
+        is certain, as one may begin in it.
         """
         given, text = self._given(), self._tail + piece
         self._tail = self._begun(text)
         return text[given : len(text) - self._held()]
 
     def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
-        """Take text; return (text that is certain, the stop string found or None).
+        """Add text; return (text that is certain, the stop string found or None).
 
-        After a find, what is behind it is dropped; with `final` nothing is held back.
+        After a find, the rest is dropped; with `final` no text is kept.
         """
         if not self._tail and self._firsts.isdisjoint(piece):
             return piece, None
@@ -59,15 +59,15 @@ class StopMatcher:
         return text[given : len(text) - self._held()], None
 
     def _held(self) -> int:
-        """How many characters are held back."""
+        """The number of characters that are kept."""
         return 0 if self._kept else len(self._tail)
 
     def _given(self) -> int:
-        """How many characters of the longest end were not held back."""
+        """The number of characters of the longest end that were not kept."""
         return len(self._tail) if self._kept else 0
 
     def _ended(self, text: str, begin: int) -> tuple[int, str | None]:
-        """Where the first stop string ends behind `begin`, and which one."""
+        """Where the first stop string ends after `begin`, and which one."""
         for end, char in enumerate(text[begin:], begin + 1):
             if char in self._lasts and text.endswith(self._stops, 0, end):
                 found = [stop for stop in self._stops if text.endswith(stop, 0, end)]
@@ -75,7 +75,7 @@ class StopMatcher:
         return len(text), None
 
     def _begun(self, text: str) -> str:
-        """The longest end of a text that a stop string begins with, and is longer."""
+        """The longest end of a text that is the beginning of a longer stop string."""
         for at in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[at] in self._firsts:
                 end = text[at:]

@@ -1,4 +1,4 @@
-"""How much a chat template may do, whatever values a request gives to it.
+"""Bounds of the work of a chat template, for any values that a request gives it.
 
 A template comes with the checkpoint, but what it loops over, and what it multiplies, may
 be a client's (`chat_template_kwargs`): one number could keep the renderer busy for hours.
@@ -48,7 +48,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
 
 def _times(left: Any, right: Any) -> int:
-    """How long a product is; 0: it is a number, or an error."""
+    """The length of a product; 0: it is a number, or an error."""
     for some, times in ((left, right), (right, left)):
         if isinstance(some, str | list | tuple | bytes) and isinstance(times, int):
             return len(some) * times
@@ -56,6 +56,6 @@ def _times(left: Any, right: Any) -> int:
 
 
 def _bits(base: Any, power: Any) -> int:
-    """How many bits a power of whole numbers has at most; 0: it is of another kind."""
+    """The most bits of a power of whole numbers; 0: it is of another kind."""
     whole = isinstance(base, int) and isinstance(power, int)
     return base.bit_length() * power if whole else 0

@@ -1,4 +1,4 @@
-"""When things happened to one request, and what it waited for."""
+"""The times of one request, and the causes of its waiting."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ class Timeline:
     first: float | None = None  # when its first and last tokens came
     last: float | None = None
     preempted: int = 0  # times, all samples together
-    drafts: int = 0  # of all samples, that were judged
+    drafts: int = 0  # of all samples, that were verified
     accepted: int = 0  # of these, as far as they became output
     # Total seconds for which the head of the queue was blocked, by cause: when this
     # request joined the queue. And during its own wait, once it was admitted.

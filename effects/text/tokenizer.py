@@ -1,4 +1,4 @@
-"""Text to token ids and back, as the checkpoint's tokenizer has it.
+"""Text to token ids and back, by the checkpoint's tokenizer.
 
 Uses the `tokenizers` library directly: transformers would take seconds to import. Token
 ids agree with those of transformers' AutoTokenizer on the same files.
@@ -23,7 +23,7 @@ _ALPHABET: Final = {chr(b): b for b in _PLAIN} | {
     chr(256 + i): b for i, b in enumerate(_OTHER)
 }
 
-_BYTE: Final = re.compile("<0x([0-9A-Fa-f]{2})>")  # how sentencepiece spells a byte
+_BYTE: Final = re.compile("<0x([0-9A-Fa-f]{2})>")  # sentencepiece's form of a byte
 
 
 class TextError(ValueError):
@@ -68,13 +68,13 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}  # of tokens that were looked up
         self._texts: dict[int, str | None] = {}  # likewise
         longest = longest_token(backend) if context else None
-        # Characters of a text that may fit, if that is known.
+        # The most characters of a text that may fit, if known.
         self.most = longest * context if longest and context else None
         self.context = context
 
     @property
     def all_templates(self) -> str | None:
-        """The texts of the chat templates that conversations are rendered with."""
+        """The texts of all chat templates of conversations."""
         used = [self.chat_template, self.templates.with_tools]
         return "\n".join(text for text in used if text is not None) or None
 
@@ -116,17 +116,17 @@ class Tokenizer:
         return self.special_ids.intersection(one for one in found if one is not None)
 
     def added(self, text: str) -> int | None:
-        """Id of the token that a text is by itself, special or not, if one was added."""
+        """The id of the added token with this text, special or not, if there is one."""
         found = self._backend.token_to_id(text)
         return found if found in self.added_ids else None
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        """Tokens as the vocabulary spells them; nothing for ids without a token."""
+        """Tokens in the vocabulary's spelling; empty for ids without a token."""
         return [self._backend.id_to_token(token) or "" for token in ids]
 
     def whole_text(self, token: int) -> str | None:
-        """Text of one token, if it is that wherever a character may begin: not of parts
-        of characters, nor where tokens are more than their bytes.
+        """The text of one token, if it is the same wherever a character may begin: not
+        for parts of characters, nor where tokens are more than their bytes.
         """
         if token not in self._texts:
             try:
@@ -137,7 +137,7 @@ class Tokenizer:
         return self._texts[token]
 
     def as_json(self) -> str:
-        """All of it as tokenizer.json has it, with what was added from other files."""
+        """The whole tokenizer as a tokenizer.json, with tokens of other files."""
         return self._backend.to_str()
 
     def token_bytes(self, token: int) -> bytes:
@@ -161,8 +161,8 @@ class Tokenizer:
 
 
 def _is_skipped(backend: Backend, token: int) -> bool:
-    """Whether `decode` leaves an added token out as special. Its flags do not tell: the
-    library compares spellings, and one that was special ever stays so.
+    """Whether `decode` leaves out an added token as special. Its flags do not show that:
+    the library compares texts, and one that was ever special stays so.
     """
     ids = [token] * 3  # a decoder may strip the first
     shown, skipped = (backend.decode(ids, skip_special_tokens=on) for on in (False, True))

@@ -19,13 +19,13 @@ State = dict[str, Any]  # a part of a tokenizer, as tokenizer.json spells it
 
 @frozen(kw_only=True)
 class TokenizerClass:
-    """What a class brings. `parts` and `model` are made from tokenizer_config.json."""
+    """The parts of a class. `parts` and `model` are made from tokenizer_config.json."""
 
     special_tokens: Mapping[str, str]  # by name, where the config names none
     model: Mapping[str, Any]  # settings of its byte-pair encoding
     parts: Callable[[Mapping[str, Any]], State]  # normalizer, pre_tokenizer, decoder
     more_tokens: tuple[str, ...] = ()  # special, where the config lists none
-    # What begins each text, whatever the post-processor of tokenizer.json says.
+    # The beginning of each text, whatever the post-processor of tokenizer.json is.
     begins: Literal["as the file says", "plain", "with bos_token"] = "as the file says"
     # All special tokens are added once more: by their texts, without the flags that files
     # give them (single_word, lstrip, ...), or as they are, as special ones.

@@ -1,7 +1,7 @@
-"""A tokenizer of the `tokenizers` library, made of a checkpoint's files.
+"""A tokenizer of the `tokenizers` library, made from a checkpoint's files.
 
-It does what transformers' `AutoTokenizer` does with the same files: which file holds is
-said in `side_files`, what a class changes in `tokenizer_classes`.
+It follows transformers' `AutoTokenizer` on the same files: `side_files` has the rules for
+files, `tokenizer_classes` the parts of classes.
 """
 
 import json
@@ -100,8 +100,8 @@ def _is_made_so(
     config: Mapping[str, Any],
     tokens: SpecialTokens,
 ) -> bool:
-    """Whether tokenizer.json has what the class would bring: large vocabularies take
-    seconds to make again.
+    """Whether tokenizer.json has the parts of the class already: large vocabularies take
+    seconds to rebuild.
     """
     model: Any = backend.model
     if type(model).__name__ != "BPE":
@@ -113,7 +113,7 @@ def _is_made_so(
         found = state_of(getattr(backend, name))
         levels = name == "decoder" and found.get("type") == "ByteLevel"
         if levels and part["type"] == "ByteLevel":
-            continue  # whose settings do nothing in a decoder
+            continue  # whose settings have no effect in a decoder
         if _bare(found) != _bare(part or {}):
             return False
     stored = [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
@@ -121,7 +121,7 @@ def _is_made_so(
 
 
 def _bare(part: Any) -> Any:
-    """A part of a tokenizer without what has no influence on token ids."""
+    """A part of a tokenizer without fields that do not influence token ids."""
     if isinstance(part, list):
         return [*map(_bare, part)]
     if isinstance(part, dict):
@@ -132,7 +132,7 @@ def _bare(part: Any) -> Any:
 def _remade(
     data: bytes, kind: TokenizerClass, config: Mapping[str, Any], tokens: SpecialTokens
 ) -> dict[str, Any]:
-    """What tokenizer.json holds, with the parts that the class brings."""
+    """The tokenizer of tokenizer.json, with the parts of the class."""
     state: dict[str, Any] = json.loads(data)
     old = state["model"]
     vocabulary = old["vocab"]
@@ -146,14 +146,14 @@ def _remade(
 def _add_tokens(
     backend: Backend, tokens: SpecialTokens, kind: TokenizerClass | None
 ) -> None:
-    """Add the tokens that files name, in transformers' order: it makes their ids."""
+    """Add the tokens of the files, in transformers' order, on which their ids depend."""
     names = set(tokens.texts.values())
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     known |= {token.content for token in tokens.added}
     every = (*tokens.named.values(), *tokens.extra)
     wanted: list[Token] = [*tokens.added]
     for token in every:
-        # Of one text with other flags, the later holds.
+        # Of equal texts with other flags, the later one is used.
         if text_of(token) not in known and token not in wanted:
             wanted.append(token)
     backend.add_tokens(

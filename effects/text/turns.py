@@ -1,14 +1,14 @@
-"""Messages as chat templates take them, in whichever form they were sent.
+"""Messages in the form for chat templates, whatever their form in a request.
 
-HTTP's bodies and Python's callers hand over the same messages. What depends on the
-template is decided here, for all of them:
+HTTP's bodies and Python's callers pass the same messages. Forms that depend on the
+template are chosen here, for all of them:
 
 * Content in several texts is a list where the template reads lists in messages of that
-  role, as transformers has it. For other templates the texts are lines of one.
-* Arguments of calls are objects. Text that holds no JSON object, as of a call that broke
-  off, stays as it was written, and `tojson` writes it so, too.
+  role, as in transformers. For other templates the texts are lines of one.
+* Arguments of calls are objects. Text that is no JSON object, as of an incomplete call,
+  is unchanged, and `tojson` writes it so, too.
 * Where a template fails on null, on arguments of a kind, or on several calls at once,
-  others are tried: `ways`.
+  other forms are tried: `ways`.
 """
 
 import json
@@ -34,14 +34,14 @@ _CALLED: Final[Message] = {
 
 
 class Written(str):
-    """Arguments of a call that are text: the template is to write them as they are."""
+    """Arguments of a call that are text: the template must write them unchanged."""
 
     __slots__ = ()
 
 
 def read_message(message: Mapping[str, Any]) -> Message:
     """A message with arguments as objects, reasoning under all its names, and without
-    absent fields: templates ask whether a field is there. What an assistant did not say
+    absent fields: templates test whether a field is there. An assistant's missing content
     is null, which `ways` leaves out first.
     """
     told = {name: value for name, value in message.items() if value is not None}
@@ -54,7 +54,7 @@ def read_message(message: Mapping[str, Any]) -> Message:
 
 
 def lines_joined(message: Message, takes_lists: Callable[[str], bool]) -> Message:
-    """A message whose content is one text if the template takes no lists of them."""
+    """A message whose content is one text if the template reads no lists of them."""
     content = message.get("content")
     if not isinstance(content, list | tuple) or not all(map(_is_text, content)):
         return message
@@ -64,7 +64,7 @@ def lines_joined(message: Message, takes_lists: Callable[[str], bool]) -> Messag
 
 
 def probe(role: str) -> list[Message]:
-    """A conversation that has a list of texts in a message of this role."""
+    """A conversation with a list of texts in a message of this role."""
     parts = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
     asked = {"role": role, "content": parts}
     match role:
@@ -78,8 +78,8 @@ def probe(role: str) -> list[Message]:
 
 
 def shows_texts(rendered: str) -> bool:
-    """Whether the texts of `probe` are in what a template made of it, as texts: some
-    write a list as Python does.
+    """Whether the rendered `probe` has its texts as texts: some templates write a list as
+    Python does.
     """
     quoted = (f"'{_FIRST}'", f'"{_FIRST}"')
     both = _FIRST in rendered and _SECOND in rendered
@@ -87,8 +87,8 @@ def shows_texts(rendered: str) -> bool:
 
 
 def ways(chat: Sequence[Message]) -> Iterator[list[Message]]:
-    """A conversation in the ways in which templates may take it, the best one first; the
-    last one is for templates that refuse several calls at once, by an error of their own.
+    """A conversation in the forms that templates may accept, the best one first; the last
+    one is for templates that refuse several calls at once, by an error of their own.
     """
     tried: list[list[Message]] = []
     for change in (_without_content, _same, _without_null, _with_text, _with_objects):
@@ -102,7 +102,7 @@ def ways(chat: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def marked(chat: Sequence[Message]) -> list[Message]:
-    """A conversation whose arguments that are text are `Written`."""
+    """A conversation whose text arguments are `Written`."""
     return [_with_arguments(message, _as_written) for message in chat]
 
 
@@ -133,8 +133,8 @@ def _without_null(message: Message) -> Message:
 
 
 def _with_text(message: Message) -> Message:
-    """With arguments as text, as DeepSeek's templates take them: they ask whether content
-    is null.
+    """With arguments as text, for DeepSeek's templates: these test whether content is
+    null.
     """
     if "tool_calls" not in message:
         return _without_null(message)
@@ -143,12 +143,12 @@ def _with_text(message: Message) -> Message:
 
 
 def _with_objects(message: Message) -> Message:
-    """With arguments as objects alone: what is none is put into one."""
+    """With arguments as objects only: other values are put into one."""
     return _with_arguments(_without_null(message), _object_around)
 
 
 def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:
-    """With one call in each message, and its result behind it: some templates refuse
+    """With one call in each message, and its result after it: some templates refuse
     several.
     """
     results = {one.get("tool_call_id"): one for one in chat if one.get("role") == "tool"}
@@ -188,7 +188,7 @@ def _changed(call: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _read(arguments: Any) -> Any:
-    """The object that text holds, if it holds one that can be sent on."""
+    """The object in a text, if it is one that can be sent on."""
     if not isinstance(arguments, str):
         return arguments
     try:
