@@ -1,8 +1,8 @@
-"""Outputs that must look like something: constraints become masks of tokens.
+"""Structured outputs: constraints become masks of tokens.
 
-    StructuredOutputs --spelled.py, schemas.py--> llguidance's own words
+    StructuredOutputs --spelled.py, schemas.py--> llguidance's own language
           --Compiler.compile--> Grammar --matcher--> Matcher: which tokens may come next
 
-`protocol.py` says what is asked of a library, `by_llguidance.py` asks it of llguidance,
-and `store.py` keeps what was compiled.
+`protocol.py` is the interface to a library, `by_llguidance.py` implements it with
+llguidance, and `store.py` caches compiled grammars.
 """

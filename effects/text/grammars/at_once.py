@@ -1,11 +1,11 @@
 """Masks of many rows in one call, on all processors.
 
-The library writes each where it is wanted, and lets other threads run: what is done here
-for each row is to put it into a list. Nearly all go forward by one token, which takes a
-microsecond or two: many do so in one call, too, and few one after the other, before
-threads would have woken up.
+The library writes each mask to its place, and lets other threads run: the work here for
+each row is to put it into a list. Nearly all matchers go forward by one token, which
+takes a microsecond or two: many do so in one call, too, and few one after the other,
+which is over before threads would have woken up.
 
-Whose mask takes longer than MASK_WAIT is found out meanwhile (watching.py).
+Masks that take longer than MASK_WAIT are detected meanwhile (watching.py).
 """
 
 import time

@@ -1,8 +1,8 @@
 """Grammars by llguidance: compiled lazily, walked over the vocabulary's prefix tree.
 
 Work is bounded three ways: by its own limits (expressions, states, items), by the size of
-what is asked, and by the processor time of one mask, for the limits count no work that
-long runs of forced bytes and ambiguous rules make.
+the constraint, and by the processor time of one mask, as the limits do not count the work
+of long runs of forced bytes and of ambiguous rules.
 """
 
 import json

@@ -1,17 +1,17 @@
-"""Grammars in Lark's form that others wrote: what of them the compiler is not handed.
+"""Checks of users' grammars in Lark's form, before they go to the compiler.
 
-It calls itself for what a rule refers to, and again for what is in brackets: rules that
-refer to each other in a long line would take the process's stack, and the process. So
-there are bounded many of them, with their brackets. Its schemas are checked as any others
-are, and tokens that are referred to by name become ids, as the vocabulary that it gets
-has no names (`vocabulary.py`).
+The compiler calls itself for each rule that a rule refers to, and again for brackets:
+rules that refer to each other in a long chain would overflow the stack, and kill the
+process. So their number is bounded, with their brackets. Schemas in a grammar are checked
+like any others, and tokens that are referred to by name become ids, as the compiler's
+vocabulary has no names (`vocabulary.py`).
 
-Before and between masks it writes on for as long as only one letter may come. Two letters
-of which the first takes all there is of both, as in `start: /b+/ /b+/`, have it write for
-ever, so it is told not to, by an option that comes last: an earlier one, of the grammar's
-own, does not count.
+Before and between masks the compiler adds text for as long as only one letter may come.
+Two repetitions of which the first takes all text of both, as in `start: /b+/ /b+/`, would
+have it add for ever, so this is switched off, by an option that comes last: an earlier
+one, of the grammar's own, does not count.
 
-This reads no more of the form than where its words begin and end.
+Of Lark's form, only the ends of words are parsed here.
 """
 
 import json
@@ -80,7 +80,7 @@ def as_compiled(text: str, ids: Mapping[str, int], param: str) -> str:
 
 
 class _Depth:
-    """How deep the compiler may get, at most: all rules might be in one line."""
+    """The greatest depth of the compiler's calls: all rules might be in one chain."""
 
     def __init__(self) -> None:
         self.total = 0

@@ -1,4 +1,4 @@
-"""Lines of masks: a bit for each token id, the lowest first; what is changed in many."""
+"""Lines of masks: a bit for each token id, the lowest first; and bulk changes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -14,7 +14,7 @@ FIRST: Final = 32  # words that are looked at before all are
 
 
 def fill(line: NDArray[np.int32], bits: bytes) -> None:
-    """Write a mask to a line; what it does not say is not allowed."""
+    """Write a mask to a line; tokens beyond it are not allowed."""
     there = line.view(np.uint8)
     given = np.frombuffer(bits, np.uint8)[: len(there)]
     there[: len(given)] = given

@@ -1,7 +1,7 @@
-r"""Patterns of JSON schemas and regular expressions, rewritten so that the compiler lets
-through what they mean.
+r"""Patterns of JSON schemas and regular expressions, rewritten so that the compiler
+enforces their meaning.
 
-Two things in llguidance 1.9 let texts through that a pattern forbids:
+llguidance 1.9 accepts texts that a pattern forbids, for two reasons:
 
 * Within JSON, a set of characters becomes a set of its escapes. Where it holds all of
   U+0000 to U+001F (U+000A aside), the escapes of `"` and of the backslash are added,
@@ -13,7 +13,7 @@ Two things in llguidance 1.9 let texts through that a pattern forbids:
   Where `re` and ECMA 262 differ, it holds what both allow; but in a name that decides
   what its value may be it is as `re` has it, so that no name is taken for another one.
 
-Groups, repetitions and anchors are handed on: the compiler refuses those that it cannot
+Groups, repetitions and anchors are passed on: the compiler refuses those that it cannot
 enforce.
 """
 

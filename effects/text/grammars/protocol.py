@@ -1,10 +1,10 @@
-"""What is asked of a library for grammars.
+"""The interface to a library for grammars.
 
-Theory. A grammar is compiled once, for a vocabulary. A matcher of it walks along one
-output: its state is a function of the grammar and of the tokens so far, so it can be
-rolled back by tokens, thrown away, and made again. For the next token it gives a mask,
-a bit for each token id, the lowest first; the model's ends of sequence are allowed
-wherever the output may be over, and alone once it must be.
+Theory. A grammar is compiled once, for a vocabulary. A matcher of it follows one output:
+its state is a function of the grammar and of the tokens so far, so it can be rolled back
+by tokens, dropped, and made again. For the next token it returns a mask, a bit for each
+token id, the lowest first; the model's ends of sequence are allowed wherever the output
+may end, and alone once it must.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from minfer.structured import StructuredOutputs
 if TYPE_CHECKING:
     from minfer.effects.text.grammars.lines import Lines
 
-# Seconds that one mask, or one token that a matcher takes, may keep a step waiting. The
-# masks of a request that exceeds it are made by threads, and its rows skip steps until
-# they are there.
+# Seconds for which one mask, or one token of a matcher, may delay a step. The masks of a
+# request that exceeds it are made by threads, and its rows skip steps until they are
+# there.
 MASK_WAIT: Final = 5e-3
 
 
@@ -36,16 +36,16 @@ class MissingLibraryError(GrammarError):
 
 
 class Matcher(Protocol):
-    """One output on its way through a grammar. For one thread at a time."""
+    """The state of one output in a grammar. For one thread at a time."""
 
     served: int  # tokens of other outputs that went through it before
 
     def restart(self) -> None:
-        """Go to the beginning of another output. Raises GrammarError if it cannot."""
+        """Reset it for another output. Raises GrammarError if that fails."""
         ...
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Take tokens that came. Raises GrammarError if they are not allowed."""
+        """Take new tokens. Raises GrammarError if they are not allowed."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -61,17 +61,17 @@ class Matcher(Protocol):
 
     @property
     def may_end(self) -> bool:
-        """Whether the output may be over here."""
+        """Whether the output may end here."""
         ...
 
     @property
     def must_end(self) -> bool:
-        """Whether nothing but an end of sequence may follow."""
+        """Whether only an end of sequence may follow."""
         ...
 
 
 class Grammar(Protocol):
-    """A constraint that was compiled. Safe to share between threads."""
+    """A compiled constraint. Safe to share between threads."""
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an output."""
@@ -80,29 +80,30 @@ class Grammar(Protocol):
 
 @define(eq=False)  # frozen ones take twice as long to make, and there are many
 class Move:
-    """Where a matcher is to go: back by some tokens, then forward by others; and the line
-    that its next mask is written to.
+    """A matcher's next position: back by some tokens, then forward by others; and the
+    line of its next mask.
     """
 
     matcher: Matcher
     back: int
     tokens: tuple[int, ...]
     line: int = 0
-    late: bool = False  # as `Compiler.masks` found: it took longer than MASK_WAIT
+    late: bool = False  # set by `Compiler.masks`: it took longer than MASK_WAIT
 
 
 class Compiler(Protocol):
     """Compiles constraints for one vocabulary."""
 
     words: int  # of a line
-    never: frozenset[int]  # tokens that no output may have, whatever lines say
+    never: frozenset[int]  # tokens that no output may have, whatever the masks allow
 
     def masks(self, moves: Sequence[Move], lines: "Lines") -> dict[int, GrammarError]:
-        """Move matchers that this compiler made, each another one; then write the mask of
-        each to its line. Returns why there is none, by line, and marks moves that were
-        `late`. On as many processors as there are; other threads run meanwhile.
+        """Move matchers of this compiler, each another one; then write the mask of each
+        to its line. Returns errors of masks, by line, and marks moves that were `late`.
+        Uses all processors; other threads run meanwhile.
 
-        Lines are contiguous. None allows nothing, but for what is `never` allowed.
+        Lines are contiguous. Lines with errors allow nothing, except for tokens in
+        `never`.
         """
         ...
 

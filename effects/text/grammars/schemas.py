@@ -67,7 +67,7 @@ class _Place:
 
 
 def checked_schema(text: str, param: str, *, compiled: bool = False) -> str:
-    """A schema as text, of which everything will be enforced. Raises GrammarError.
+    """A schema as text, all of which can be enforced. Raises GrammarError.
 
     With `compiled`, it is for the compiler alone: its patterns are in the compiler's
     words, and cannot be checked again.

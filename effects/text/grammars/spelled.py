@@ -1,7 +1,7 @@
-"""Constraints in the words of the compiler: Lark, JSON schemas, regular expressions.
+"""Constraints in the compiler's language: Lark, JSON schemas, regular expressions.
 
-White space between the tokens of JSON is bounded: a small model may write nothing else
-for as long as it may, and then its output is no JSON.
+White space between the tokens of JSON is bounded: a small model may write nothing else up
+to its last token, and then its output is no JSON.
 """
 
 import json
@@ -27,7 +27,7 @@ TEXT: Final = r"(.|\n)*"  # any, as a regular expression
 
 @frozen
 class Spelled:
-    """A constraint as the compiler reads it, and what kind of text that is."""
+    """A constraint in the compiler's language, and its kind."""
 
     kind: str  # "json", "regex" or "lark"
     text: str

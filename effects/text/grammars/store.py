@@ -8,8 +8,8 @@ Theory. Each `begin` returns a future of its own, which waits in the queue of it
 clients take turns. To leave is to cancel that future; a constraint without waiters is not
 compiled, unless that has begun: then the result is kept as any other.
 
-    begin ---> place in line ---> a thread's turn ---> compiled ---> all who wait, kept
-      cancelled: out of the line
+    begin ---> queue ---> a thread's turn ---> compiled ---> all waiters, cache
+      cancelled: out of the queue
 """
 
 import threading
@@ -37,15 +37,15 @@ from minfer.structured import StructuredOutputs
 if TYPE_CHECKING:
     from minfer.effects.text.grammars.lines import Lines
 
-KEPT: Final = 256  # grammars: what was asked for, and that it compiles
+KEPT: Final = 256  # grammars: constraints, and that they compile
 THREADS: Final = 2
-MOST_WAITING: Final = 64  # in line, beyond which a server should take no more
+MOST_WAITING: Final = 64  # in the queue, beyond which a server should refuse more
 SHARE: Final = 2  # a client's share of these: one in so many
 
 
 @define(eq=False)
 class _Job:
-    """A constraint that is not compiled yet, and who waits for it."""
+    """A constraint that is not compiled yet, and its waiters."""
 
     asked: StructuredOutputs
     running: bool = False
@@ -54,14 +54,14 @@ class _Job:
 
 
 class Grammars:
-    """What was compiled for one vocabulary. Safe to use from any thread."""
+    """The compiled constraints of one vocabulary. Safe to use from any thread."""
 
     def __init__(self, make: Callable[[], Compiler]) -> None:
         """`make` loads the library, and raises GrammarError if there is none."""
         self._make = make
         self._compiler: Compiler | None = None
         self._loading = threading.Lock()
-        self._lock = threading.Lock()  # never held while a future is told something
+        self._lock = threading.Lock()  # never held while a future is resolved
         self._kept: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
         self._jobs: dict[StructuredOutputs, _Job] = {}
         self._line = Line[_Job]()
@@ -75,8 +75,8 @@ class Grammars:
         self._loaded()
 
     def begin(self, asked: StructuredOutputs, client: str = "") -> "Future[Grammar]":
-        """Have a constraint compiled when its client's turn comes, unless it was; the
-        result, or a GrammarError. Who cancels this future leaves.
+        """Have a constraint compiled at its client's turn, unless it is cached; the
+        future has the result, or a GrammarError. To cancel it is to leave.
         """
         with self._lock:
             if (known := self._known(asked)) is not None:
@@ -111,13 +111,13 @@ class Grammars:
         return known.result()
 
     def idle(self, asked: StructuredOutputs) -> Matcher | None:
-        """A matcher for a new output that has served another with this constraint, which
-        takes next to no time; None if there is none.
+        """A used matcher of this constraint, for a new output, which costs next to no
+        time; None if there is none.
         """
         return self._idle.take(asked)
 
     def give_back(self, asked: StructuredOutputs, matcher: Matcher, tokens: int) -> None:
-        """A matcher's output has ended after so many tokens: keep it for another."""
+        """Keep a matcher for another output; its own has ended after so many tokens."""
         self._idle.put(asked, matcher, tokens)
 
     @property
@@ -136,13 +136,13 @@ class Grammars:
 
     @property
     def pending(self) -> int:
-        """How many constraints are not compiled yet, of those that are waited for."""
+        """The number of constraints that have waiters and are not compiled yet."""
         with self._lock:
             return len(self._jobs)
 
     def crowded(self, client: str) -> bool:
-        """Whether a server should take no more of a client: the line is full, or its
-        share of it.
+        """Whether a server should refuse more of a client: the queue is full, or the
+        client's share of it.
         """
         with self._lock:
             own = self._line.count(client)
@@ -154,7 +154,7 @@ class Grammars:
             return asked in self._kept
 
     def close(self) -> None:
-        """Let go of all, and cancel what waits; what is being compiled ends by itself."""
+        """Drop all, and cancel what waits; what is being compiled ends by itself."""
         with self._lock:
             pool, self._pool = self._pool, None
             self._kept.clear()
@@ -168,7 +168,7 @@ class Grammars:
     # --- what holds the lock when it is called ------------------------------------------
 
     def _known(self, asked: StructuredOutputs) -> "Future[Grammar] | None":
-        """What came of a constraint, as the newest of what is kept."""
+        """The result of a constraint, marked as the most recently used."""
         if (known := self._kept.get(asked)) is not None:
             self._kept.move_to_end(asked)
         return known

@@ -1,10 +1,9 @@
-"""A few threads for a line of jobs that a program which ends does not wait for.
+"""A few threads for a queue of jobs, which do not delay the program's end.
 
-Theory. `ThreadPoolExecutor` keeps what is submitted in a line of its own, and at the end
-of the program works that off before it lets go. Here the line is ours, and the executor
-has no more jobs than threads: the next one is submitted by the job that ends. When the
-program ends that is refused, and all who are in line are cancelled; so it waits for what
-has begun, and for nothing else.
+Theory. `ThreadPoolExecutor` keeps jobs in a queue of its own, and at the end of the
+program completes all of them. Here the queue is ours, and the executor has no more jobs
+than threads: the next one is submitted by the job that ends. When the program ends that
+is refused, and all waiting jobs are cancelled; so only jobs that have begun delay it.
 """
 
 import threading
@@ -17,12 +16,12 @@ from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
 Job = Callable[[], None]
-# For what is slow: the driver, and what the library does at once, need the rest.
+# For slow work: the driver, and the library's parallel calls, need the other processors.
 FOR_SLOW: Final = max(1, min(8, (cpu_count() or 1) // 2))
 
 
 class Threads:
-    """What is used here of a `ThreadPoolExecutor`; the program's end cancels the line."""
+    """The used part of `ThreadPoolExecutor`; the program's end cancels the queue."""
 
     def __init__(self, count: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(count, name)
@@ -33,7 +32,7 @@ class Threads:
         self._closed = False
 
     def submit(self, work: Callable[..., Result], *args: object) -> "Future[Result]":
-        """Have a thread do it when its turn comes. After the end it is cancelled."""
+        """Have a thread do it at its turn. After the end it is cancelled."""
         done: Future[Result] = Future()
         with self._lock:
             self._line.append((done, partial(_do, done, partial(work, *args))))
@@ -41,14 +40,14 @@ class Threads:
         return done
 
     def close(self) -> None:
-        """Cancel what is in line; what has begun ends by itself."""
+        """Cancel the queue; jobs that have begun end by themselves."""
         self._pool.shutdown(wait=False)
         with self._lock:
             self._closed = True
         self._go_on()
 
     def _go_on(self, ended: int = 0) -> None:
-        """Begin what there are threads for; `ended` jobs have."""
+        """Begin as many jobs as there are free threads; `ended` jobs have ended."""
         left = list[Future[Any]]()
         with self._lock:
             self._busy -= ended
@@ -66,7 +65,7 @@ class Threads:
                 self._line.clear()
         for done in left:
             done.cancel()
-            done.set_running_or_notify_cancel()  # for those in `wait`, who hear no less
+            done.set_running_or_notify_cancel()  # wakes threads in `wait`, too
 
     def _run(self, job: Job) -> None:
         job()

@@ -1,10 +1,10 @@
 """A vocabulary whose markers have no text.
 
-Where a grammar leaves one text only, the compiler asks the tokenizer how to split it. A
-text with a marker in it, as `</tool_call>`, would be split into that marker's own token,
-which is no text for the compiler: it would end with an error, or at an end of sequence as
-if it were over. So the tokenizer that it gets does not know their texts. They have other
-names in it, and grammars refer to them by id.
+Where a grammar allows only one text, the compiler asks the tokenizer how to split it. A
+text with a marker in it, such as `</tool_call>`, would be split into that marker's own
+token, which is no text for the compiler: it would end with an error, or at an end of
+sequence as if it were complete. So its tokenizer does not have the markers' texts. They
+have other names in it, and grammars refer to them by id.
 """
 
 import json
@@ -22,8 +22,8 @@ class Vocabulary:
 
 
 def without_markers(tokenizer: str) -> Vocabulary:
-    """A tokenizer that splits the texts of markers as any others. Raises whatever there
-    is to say of a text that holds no tokenizer.
+    """A tokenizer that splits the texts of markers like any others. Raises various errors
+    for a text that holds no tokenizer.
     """
     told = json.loads(tokenizer)
     ids, names = dict[str, int](), dict[str, str]()

@@ -1,13 +1,12 @@
-"""One output's way through a grammar, by llguidance.
+"""Matchers of one output, by llguidance.
 
-Its matchers never raise; they fall into a state of error, which is looked for after each
-call.
+Its matchers never raise; they enter a state of error, which is tested after each call.
 
 A token takes microseconds. Where a grammar is ambiguous it takes up to 0.4 s, the more
 the longer the output is; and the library holds Python's lock meanwhile, so that the
-engine would stand still. It does not hold it while several matchers take a token at once.
+engine would stop. It does not hold the lock while several matchers take a token at once.
 So once a token took longer than MASK_WAIT, a second matcher takes each of the following
-ones at the same time; what comes of it is not used.
+ones at the same time; its result is not used.
 """
 
 import re
@@ -25,7 +24,7 @@ PAIRED: Final = 1 + FOR_SLOW  # threads of slow matchers, and one for all compan
 MOST_SECONDS: Final = 0.1  # of a processor, for one mask
 # An option that no client can set.
 _ADVICE: Final = re.compile(r"\. Enable 'coerce_one_of' option[^.\n]*")
-MOST_CHARS: Final = 300  # of the library's errors that are handed on
+MOST_CHARS: Final = 300  # of the library's errors that are passed on
 
 
 class Companions:
@@ -47,8 +46,8 @@ class Companions:
 
 
 class LlguidanceMatcher:
-    """One output on its way. Its masks may allow what stands for an end of sequence: who
-    draws must not (`Compiler.never`).
+    """The matcher of one output. Its masks may allow the token that stands for an end of
+    sequence, which must not be sampled (`Compiler.never`).
     """
 
     def __init__(self, inner: "LLMatcher", companions: Companions) -> None:
@@ -116,7 +115,7 @@ def check(inner: "LLMatcher") -> None:
 
 
 def cut(error: object) -> str:
-    """What the library says, made short."""
+    """The library's message, shortened."""
     text = str(error).replace("<non-verbose/>", "").strip()
     text = _ADVICE.sub("; its parts must exclude each other: say anyOf instead", text)
     return text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 3] + "..."

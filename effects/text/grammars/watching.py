@@ -1,12 +1,12 @@
-"""Which masks of a call take longer than MASK_WAIT.
+"""Detection of masks in a call that take longer than MASK_WAIT.
 
 Theory. The library makes the masks of a step in one call, on all processors, and does not
-say how long each took. But it writes each line once its mask is there: so a thread looks
-every MASK_WAIT which lines were not written yet. While no more lines are left than there
-are processors, each of them is being made; so those that are left at the next look, too,
-take that long. Of many lines the last ones have only waited for their turn.
+report how long each took. But it writes each line once its mask is there: so a thread
+looks every MASK_WAIT which lines were not written yet. While no more lines are left than
+there are processors, each of them is being made; so those that are left at the next look,
+too, take that long. Before that, lines may only have waited for a processor.
 
-The thread ends when there was nothing to look at for a while.
+The thread ends when there were no calls for a while.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """Calls without markers: an answer that begins with an object, or a list of objects.
 
-Such an answer may as well be JSON that was asked for. So it is a call only if its name is
-that of a tool that was offered, and it has arguments.
+Such an answer may also be JSON that the user requested. So it is a call only if it has
+the name of a tool of the request, and arguments.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
 def several(
     source: Source, out: Outlet, accept: Accept, begun: str = "", *, bare: bool = False
 ) -> Reading[None]:
-    """Take calls as long as there are any. What is none, `begun` with it, is content."""
+    """Take calls as long as there are any. Other text, after `begun`, is content."""
     source.keep(begun)
     yield from space(source)
     while (yield from char(source)) in _BEGIN:
@@ -40,6 +40,6 @@ def several(
 
 
 def rest(source: Source, out: Outlet) -> Reading[None]:
-    """Take all that is left: it is content."""
+    """Take the rest of the text as content."""
     while (yield from char(source)):
         out.content(source.take(len(source.text)))

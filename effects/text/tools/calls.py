@@ -1,13 +1,13 @@
 """Calls as JSON objects, `{"name": ..., "arguments": {...}}`, and lists of these.
 
 A call begins for the client once its name and the first brace of its arguments are there;
-until then it may turn out to be none, and its text is kept. From then on arguments go out
-as they come, as far as they begin a JSON object: one that goes wrong broke off for the
-client, and what is wrong is content behind it. Where nothing is streamed, a call begins
-once its arguments are whole.
+until then it may turn out to be none, and its text is kept. From then on arguments are
+sent as they come, as far as they begin a JSON object: one that goes wrong is incomplete
+for the client, and the wrong text is content after it. Without streaming, a call begins
+once its arguments are complete.
 
 `parameters` means the same as `arguments`, in either order with the name (arguments that
-come before it are held), and models write arguments as a string that holds JSON, too.
+come before it are kept), and models write arguments as a string that holds JSON, too.
 """
 
 import json
@@ -28,21 +28,21 @@ from minfer.effects.text.tools.source import (
 )
 
 _ARGUMENTS: Final = ("arguments", "parameters")
-_KEYS: Final = frozenset({"name", "type", "id", *_ARGUMENTS})  # what a call may have
+_KEYS: Final = frozenset({"name", "type", "id", *_ARGUMENTS})  # the fields of a call
 _STRAY: Final = re.compile(r"[\s}\]]*")
-_NONE: Final = "{}"  # arguments of a call that names none
+_NONE: Final = "{}"  # arguments of a call without any
 Accept = Callable[[str], bool]  # whether a name can be that of a call
 Emit = Callable[[str], None]
 
 
 def any_name(name: str) -> bool:
-    """Whether a name could be a tool's: it need not be one of those offered."""
+    """Whether a name could be a tool's: it need not be one of the request's tools."""
     return name.isprintable() and not set(name) & set(" <>{}[]|")
 
 
 def value(source: Source, emit: Emit, *, mended: bool = True) -> Reading[bool]:
-    """Take a JSON value, and emit it as it comes, `mended` as a scanner does or as it is;
-    returns whether it is whole.
+    """Take a JSON value, and emit it as it comes, `mended` as by a scanner or unchanged;
+    returns whether it is complete.
     """
     scanner = JsonScanner()
     while True:
@@ -60,7 +60,7 @@ def value(source: Source, emit: Emit, *, mended: bool = True) -> Reading[bool]:
 
 
 def string(source: Source) -> Reading[str | None]:
-    """Take a JSON string; returns what it says, or None if there is none."""
+    """Take a JSON string; returns its value, or None if there is none."""
     if (yield from char(source)) != '"':
         return None
     parts: list[str] = []
@@ -69,9 +69,9 @@ def string(source: Source) -> Reading[str | None]:
 
 
 def streamed(source: Source, out: Outlet, name: str) -> Reading[bool]:
-    """Take the arguments of a call, and tell of it; returns whether they are whole.
+    """Take the arguments of a call, and emit it; returns whether they are complete.
 
-    `source` keeps what was not told.
+    `source` keeps the text that was not emitted.
     """
     out.start(name)
     whole = yield from value(source, out.arguments)
@@ -81,14 +81,14 @@ def streamed(source: Source, out: Outlet, name: str) -> Reading[bool]:
 
 
 class _Call:
-    """A call that is being read; it is told once name and arguments are known."""
+    """A call that is being read; it is emitted once name and arguments are known."""
 
     def __init__(self, source: Source, out: Outlet, accept: Accept) -> None:
         self.source = source
         self.out = out
         self.accept = accept
         self.name: str | None = None
-        self.arguments: str | None = None  # held
+        self.arguments: str | None = None  # kept until the name is known
         self.told = False
 
     def field(self) -> Reading[bool]:
@@ -126,7 +126,7 @@ class _Call:
         return self.arguments is not None and self._tell()
 
     def _tell(self) -> bool:
-        """Tell of the call, if all of it is known."""
+        """Emit the call, if all of it is known."""
         if self.name is not None and self.arguments is not None and not self.told:
             self.told = True
             self.out.start(self.name)
@@ -136,8 +136,8 @@ class _Call:
         return True
 
     def finish(self, *, bare: bool) -> bool:
-        """All fields were read; returns whether it is a call. With `bare`, it may be one
-        without arguments.
+        """Handle the end of the fields; returns whether it is a call. With `bare`, it may
+        be one without arguments.
         """
         if not self.told and self.name is not None and bare:
             self.arguments = _NONE
@@ -148,9 +148,9 @@ class _Call:
 def call(
     source: Source, out: Outlet, accept: Accept = any_name, *, bare: bool = True
 ) -> Reading[bool]:
-    """Take an object, and tell of it if it is a call; `source` keeps what was not told.
+    """Take an object, and emit it if it is a call; `source` keeps the text that was not.
 
-    Returns whether it was whole, and a call. With `bare`, it may be without arguments.
+    Returns whether it was complete, and a call. With `bare`, it may be without arguments.
     """
     if (yield from char(source)) != "{":
         return False
@@ -172,7 +172,7 @@ def call(
 def calls(
     source: Source, out: Outlet, accept: Accept = any_name, *, bare: bool = True
 ) -> Reading[bool]:
-    """Take a list of calls, or one call, as `call` does; returns whether it was whole."""
+    """Take a list of calls, or one call, as `call`; returns whether it was complete."""
     if (yield from char(source)) != "[":
         return (yield from call(source, out, accept, bare=bare))
     source.take(1)
@@ -192,15 +192,15 @@ def calls(
 
 
 def stray(source: Source) -> Reading[str]:
-    """Take white space, and brackets that close what is closed already."""
+    """Take white space, and brackets that close nothing."""
     return (yield from run(source, _STRAY))
 
 
 def behind(
     source: Source, out: Outlet, left: str, markers: Sequence[str]
 ) -> Reading[str]:
-    """Take what is wrong behind a call that was told, of which `left` was taken before,
-    up to a marker, and that too; returns it. Brackets that close nothing are left out.
+    """Take the wrong text after an emitted call, of which `left` was taken before, up to
+    a marker, and that too; returns it. Brackets that close nothing are left out.
     """
     source.give_back(left)
     yield from stray(source)
@@ -208,7 +208,7 @@ def behind(
 
 
 def _as_object(text: str) -> str | None:
-    """A text that is a JSON object and nothing else, mended as a scanner does."""
+    """A text that is a JSON object and nothing else, mended as by a scanner."""
     text = text.strip(SPACE)
     scanner = JsonScanner()
     end = scanner.feed(text)

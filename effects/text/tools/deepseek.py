@@ -7,7 +7,7 @@
     V3.1    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}
             <｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-Either is read wherever it comes: what stands before the arguments tells them apart.
+Both are read wherever they come: the text before the arguments distinguishes them.
 """
 
 import re
@@ -63,7 +63,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
 
 
 def _calls(source: Source, out: Outlet, marker: str) -> Reading[bool]:
-    """Take calls up to the end of all; returns whether that is all there is."""
+    """Take calls up to their common end; returns whether there is nothing else."""
     if marker == CALLS:
         yield from repeats(source, CALLS)
         if not (yield from ahead(source, [CALL])):
@@ -80,7 +80,7 @@ def _calls(source: Source, out: Outlet, marker: str) -> Reading[bool]:
 
 
 def _call(source: Source, out: Outlet) -> Reading[bool]:
-    """Take one call, up to its end; returns whether it is whole."""
+    """Take one call, up to its end; returns whether it is complete."""
     yield from repeats(source, CALL)
     kind = yield from run(source, _NAME)
     if not (yield from ahead(source, [BETWEEN])):

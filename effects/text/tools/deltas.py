@@ -1,6 +1,6 @@
-"""What a parser finds in a text, in the order in which it finds it.
+"""The results of a parser, in the order of the text.
 
-All `Arguments` of a call join to one JSON object, if the model wrote one to its end.
+All `Arguments` of a call join to one JSON object, if the model completed it.
 """
 
 from attrs import frozen
@@ -15,7 +15,7 @@ class Content:
 
 @frozen
 class Reasoning:
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning."""
 
     text: str
 
@@ -39,7 +39,7 @@ class Arguments:
 
 @frozen
 class CallEnd:
-    """A call is over; `whole` is false if its arguments broke off or are no JSON."""
+    """The end of a call; `whole` is false if its arguments are incomplete or no JSON."""
 
     index: int
     whole: bool = True
@@ -49,7 +49,7 @@ Delta = Content | Reasoning | CallStart | Arguments | CallEnd
 
 
 def merged(first: Delta, second: Delta) -> Delta | None:
-    """Two deltas as one that says the same, if there is one."""
+    """Two deltas joined into one, if that is possible."""
     match first, second:
         case Content(), Content():
             return Content(first.text + second.text)

@@ -1,6 +1,6 @@
-"""The formats there are, by name, and which one a model has.
+"""All formats, by name, and the choice of a model's.
 
-A model's chat template tells how it was trained to write calls, and its vocabulary has
+A model's chat template shows how it was trained to write calls, and its vocabulary has
 the markers. Names are vLLM's where it has the format.
 """
 
@@ -22,7 +22,7 @@ from minfer.effects.text.tools.offered import Offered, Tools, typed_parameters
 from minfer.effects.text.tools.parser import Format, Parser
 from minfer.effects.text.tools.thinking import BRACKETS, THINK, Thinking
 
-AUTO: Final = "auto"  # what the template says
+AUTO: Final = "auto"  # by the template
 NONE: Final = "none"
 HARMONY: Final = "openai"
 TOOLS: Final[Mapping[str, Format]] = {
@@ -48,8 +48,8 @@ TOOLS: Final[Mapping[str, Format]] = {
     HARMONY: Format(harmony.read, harmony.MARKERS),
 }
 REASONING: Final[Mapping[str, Thinking]] = {"think": THINK, "mistral": BRACKETS}
-# What a template writes, all of it, that was made for a format. Looked for in this order:
-# what comes first may be beside what comes later.
+# Texts of templates that show their format, all of them together. Searched in this order:
+# the texts of an earlier one may be beside those of a later one.
 _SIGNS: Final = (
     (("<|channel|>",), HARMONY),
     (("[TOOL_CALLS]",), "mistral"),
@@ -70,19 +70,19 @@ class UnknownFormatError(ValueError):
 
 @frozen(kw_only=True)
 class Parsing:
-    """How one answer is to be read: plain data, so that it can travel."""
+    """How to parse one answer: plain data, to be sent to a process."""
 
     tools: str = NONE  # a format, or none
     reasoning: str = NONE
-    names: tuple[str, ...] = ()  # of tools that were offered
-    typed: tuple[tuple[str, str], ...] = ()  # as `Offered` has them
-    opened: bool = False  # the prompt ends within reasoning, up to what was begun
+    names: tuple[str, ...] = ()  # of the request's tools
+    typed: tuple[tuple[str, str], ...] = ()  # as in `Offered`
+    opened: bool = False  # the prompt ends within reasoning, before `begun`
     begun: str = ""  # of the answer, at the end of the prompt
     parallel: bool = True  # whether there may be several calls; else the first counts
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What has to be in the text: a tokenizer may leave special tokens out."""
+        """Texts that must not be skipped: a tokenizer may leave special tokens out."""
         found = TOOLS[self.tools].markers if self.tools != NONE else ()
         if self.reasoning == NONE:
             return found
@@ -90,7 +90,7 @@ class Parsing:
         return (*found, thinking.opens, thinking.closes)
 
     def parser(self, *, streaming: bool = True) -> Parser:
-        """A parser for an answer, which is told in one piece unless it is `streaming`."""
+        """A parser for an answer; without `streaming`, it emits complete calls only."""
         tools = TOOLS.get(self.tools)
         thinking = REASONING.get(self.reasoning)
         offered = Offered(frozenset(self.names), frozenset(self.typed))
@@ -101,7 +101,7 @@ class Parsing:
 
     @property
     def thinking(self) -> Thinking | None:
-        """The reasoning that the answer begins within, if it does."""
+        """The reasoning within which the answer begins, if it does."""
         if (one := REASONING.get(self.reasoning)) is None or one.closes in self.begun:
             return None
         begins = self.opened or self.begun.lstrip().startswith(one.opens)
@@ -110,7 +110,7 @@ class Parsing:
 
 @frozen
 class Parsers:
-    """How a model writes calls and reasoning: names of formats, `AUTO` or `NONE`.
+    """A model's formats of calls and reasoning: their names, `AUTO` or `NONE`.
 
     Raises UnknownFormatError.
     """
@@ -123,7 +123,7 @@ class Parsers:
         _check("reasoning", self.reasoning, REASONING)
 
     def settled(self, template: str | None) -> "Parsers":
-        """What is meant for a model with this chat template."""
+        """The formats for a model with this chat template, without `AUTO`."""
         tools, reasoning = self.tools, self.reasoning
         if tools == AUTO:
             tools = _signed(template or "", _SIGNS)
@@ -135,10 +135,10 @@ class Parsers:
     def parsing(
         self, offered: Tools, prompt: str, *, parallel: bool = True, begun: str = ""
     ) -> Parsing | None:
-        """How to read an answer for which tools were offered; None: as it is.
+        """How to parse an answer to a request with these tools; None: it is all content.
 
-        `prompt` is how it ends, before what of the answer was `begun`. Calls are looked
-        for where there are tools, and channels always.
+        `prompt` is its end, before `begun`, the beginning of the answer. Calls are parsed
+        if there are tools, and channels always.
         """
         tools = self.tools if offered or self.tools == HARMONY else NONE
         if tools == self.reasoning == NONE:
@@ -164,6 +164,6 @@ def _check(kind: str, name: str, there: Mapping[str, object]) -> None:
 
 
 def _signed(template: str, signs: Sequence[tuple[Sequence[str], str]]) -> str:
-    """The format that a template was made for."""
+    """The format that a template shows."""
     there = (name for sign, name in signs if all(one in template for one in sign))
     return next(there, NONE)

@@ -1,16 +1,16 @@
-"""How answers look that call tools, as grammars: for calls that must be made or fit.
+"""Grammars of answers with tool calls, for calls that are required or strict.
 
     must         thought? call+                  the answer is calls, and nothing else
-    otherwise    thought? (text call)* text      a marker begins a call, which is whole
+    otherwise    thought? (text call)* text      a marker begins a call, which is complete
                  thought? (call+ | text)         of formats without markers
                  thought? (call+ | JSON)         with markers, of answers with a schema
 
 Harmony's, whose answers are messages, are in `harmony_forms.py`.
 
-A call is as the model was trained to write it, but for its arguments, which are as their
-schema says. Markers that are tokens of their own are matched as tokens: their text, in
-other tokens, is not what the model was trained on, and grammars do not take one for the
-other. Free text has no such tokens.
+A call has the form that the model was trained on, but its arguments match their schema.
+Markers that are tokens of their own are matched as tokens: the model was not trained on
+their text in other tokens, and grammars distinguish the two. Free text has no such
+tokens.
 """
 
 import json
@@ -38,7 +38,7 @@ _NO_ARGUMENTS: Final = (
 _BRACE: Final = "{"
 _BRACES: Final = r"{\["
 _BREAK: Final = "\n"
-_GAP: Final = r"GAP: /\n{0,2}/"  # behind reasoning
+_GAP: Final = r"GAP: /\n{0,2}/"  # after reasoning
 
 
 @frozen
@@ -51,34 +51,34 @@ class Callee:
 
 @frozen(kw_only=True)
 class Calling:
-    """Which calls an answer has."""
+    """The calls of an answer."""
 
     format: str = ""  # a name among `FORMS`
     callees: tuple[Callee, ...] = ()
-    must: bool = False  # there are calls; else there may be
+    must: bool = False  # calls are required; else they are allowed
     several: bool = True  # there may be more than one
-    thinking: Thinking | None = None  # what may come before
+    thinking: Thinking | None = None  # that may come before
     opened: bool = False  # the prompt ends within that
     # The rule of an answer without calls, for a format among `MARKED`; None: any text.
     answer: str | None = None
-    token: Callable[[str], int | None]  # that a text is by itself, if it was added
+    token: Callable[[str], int | None]  # the id of the added token with this text
 
 
 @frozen
 class _Form:
-    """A format's rules. With a marker, each call begins with it, or all of them do."""
+    """A format's rules. With a marker, each call begins with it, or the group of all."""
 
-    calls: str  # what comes behind the marker
-    rules: tuple[str, ...]  # that it is made of
+    calls: str  # after the marker
+    rules: tuple[str, ...]  # that it uses
     marker: str = ""
-    between: str | None = None  # two calls; None: all are behind one marker
-    begins: str = _BRACE  # without a marker: the characters by which a call is known
+    between: str | None = None  # two calls; None: all are after one marker
+    begins: str = _BRACE  # without a marker: the first characters of a call
     tagged: bool = False  # arguments are in tags, not JSON
     whole: bool = False  # the rules are of a whole answer
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None, where: str) -> str:
-    """The schema of a call's arguments, of which all will be enforced. Raises
+    """The schema of a call's arguments, all of which can be enforced. Raises
     GrammarError, which names `where`.
     """
     if parameters is None:
@@ -90,8 +90,8 @@ def arguments_schema(parameters: Mapping[str, Any] | None, where: str) -> str:
 
 
 def grammar(calling: Calling) -> str:
-    """Calls, and what may be around them, in Lark. Raises GrammarError for a name that
-    no call could have.
+    """A grammar in Lark of calls, and of what may be around them. Raises GrammarError for
+    a name that no call could have.
     """
     for callee in calling.callees:
         if not any_name(callee.name):
@@ -101,12 +101,12 @@ def grammar(calling: Calling) -> str:
     lines = [*around, *form.rules, f"TEXT: /{TEXT}/"]
     for i, callee in enumerate(() if form.tagged else calling.callees):
         lines.append(f"arguments_{i}: {json_rule(callee.schema)}")
-    # By these signs llama.cpp's grammars are known. They can be in strings only.
+    # These texts mark llama.cpp's grammars. Here they can only be in strings.
     return "\n".join(lines).replace("::=", r"\u003a:=")
 
 
 def reasoned(calling: Calling) -> str:
-    """An answer without calls, behind the reasoning that it begins within, in Lark."""
+    """A grammar in Lark of an answer without calls, after the end of its reasoning."""
     lines = [
         "start: thought GAP answer",
         *_thought(calling),
@@ -150,7 +150,7 @@ def _thought(calling: Calling) -> list[str]:
     if thinking is None:
         return []
     opens = _marker(calling, thinking.opens)
-    if calling.opened:  # some models open it once more
+    if calling.opened:  # some models open it again
         opens = f"{opens}?" if calling.token(thinking.opens) is not None else ""
     return [f"thought: {opens} thoughts", _ending("thoughts", thinking.closes, calling)]
 
@@ -162,7 +162,7 @@ def _ending(rule: str, marker: str, calling: Calling) -> str:
 
 
 def _text_without(begins: str, thinking: Thinking | None) -> str:
-    """A terminal of text that begins with none of these characters, nor with reasoning,
+    """A terminal of text that begins neither with these characters nor with reasoning,
     and has no tag.
     """
     tag = re.escape(llama.TAG)

@@ -5,10 +5,10 @@
         {...}<|call|>
     <|start|>assistant<|channel|>final<|message|>TEXT<|return|>
 
-The template has written the first `<|start|>assistant`. Analysis is reasoning, what goes
+The template has written the first `<|start|>assistant`. Analysis is reasoning, a message
 to a function is a call, and all else is content. JSON, of a call or of an answer, is
-taken as such: its strings may say what marks an end elsewhere. Messages without an end
-mark, and text outside of messages, are taken as they can be.
+parsed as JSON: its strings may contain texts that are end marks elsewhere. Messages
+without an end mark, and text outside of messages, are parsed as far as possible.
 """
 
 import re
@@ -37,18 +37,18 @@ ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
 MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 _STOPS: Final = (*ENDS, START, CHANNEL)  # a message ends before them
 TO: Final = " to="  # a recipient
-_HEADS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, TO)  # how an answer may begin
+_HEADS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, TO)  # beginnings of an answer
 _LONGEST: Final = 256  # characters of a header
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _FUNCTION: Final = re.compile(r"\bto=functions\.([^\s<]+)")
 _NOT_IN_HEADERS: Final = ("{", "\n")
-_JSON: Final = ("{", "[")  # how an answer begins that may be held to a schema
-_NONE: Final = "{}"  # arguments of a call that has none
+_JSON: Final = ("{", "[")  # beginnings of an answer that may have to match a schema
+_NONE: Final = "{}"  # arguments of a call without any
 
 
 @frozen
 class _Header:
-    """What is said of a message before it."""
+    """The header of a message."""
 
     text: str
     whole: bool  # up to the marker of the message itself
@@ -56,13 +56,13 @@ class _Header:
 
     @property
     def function(self) -> str:
-        """Whose call it is, if any."""
+        """The name of the called function, if any."""
         found = _FUNCTION.search(self.text)
         return found[1] if found else ""
 
     @property
     def channel(self) -> str:
-        """What the message is on, if that was said."""
+        """The channel of the message, if there is one."""
         found = _CHANNEL.search(self.text)
         return found[1] if found else ""
 
@@ -84,10 +84,10 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
 
 
 def _message(source: Source, out: Outlet, begun: str) -> Reading[str]:
-    """Take a message whose header has `begun`; returns the marker behind it."""
+    """Take a message whose header has `begun`; returns the marker after it."""
     header = yield from _header(source, begun)
     if header.cut:
-        return ""  # nothing was said yet
+        return ""  # no text yet
     if not header.whole:
         out.content(header.text)
         return (yield from until(source, _STOPS, out.content))
@@ -103,7 +103,7 @@ def _message(source: Source, out: Outlet, begun: str) -> Reading[str]:
 
 
 def _call(source: Source, out: Outlet, header: _Header) -> Reading[None]:
-    """Take the arguments of a call; what are none are content."""
+    """Take the arguments of a call; other text is content."""
     source.keep(header.text)
     yield from space(source)
     first = yield from char(source)
@@ -128,7 +128,7 @@ def _answer(source: Source, out: Outlet) -> Reading[None]:
 
 
 def _header(source: Source, begun: str) -> Reading[_Header]:
-    """Take a header; if it is none, what was taken of it is its text."""
+    """Take a header; text that is no header is the message's text."""
     text = marker = begun
     while marker != MESSAGE:
         marker = yield from ahead(source, MARKERS)

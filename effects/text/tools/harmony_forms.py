@@ -1,14 +1,14 @@
-"""How answers in Harmony look that call tools: rules of a grammar in Lark.
+"""Grammars of Harmony's answers with tool calls: rules in Lark.
 
     must         analysis* call+
     otherwise    (analysis | commentary)* (call+ | final)
                  analysis* (call+ | final with JSON), of answers with a schema
 
-An answer is messages, and the template has begun the first: so between two stands the
-mark that ends one, and `<|start|>assistant`. A call is a message to a function, which
-stands in the header in one of two places; gpt-oss was trained on both, and ends its
-answer with a call (`<|call|>` is an end of sequence of it), so that where several may
-come it makes one. What an offered tool is not called by cannot be written at all.
+An answer is messages, and the template has begun the first: so between two of them are
+the mark that ends one, and `<|start|>assistant`. A call is a message to a function, which
+is named at one of two places in the header; gpt-oss was trained on both, and ends its
+answer with a call (`<|call|>` is one of its ends of sequence), so that where several are
+allowed it makes one. Functions that may not be called cannot be written at all.
 """
 
 import re
@@ -28,23 +28,23 @@ from minfer.effects.text.tools.harmony import (
 )
 
 END, CALL, RETURN = ENDS
-ASSISTANT: Final = "assistant"  # whose messages all of an answer are
+ASSISTANT: Final = "assistant"  # the author of all messages of an answer
 _TO: Final = f"{TO}functions."
 
 
 @frozen(kw_only=True)
 class Messages:
-    """Which messages an answer has, and how a marker is written."""
+    """The messages of an answer, and the form of markers."""
 
     names: Sequence[str]  # of functions; arguments_0 and on are the rules of theirs
-    must: bool  # there are calls; else there may be
+    must: bool  # calls are required; else they are allowed
     several: bool  # there may be more than one
     answer: str | None  # the rule of a final message that is no text
     mark: Callable[[str], str]  # a marker in a rule
     ending: Callable[[str, str], str]  # a rule for text up to a marker
 
     def rules(self) -> list[str]:
-        """From the beginning of an answer down to arguments."""
+        """The rules, from the beginning of an answer down to arguments."""
         mark = self.mark
         begins = f"{mark(START)} {quoted(ASSISTANT)}"
         head = f"{mark(MESSAGE)} texts {begins}"

@@ -1,4 +1,4 @@
-"""Calls as Hermes writes them, and Qwen: `<tool_call>{"name": ..., ...}</tool_call>`.
+"""Calls of Hermes and Qwen: `<tool_call>{"name": ..., ...}</tool_call>`.
 
 There may be text around them, and several; between two markers there may be several
 objects, too.
@@ -28,7 +28,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
     marker = ""
     markers = [OPENS]
     while marker := marker or (yield from until(source, markers, out.content)):
-        if marker == CLOSES:  # once more, behind a call
+        if marker == CLOSES:  # again, after a call
             marker = ""
             continue
         source.keep(marker)
@@ -45,7 +45,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
 
 
 def _between(source: Source, out: Outlet) -> Reading[bool]:
-    """Take calls up to the closing marker; returns whether that is all there is."""
+    """Take calls up to the closing marker; returns whether there is nothing else."""
     yield from repeats(source, OPENS)
     while (yield from calls(source, out)):
         source.keep()
@@ -54,5 +54,5 @@ def _between(source: Source, out: Outlet) -> Reading[bool]:
             source.take(len(CLOSES))
             return True
         if not (yield from char(source)):
-            return True  # the marker was left out
+            return True  # the marker is missing
     return False

@@ -1,9 +1,9 @@
-"""Where a JSON value ends, while it comes; it is not built.
+"""The end of a JSON value, found while it comes; the value is not built.
 
-A machine with a stack: strict as `json.loads` is, so what it lets through parses, and
-what it has let through so far begins a value at any time. But for one thing: models write
-line breaks and tabs into strings as they are, which JSON forbids, and these are passed on
-as escapes.
+A stack machine, as strict as `json.loads`: what it accepts as complete parses, and what
+it has accepted so far begins a value at any time. With one exception: models write line
+breaks and tabs into strings unescaped, which JSON forbids, and these are passed on as
+escapes.
 """
 
 import json
@@ -26,8 +26,8 @@ def _each(characters: str, then: str) -> dict[str, str]:
 
 
 _EXPONENT: Final = _each("eE", "e")
-# Words and numbers, by what came of them: what may come next, and what of them that is
-# then. Numbers are written with one digit for any number of them.
+# Words and numbers, by their text so far: what may come next, and their text after it.
+# Numbers are written with one digit for any number of them.
 _NEXT: Final[Mapping[str, Mapping[str, str]]] = {
     "": {"-": "-", "0": "0", **_each("123456789", "1"), "t": "t", "f": "f", "n": "n"},
     "-": {"0": "0", **_each("123456789", "1")},
@@ -52,36 +52,36 @@ class JsonScanner:
     """Follows one JSON value, from its first character to its last."""
 
     def __init__(self) -> None:
-        self.done = False  # the value is whole
-        self.broken = False  # what came next cannot be JSON
-        self.passed: list[str] = []  # what was taken
+        self.done = False  # the value is complete
+        self.broken = False  # the text cannot be JSON
+        self.passed: list[str] = []  # accepted text
         self._open: list[str] = []  # braces and brackets
         self._step: Step = self._value
-        self._word = ""  # what came of one, as `_NEXT` has it
-        self._length = 0  # of what came of it
-        self._digits = 0  # of an escape, still to come
-        self._key = False  # the string is one
+        self._word = ""  # its text so far, as in `_NEXT`
+        self._length = 0  # of that text
+        self._digits = 0  # of an escape, still missing
+        self._key = False  # the string is a key
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Take what belongs to the value, from `at` on; returns where that ends."""
+        """Accept the value's text, from `at` on; returns where that ends."""
         while at < len(text) and not (self.done or self.broken):
             at = self._step(text, at)
         return at
 
     def end(self) -> None:
-        """There is no more text: a number may end so, and nothing else."""
+        """Note the end of the text: a number may end so, and nothing else."""
         if self._step == self._in_word and self._word in _WHOLE:
             self._closed()
         self.broken = not self.done
 
     def taken(self) -> str:
-        """What was taken since the last time."""
+        """The text accepted since the last time."""
         text = "".join(self.passed)
         self.passed = []
         return text
 
     def _pass(self, text: str, at: int, then: Step) -> int:
-        """Take one character, and go on with a step."""
+        """Accept one character, and continue with a step."""
         self.passed.append(text[at])
         self._step = then
         return at + 1
@@ -91,12 +91,12 @@ class JsonScanner:
         return at
 
     def _closed(self) -> Step:
-        """A value is over: what comes next?"""
+        """The step after a value."""
         self.done = not self._open
         return self._after
 
     def _value(self, text: str, at: int) -> int:
-        """A value begins."""
+        """The beginning of a value."""
         char = text[at]
         if char in SPACE:
             return self._pass(text, at, self._step)
@@ -130,7 +130,7 @@ class JsonScanner:
         return self._pass(text, at, self._value) if text[at] == ":" else self._break(at)
 
     def _after(self, text: str, at: int) -> int:
-        """Behind a value: a comma, or the end of what it is in."""
+        """After a value: a comma, or the end of its container."""
         char = text[at]
         if char in SPACE:
             return self._pass(text, at, self._after)
@@ -166,7 +166,7 @@ class JsonScanner:
         return self._pass(text, at, self._hex if self._digits else self._in_string)
 
     def _in_word(self, text: str, at: int) -> int:
-        """A number, true, false or null: until something else comes."""
+        """A number, true, false or null: until another character comes."""
         if (word := _NEXT[self._word].get(text[at])) is not None:
             self._word = word
             self._length += 1

@@ -1,7 +1,7 @@
 """Llama 3's calls: `<|python_tag|>{"name": ..., "parameters": ...}`, or without the tag.
 
-Without it a call is at the beginning, and has the name of a tool that was offered; the
-tag may be anywhere. Several are apart by `;`.
+Without the tag a call is at the beginning, and has the name of a tool of the request; the
+tag may be anywhere. Several calls are separated by `;`.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""Mistral's calls, which its tokenizers of different ages spell differently.
+"""Mistral's calls, in the formats of its various tokenizers.
 
 [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]
 [TOOL_CALLS]name{...}
@@ -46,11 +46,11 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
 
 
 def _named(source: Source, out: Outlet) -> Reading[bool]:
-    """Take a name and arguments; returns whether they are whole."""
+    """Take a name and arguments; returns whether they are complete."""
     name = yield from run(source, _NAME)
     if (yield from ahead(source, [ID])):
         source.take(len(ID))
-        yield from run(source, _NAME)  # answers have ids of their own
+        yield from run(source, _NAME)  # the answer's calls get ids of their own
     if (yield from ahead(source, [ARGUMENTS])):
         source.take(len(ARGUMENTS))
     yield from space(source)

@@ -1,7 +1,7 @@
-"""The tools that an answer may call, as far as a reader has to know them.
+"""The tools that an answer may call, as far as a reader needs them.
 
-Formats that write arguments as JSON say of each what it is. Others write the bare text of
-a parameter, of which only the tool's schema says whether `5` is a number.
+Formats with arguments in JSON show the type of each. Others have the bare text of a
+parameter; only the tool's schema determines whether `5` is a number.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,15 +16,15 @@ _PARTS: Final = ("anyOf", "oneOf", "allOf")
 
 @frozen
 class Offered:
-    """What there is to call."""
+    """The tools that may be called."""
 
     names: frozenset[str] = frozenset()
-    # Parameters that are no text, each with its tool before it.
+    # Parameters that are no text, each after its tool.
     typed: frozenset[tuple[str, str]] = frozenset()
 
 
 def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
-    """The parameters that cannot be text, as their schemas say."""
+    """The parameters that cannot be text, by their schemas."""
     for name, schema in tools.items():
         properties = (schema or {}).get("properties")
         if isinstance(properties, Mapping):
@@ -34,7 +34,7 @@ def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
 
 
 def may_be_text(schema: Any, root: Any, within: int = 0) -> bool:
-    """Whether a string may match; what is not understood is text."""
+    """Whether a string may match; a schema that is not understood counts as text."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or within > _DEEP:
         return True
@@ -49,7 +49,7 @@ def may_be_text(schema: Any, root: Any, within: int = 0) -> bool:
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """A schema, or what it refers to; None for what is not there."""
+    """A schema, or the one it refers to; None if that does not exist."""
     for _ in range(_DEEP):
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             return schema
@@ -58,7 +58,7 @@ def resolved(schema: Any, root: Any) -> Any:
 
 
 def _found(reference: Any, root: Any) -> Any:
-    """What a reference within the schema refers to, if that is there."""
+    """The target of a reference within the schema, if it exists."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     for part in reference[2:].split("/"):

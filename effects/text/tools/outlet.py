@@ -1,13 +1,12 @@
-"""Where readers put what they find.
+"""The output of readers.
 
-White space beside markers is layout: formats put lines between reasoning, answer and
-calls, and clients show what they get. So white space is held until it is known what comes
-behind it. Beside markers it is left out; parts of one kind that a marker was between are
-paragraphs.
+White space beside markers is layout: formats put line breaks between reasoning, answer
+and calls, and clients show what they get. So white space is kept until the text after it
+is known. Beside markers it is dropped; parts of one kind with a marker between them
+become paragraphs.
 
-What was sent in a stream cannot be taken back: there a call that goes wrong is one that
-broke off. An answer that is told in one piece has only calls that are whole: others were
-none, and their text is given back.
+Text that was streamed cannot be taken back: there a call that goes wrong is incomplete.
+Without streaming, an answer has only complete calls: the text of others becomes content.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,41 +30,41 @@ _PARAGRAPH: Final = "\n\n"
 
 @define
 class _Flow:
-    """Text of one kind, and the white space that came last."""
+    """Text of one kind, and its trailing white space."""
 
     kind: type[Content] | type[Reasoning]
-    said: bool = False  # something was
-    bare: bool = True  # nothing was since the last marker
-    space: list[str] = field(factory=list)  # held
+    said: bool = False  # some text was emitted
+    bare: bool = True  # no text since the last marker
+    space: list[str] = field(factory=list)  # not emitted yet
 
 
 class Outlet:
-    """Deltas, until they are taken. `new_id` names each call that begins; with
-    `streaming`, it is told of while it comes.
+    """Deltas, until they are taken. `new_id` makes the id of each call; with `streaming`,
+    a call is emitted while it comes.
     """
 
     def __init__(self, new_id: Callable[[], str], *, streaming: bool = True) -> None:
-        self.calls = 0  # that were told of
-        self._first = 0  # of these, which is the first one of this answer
-        self._running = False  # a call has begun, and is not over
+        self.calls = 0  # that were emitted
+        self._first = 0  # the index in `calls` of this answer's first
+        self._running = False  # a call has begun, and has not ended
         self._new_id = new_id
         self.streaming = streaming
-        self._name = ""  # of the call that began last
-        self._arguments: list[str] = []  # of it, where they are held
+        self._name = ""  # of the last call
+        self._arguments: list[str] = []  # of it, without streaming
         self._deltas: list[Delta] = []
         self._content = _Flow(Content)
         self._reasoning = _Flow(Reasoning)
         self._marked = False  # there was reasoning, or a call
 
     def take(self) -> list[Delta]:
-        """What was found since the last time."""
+        """The deltas since the last time."""
         deltas = self._deltas
         self._deltas = []
         return deltas
 
     def restart(self, deltas: Sequence[Delta]) -> list[Delta]:
-        """What was found so far, these `deltas`, is in the prompt: the answer begins
-        here. Returns what was told of a call that goes on, which is of the answer.
+        """Begin the answer here: these `deltas`, the results so far, are in the prompt.
+        Returns those of an open call, which belongs to the answer.
         """
         for flow in (self._content, self._reasoning):
             flow.space, flow.said = [], False
@@ -95,7 +94,7 @@ class Outlet:
             flow.bare, flow.space = True, []
 
     def start(self, name: str) -> None:
-        """A call begins."""
+        """Begin a call."""
         self._name = name
         self._arguments = []
         self._running = True
@@ -103,14 +102,14 @@ class Outlet:
             self._start()
 
     def arguments(self, text: str) -> None:
-        """More arguments of the call that began last."""
+        """Add arguments to the last call."""
         if self.streaming:
             self._put(Arguments(self._index - 1, text))
         else:
             self._arguments.append(text)
 
     def end(self, *, whole: bool) -> bool:
-        """The call that began last is over; returns whether it was told of."""
+        """End the last call; returns whether it was emitted."""
         self._running = False
         if not self.streaming:
             if not whole:
@@ -122,7 +121,7 @@ class Outlet:
 
     @property
     def _index(self) -> int:
-        """Calls of this answer that were told of."""
+        """The number of emitted calls of this answer."""
         return self.calls - self._first
 
     def _start(self) -> None:

@@ -1,4 +1,4 @@
-"""One answer, parsed while it comes."""
+"""The parser of one answer, while it comes."""
 
 import re
 import secrets
@@ -23,18 +23,18 @@ Reader = Callable[[Source, Outlet, Offered], Reading[None]]
 
 @frozen
 class Format:
-    """How a family of models writes calls."""
+    """The format of tool calls of a family of models."""
 
     read: Reader
     markers: tuple[str, ...] = ()  # which may be special tokens
-    opens: tuple[str, ...] = ()  # of these, what calls begin with
-    # How ids of calls begin, and how many letters and digits come behind that.
+    opens: tuple[str, ...] = ()  # those of them that begin calls
+    # The beginning of a call's id, and the number of letters and digits after it.
     prefix: str = "call_"
     letters: int = 24
-    typed: bool = False  # schemas say what its arguments are: see `Offered`
+    typed: bool = False  # schemas determine the types of arguments: see `Offered`
 
     def new_id(self) -> str:
-        """An id for a call, which no other has."""
+        """A unique id for a call."""
         drawn = (secrets.choice(_LETTERS) for _ in range(self.letters))
         return self.prefix + "".join(drawn)
 
@@ -64,13 +64,13 @@ class Parser:
         self._begun: list[Delta] = []
 
     def begin(self, text: str) -> None:
-        """Take what the prompt has of the answer: none of it is told but a call that it
-        ends within.
+        """Read the part of the answer that is in the prompt: none of it is emitted but a
+        call in which it ends.
         """
         self._begun = self._out.restart(self.push(text))
 
     def push(self, text: str, *, final: bool = False) -> list[Delta]:
-        """Take text; return what is certain by now, with `final` all."""
+        """Add text; return the deltas that are certain by now, with `final` all."""
         if not self._over:
             self._source.push(text, final=final)
             self._over = next(self._reading, self) is self
@@ -106,8 +106,8 @@ class Parser:
 
 
 def _call_in(text: str, opens: Sequence[str], begins: Callable[[str], bool]) -> int:
-    """Where the first call in a text begins: at a marker, or at its end if there is
-    none.
+    """The index of the first call in a text: of a marker, or of the text's end if there
+    is none.
     """
     marks = re.finditer("|".join(map(re.escape, opens)), text) if text else ()
     for mark in islice(marks, _MOST_TRIED):
@@ -117,7 +117,7 @@ def _call_in(text: str, opens: Sequence[str], begins: Callable[[str], bool]) -> 
 
 
 def _content(source: Source, out: Outlet, _: Offered) -> Reading[None]:
-    """Read an answer in which there are no calls."""
+    """Read an answer without calls."""
     while True:
         out.content(source.take(len(source.text)))
         if source.ended:

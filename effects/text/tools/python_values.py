@@ -1,8 +1,8 @@
-"""Values in Python's notation, which models write where JSON was meant: `['x', True]`.
+"""Values in Python's notation, which models write in place of JSON: `['x', True]`.
 
-Only what JSON has a word for is taken: lists and tuples, dictionaries with texts for
+Only values that JSON has are accepted: lists and tuples, dictionaries with texts for
 keys, texts, numbers, True, False and None; and JSON's own words among them. Nothing is
-run: the text is parsed, and its tree is read.
+executed: the text is parsed, and its tree is read.
 """
 
 import ast
@@ -31,7 +31,7 @@ def as_json(text: str) -> str | None:
 
 
 def _value(node: ast.expr) -> Any:
-    """What a part of the tree says. Raises ValueError if JSON has no word for it."""
+    """The value of a part of the tree. Raises ValueError if JSON has no such value."""
     match node:
         case ast.Constant(value=value) if isinstance(value, str | int | float | None):
             return value

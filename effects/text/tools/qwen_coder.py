@@ -1,4 +1,4 @@
-"""Calls as Qwen's coders write them: in tags, with the bare text of each parameter.
+"""Calls of Qwen's coders: in tags, with the bare text of each parameter.
 
     <tool_call>
     <function=NAME>
@@ -8,11 +8,11 @@
     </function>
     </tool_call>
 
-A value is text, which goes out as it comes, unless its schema says that it is none: that
-is JSON, or what Python has for it, once it is whole; what is neither is text after all.
+A value is text, which is sent as it comes, unless its schema requires another type: then
+it is JSON, or Python's notation of it, once it is complete; if it is neither it is text.
 One line break belongs to each tag around a value. Models leave tags out: the first one,
-if the name is that of a tool, and those that close. What stands between parameters, where
-nothing should, is content behind the call.
+if the name is that of a tool, and closing ones. Text between parameters, where there
+should be none, is content after the call.
 """
 
 import json
@@ -43,7 +43,7 @@ _PARAMETER_ENDS: Final = "</parameter>"
 _CLOSING: Final = (_PARAMETER_ENDS, _FUNCTION_ENDS, CLOSES)
 _WITHIN: Final = (_PARAMETER, _FUNCTION_ENDS, CLOSES)  # between two parameters
 _TAGS: Final = (*_WITHIN, _PARAMETER_ENDS)
-_BEHIND: Final = (  # a value; the first one that is there
+_BEHIND: Final = (  # after a value; the first one that is there
     f"\n{_PARAMETER_ENDS}",
     _PARAMETER_ENDS,
     f"\n{_PARAMETER}",
@@ -55,7 +55,7 @@ _WORDS: Final = {"true": "true", "false": "false", "none": "null", "null": "null
 
 def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
     """Read a whole answer."""
-    # Once there was a call, its closing tags may come behind what should not be there.
+    # After a call, its closing tags may come after unexpected text.
     markers = [OPENS, _FUNCTION]
     while marker := (yield from until(source, markers, out.content)):
         if marker in _CLOSING:
@@ -76,7 +76,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
 
 
 def _name(source: Source, marker: str) -> Reading[str]:
-    """Take what stands before the first parameter; returns whose call it is, if any."""
+    """Take the text before the first parameter; returns the name of the call, if any."""
     if marker == OPENS:
         yield from repeats(source, OPENS)
         if not (yield from ahead(source, [_FUNCTION])):
@@ -90,8 +90,8 @@ def _name(source: Source, marker: str) -> Reading[str]:
 
 
 def _arguments(source: Source, out: Outlet, name: str, tools: Offered) -> Reading[bool]:
-    """Take parameters and tell of them as an object, up to the end of a call; returns
-    whether it was told of.
+    """Take parameters and emit them as an object, up to the end of a call; returns
+    whether it was emitted.
     """
     before = "{"
     odd: list[str] = []
@@ -123,14 +123,14 @@ def _arguments(source: Source, out: Outlet, name: str, tools: Offered) -> Readin
 
 
 def _without_begun_tag(text: str) -> str:
-    """A text without the tag in whose midst it breaks off, if it does."""
+    """A text without an incomplete tag at its end."""
     at = text.rfind("<")
     begun = at >= 0 and any(tag.startswith(text[at:]) for tag in _TAGS)
     return text[:at] if begun else text
 
 
 def _text(source: Source, out: Outlet) -> Reading[str]:
-    """Take a value that is text; returns the tag behind it."""
+    """Take a value that is text; returns the tag after it."""
     out.arguments('"')
     marker = yield from until(
         source, _BEHIND, lambda text: out.arguments(_quoted(text)[1:-1])
@@ -141,7 +141,7 @@ def _text(source: Source, out: Outlet) -> Reading[str]:
 
 
 def _typed(source: Source, out: Outlet) -> Reading[str]:
-    """Take a value that is no text; returns the tag behind it."""
+    """Take a value that is no text; returns the tag after it."""
     parts: list[str] = []
     marker = yield from until(source, _BEHIND, parts.append)
     value = "".join(parts)
@@ -150,7 +150,7 @@ def _typed(source: Source, out: Outlet) -> Reading[str]:
 
 
 def _begun(value: str) -> str:
-    """A value that breaks off, as the beginning of JSON."""
+    """An incomplete value, as the beginning of JSON."""
     text = value.strip()
     scanner = JsonScanner()
     begins = scanner.feed(text) == len(text)

@@ -1,7 +1,7 @@
-"""A text that is read while it comes.
+"""The source of a reader: a text that is read while it comes.
 
-What is here but `Source` are the words that readers are made of: generators that yield
-while they lack text, and return what they read. `yield from` runs them.
+The functions here are the building blocks of readers: generators that yield while they
+lack text, and return their result. `yield from` runs them.
 """
 
 import re
@@ -10,26 +10,26 @@ from typing import Final, TypeVar
 
 Read = TypeVar("Read")
 Reading = Generator[None, None, Read]
-SPACE: Final = " \t\r\n"  # what JSON and formats mean by white space
+SPACE: Final = " \t\r\n"  # the white space of JSON and of formats
 
 
 class Source:
-    """Text of which some was taken, and more may come."""
+    """Text of which a part was taken, and more may come."""
 
     def __init__(self) -> None:
         self.text = ""
-        self.at = 0  # what is before it was taken
+        self.at = 0  # the text before it was taken
         self.ended = False
         self._kept: list[str] | None = None
 
     def push(self, text: str, *, final: bool = False) -> None:
-        """Take over text; with `final`, there is no more."""
+        """Add text; with `final`, there is no more."""
         self.text = self.text[self.at :] + text
         self.at = 0
         self.ended = final
 
     def take(self, count: int) -> str:
-        """The next characters."""
+        """Take the next characters, and return them."""
         taken = self.text[self.at : self.at + count]
         self.at += len(taken)
         if self._kept is not None:
@@ -37,23 +37,23 @@ class Source:
         return taken
 
     def give_back(self, text: str) -> None:
-        """Have this come next: it was taken."""
+        """Put text back in front, which was taken."""
         self.text = text + self.text[self.at :]
         self.at = 0
 
     def keep(self, begun: str = "") -> None:
-        """Remember what is taken from here on, behind what was `begun` already."""
+        """Keep a copy of the text taken from here on, after what has `begun`."""
         self._kept = [begun]
 
     def kept(self) -> str:
-        """What was taken since `keep`; it is forgotten."""
+        """The text taken since `keep`; the copy is dropped."""
         text = "".join(self._kept or ())
         self._kept = None
         return text
 
 
 def ahead(source: Source, words: Sequence[str]) -> Reading[str]:
-    """Which of these words comes next, or nothing. Nothing is taken.
+    """The one of these words that comes next, or an empty string. Nothing is taken.
 
     No word may begin another.
     """
@@ -68,7 +68,7 @@ def ahead(source: Source, words: Sequence[str]) -> Reading[str]:
 
 
 def char(source: Source) -> Reading[str]:
-    """The next character, or nothing at the end. It is not taken."""
+    """The next character, or an empty string at the end. It is not taken."""
     while source.at == len(source.text):
         if source.ended:
             return ""
@@ -77,7 +77,7 @@ def char(source: Source) -> Reading[str]:
 
 
 def run(source: Source, characters: re.Pattern[str]) -> Reading[str]:
-    """Take characters as long as they match a pattern, which is that of any number."""
+    """Take characters as long as they match a pattern, which matches any number."""
     taken = []
     while (yield from char(source)):
         match = characters.match(source.text, source.at)
@@ -96,7 +96,7 @@ def space(source: Source) -> Reading[str]:
 
 
 def repeats(source: Source, marker: str) -> Reading[str]:
-    """Take white space, and a marker that was taken where models write it again."""
+    """Take white space, and a marker that was taken if models repeat it."""
     taken = yield from space(source)
     while (yield from ahead(source, [marker])):
         taken += source.take(len(marker)) + (yield from space(source))
@@ -108,7 +108,7 @@ def until(
 ) -> Reading[str]:
     """Take text and emit it, up to the first of these markers; take that too.
 
-    Returns the marker, or nothing at the end.
+    Returns the marker, or an empty string at the end.
     """
     first = re.compile("|".join(map(re.escape, markers)))
     while True:
@@ -125,7 +125,7 @@ def until(
 
 
 def _begun(text: str, at: int, markers: Sequence[str]) -> int:
-    """How many characters at the end of a text, from `at` on, may begin a marker."""
+    """The number of characters at the end, from `at` on, that may begin a marker."""
     longest = min(max(map(len, markers)) - 1, len(text) - at)
     for count in range(longest, 0, -1):
         end = text[-count:]

@@ -1,13 +1,13 @@
-"""Arguments in tags, as grammars: what Qwen's coders write, so that it fits a schema.
+"""Grammars of arguments in tags, the format of Qwen's coders, that match a schema.
 
     <parameter=KEY>
     VALUE
     </parameter>
 
 Parameters come in the schema's order; those that are not required may be left out, and
-others than it names do not come. A value that may be text is any text, or one of those
-that are listed; other values are JSON. What else a schema says of a text cannot be
-enforced here, and neither can what it says of an object as a whole.
+the schema's are the only ones. A value that may be text is any text, or one of an
+enumeration; other values are JSON. Other keywords for a text cannot be enforced here, and
+neither can those for an object as a whole.
 """
 
 import json
@@ -34,7 +34,7 @@ SHARED: Final = (  # rules that all tools use
 
 @frozen
 class Tagged:
-    """How the arguments of one tool are written."""
+    """The grammar of one tool's arguments."""
 
     body: str  # of a rule
     rules: tuple[str, ...] = ()  # that it needs
@@ -66,7 +66,7 @@ def tagged(name: str, number: int, schema: str) -> Tagged:
 
 
 def _value(schema: Any, root: Mapping[str, Any], where: str) -> str:
-    """What matches a value, and the tag behind it."""
+    """A rule of a value, and the tag after it."""
     if may_be_text(schema, root):
         texts = _listed(schema, root)
         if texts is not None:
@@ -79,7 +79,7 @@ def _value(schema: Any, root: Mapping[str, Any], where: str) -> str:
 
 
 def _listed(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
-    """The only texts that may come, if they are listed."""
+    """The only texts that are allowed, if they are enumerated."""
     one = resolved(schema, root)
     if not isinstance(one, Mapping) or not one.keys() & {"enum", "const"}:
         return None
@@ -88,7 +88,7 @@ def _listed(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
 
 
 def _branches(schema: Any, root: Mapping[str, Any]) -> Iterator[Any]:
-    """A schema, or what it is one of."""
+    """A schema, or its alternatives."""
     one = resolved(schema, root)
     several = one.get("anyOf") if isinstance(one, Mapping) else None
     if several is None:

@@ -1,9 +1,9 @@
 """Reasoning between two markers, before the answer: `<think>...</think>`.
 
 Some templates open it already, so that the answer begins within; and some models open it
-once more then. Where the opening marker is not at the beginning, it is text. A call that
-is thought of is none, but one within reasoning that nothing closes may be: that shows at
-the end, and reasoning from its marker on is held until then.
+again then. An opening marker that is not at the beginning is text. A call within
+reasoning does not count, unless nothing closes the reasoning: that shows at the end, and
+reasoning from its marker on is kept until then.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from minfer.effects.text.tools.source import Reading, Source, ahead, space, unti
 
 @frozen
 class Thinking:
-    """The markers of a family of models."""
+    """The reasoning markers of a family of models."""
 
     opens: str
     closes: str
@@ -25,8 +25,8 @@ class Thinking:
     def read(
         self, source: Source, out: Outlet, *, opened: bool, calls: Sequence[str] = ()
     ) -> Reading[str]:
-        """Take the reasoning, if there is any; the answer comes behind it. Returns what
-        began with a marker of `calls` within reasoning that nothing closed.
+        """Take the reasoning, if there is any; the answer comes after it. Returns the
+        text from a marker of `calls` within reasoning that nothing closed.
         """
         source.keep()
         yield from space(source)
