@@ -86,7 +86,7 @@ def read_body(kind: type[Kind], data: bytes) -> Kind:
 
 
 def no_json(what: str, error: ValueError) -> str:
-    """What is told of a text that is no JSON."""
+    """The error of a text that is no JSON."""
     if not any(one in str(error) for one in _SURROGATE):
         return f"{what} is not valid JSON: {error}"
     why = f"{what} has a lone surrogate, which is half of a character: {error}"

@@ -38,7 +38,7 @@ REQUESTS: Final = 2**40  # of one front, which is more than there will be
 LOOK: Final = 0.02  # seconds from one look for the engine to the next
 DRAIN: Final = signal.SIGUSR1  # from its parent: end once no requests run
 AGAIN: Final = 1.0  # seconds after which a report is repeated though nothing has changed
-COUNT: Final = 0.1  # seconds from one report of what was counted to the next
+COUNT: Final = 0.1  # seconds from one report of counts to the next
 
 
 @frozen(kw_only=True)

@@ -13,14 +13,14 @@ from typing import Final
 from attrs import define, field
 
 _FORM: Final = "%(asctime)s minfer {process} %(levelname)s %(name)s: %(message)s"
-BURST: Final = 5  # lines that say the same, in one stretch
+BURST: Final = 5  # equal lines in one stretch of time
 STRETCH: Final = 10.0  # seconds
-KINDS: Final = 1000  # of lines that are told apart; beyond them all are forgotten
+KINDS: Final = 1000  # of lines that are counted; beyond them all counts are dropped
 
 
 @define
 class _Kind:
-    """Lines that say the same: since when they are counted, and how many came."""
+    """Equal lines: the time since which they are counted, and their number."""
 
     since: float
     written: int = 0
@@ -35,7 +35,7 @@ class Thinned(logging.Filter):
     _kinds: dict[tuple[str, str], _Kind] = field(factory=dict, init=False)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written; one that follows dropped ones says so."""
+        """Whether the line is written; one that follows dropped ones has their number."""
         if record.levelno >= logging.ERROR:
             return True
         now = self.clock()

@@ -16,9 +16,9 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-ALLOWED: Final = "minfer.origins"  # of a scope: other origins whose pages may ask
+ALLOWED: Final = "minfer.origins"  # of a scope: other allowed origins
 ANY: Final = "*"
-_REMEMBER: Final = 600  # seconds in which a browser need not ask again
+_REMEMBER: Final = 600  # seconds for which a browser may cache a preflight
 
 
 def foreign(scope: Scope) -> bool:
@@ -47,6 +47,6 @@ class AllowOrigins:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, and say who may read the answer."""
+        """Serve a request, with the headers of the origins that may read the answer."""
         scope[ALLOWED] = self._origins
         await self._app(scope, receive, send)

@@ -42,7 +42,7 @@ class Include:
     usage: bool = False  # at the end of a stream; a whole answer always has it
     timing: bool = False  # where the time of each prompt went
     top_logprobs: int = 0  # likeliest tokens named beside each one, if any is scored
-    echo: tuple[str, ...] = ()  # by prompt: what comes before the text of its samples
+    echo: tuple[str, ...] = ()  # by prompt: the text before that of its samples
     prompt_logprobs: int | None = None  # likeliest tokens at each place of a prompt
     repeat: Mapping[str, object] = field(factory=dict)  # that the answer repeats
 
@@ -138,7 +138,7 @@ class Sizes(Protocol):
 
 
 class Grounds(Protocol):
-    """What bodies are held against: a `ServedModel`, or its likeness with no engine."""
+    """The model that bodies are checked against: a `ServedModel`, or its likeness."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -206,11 +206,11 @@ class Endpoint:
 
 
 class Asking(Protocol):
-    """A body that asks a question of a model."""
+    """A body with a question to a model."""
 
     @property
     def model(self) -> str | None:
-        """The name of the model that is asked for; None: whichever there is."""
+        """The name of the requested model; None: any."""
 
     def answer(self, llm: Grounds) -> Mapping[str, object]:
         """The answer. It may take a while. Raises errors of which `told_of` knows."""

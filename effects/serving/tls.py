@@ -38,7 +38,7 @@ class Tls:
         what = f"--ssl-certfile {self.certfile}"
         what += f" --ssl-keyfile {self.keyfile}" if self.keyfile else ""
         try:
-            # With no password, an encrypted key would be asked for on the terminal.
+            # Without a password, the terminal would prompt for that of an encrypted key.
             context.load_cert_chain(
                 self.certfile, self.keyfile or None, lambda: self.password
             )

@@ -90,7 +90,7 @@ def greedy(llm: LLM, reference: Logits, texts: list[list[int]], tokens: int) -> 
 
 def sanity(llm: LLM, passages: list[list[int]]) -> Check:
     """Text must be likelier than its tokens shuffled or a uniform guess; one of the
-    passages must be likelier when it is said again.
+    passages must be likelier when it is repeated.
 
     The last takes attention that finds its way back over positions. One is enough, as
     what a model knows by heart gains nothing by it.

@@ -227,5 +227,5 @@ async def exchange(
 def _raise_file_limit() -> None:
     """Allow as many connections as the system permits."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # some systems allow less than they say
+    with suppress(ValueError, OSError):  # some systems allow less than they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -13,7 +13,7 @@ ENDPOINTS: Final = {
     "openai-chat": "/v1/chat/completions",
 }
 GOALS: Final = ("ttft", "tpot", "e2el")
-PROMPTS: Final = 1000  # requests, unless something says how many
+PROMPTS: Final = 1000  # requests, by default
 _LARGEST: Final = 2**31  # no option takes a number as large
 _DATASET: Final = "a file of prompts: --dataset-name custom --dataset-path FILE"
 # Removed options, and what replaces each.

@@ -24,7 +24,7 @@ def read_url(url: str) -> str:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         fine = parts.scheme in ("http", "https") and parts.hostname and not parts.query
-        fine = fine and parts.port != 0  # raises ValueError for what is no port
+        fine = fine and parts.port != 0  # raises ValueError for an invalid port
     except ValueError:
         fine = False
     if not fine:

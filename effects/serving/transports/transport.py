@@ -20,9 +20,8 @@ class Event:
 
     data: str  # JSON as a rule, in one line
     name: str = ""  # its kind, where a protocol names its events
-    mark: bool = (
-        False  # it says that there are no more, which a transport may know itself
-    )
+    # Whether it marks the end, which a transport may show by itself.
+    mark: bool = False
 
 
 @frozen

@@ -85,7 +85,7 @@ class LlguidanceCompiler:
             self.vocabulary: LLTokenizer = make(
                 tokenizer, n_vocab=vocab_size, eos_token=ends
             )
-        # Whatever it says of a tokenizer that it cannot read.
+        # Any error about a tokenizer that it cannot read.
         except Exception as error:
             raise GrammarError(
                 f"this model's tokenizer cannot be used with grammars: {cut(error)}"
@@ -108,8 +108,8 @@ class LlguidanceCompiler:
             grammar.matcher().mask()
         except GrammarError as error:
             raise GrammarError(f"{param}: {error}", param) from None
-        # Whatever the library raises, a panic of its own language included: it is about
-        # what was asked.
+        # Any error of the library, also a panic of its own language: the constraint is
+        # its cause.
         except BaseException as error:
             raise GrammarError(f"{param}: {cut(error)}", param) from None
         return grammar
@@ -127,8 +127,8 @@ class LlguidanceCompiler:
 def _with_one_more(
     tokenizer: str, vocab_size: int, make: "Callable[..., LLTokenizer]"
 ) -> str:
-    """A tokenizer whose last token may stand for an end of sequence: one that is new, if
-    the model has a free id. Else it is one of its own, whose text cannot come any more.
+    """A tokenizer whose last token may represent an end of sequence: a new one, if the
+    model has a free id. Else it is one of its own, whose text then cannot come any more.
     """
     count = make(tokenizer, eos_token=[0]).vocab_size
     if count >= vocab_size:
@@ -160,7 +160,7 @@ class LlguidanceGrammar:
 
 
 def _as_library_has_it(told: Spelled, asked: StructuredOutputs) -> str:
-    """A constraint as the library's matchers take it."""
+    """A constraint in the form for the library's matchers."""
     from llguidance import LLMatcher
 
     match told.kind:

@@ -60,7 +60,7 @@ class Idle:
                 self._drop(next(iter(self._kept)))
 
     def take(self, asked: StructuredOutputs) -> Matcher | None:
-        """One for a new output, at its beginning; None if there is none."""
+        """A used matcher for a new output, reset; None if there is none."""
         with self._lock:
             if asked not in self._kept:
                 return None
@@ -68,13 +68,13 @@ class Idle:
             return self._drop(asked)
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Drop all."""
         with self._lock:
             self._kept.clear()
             self._taken = 0
 
     def _drop(self, asked: StructuredOutputs) -> Matcher:
-        """Take one out; the caller holds the lock."""
+        """Remove one matcher; the caller holds the lock."""
         own = self._kept[asked]
         matcher = own.pop()
         self._taken -= _size(asked)

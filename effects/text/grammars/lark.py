@@ -49,7 +49,7 @@ class _Part:
     """A part of a grammar."""
 
     text: str
-    kind: str = ""  # how a word begins; nothing: it is what stands between words
+    kind: str = ""  # how a word begins; empty: the text between words
 
 
 def checked_lark(text: str, param: str) -> str:
@@ -87,7 +87,7 @@ class _Depth:
         self._open = self._most = 0
 
     def read(self, text: str) -> None:
-        """Take what stands between words."""
+        """Parse the text between words."""
         for one in _SIGNS.findall(text):
             if one == ":":
                 self.total += 1

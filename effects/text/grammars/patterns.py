@@ -152,7 +152,7 @@ def _written(part: str | _Set, *, dropping: bool) -> str:
 
 
 def _parts(pattern: str, *, decides: bool) -> Iterator[str | _Set]:
-    """Its sets, and what stands between them."""
+    """The sets of a pattern, and the texts between them."""
     at, repeated = 0, False
     ignoring = any("i" in flags for flags in _SET_FLAGS.findall(pattern))
     if ignoring and decides:
@@ -237,7 +237,7 @@ def _taken(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _several(token: str, *, negated: bool, decides: bool) -> _Set | None:
-    """What stands for several characters, as members of a set; None if it is one."""
+    """A token for several characters, as members of a set; None if it is one."""
     letter = token[1:2] if token[0] == "\\" else ""
     if letter in ("p", "P"):
         return _Set(token, frozenset(), known=False)
@@ -253,8 +253,8 @@ def _several(token: str, *, negated: bool, decides: bool) -> _Set | None:
 
 
 def _number(token: str, *, within: bool) -> int:
-    """The character that a token stands for. Raises GrammarError if it is another escape,
-    of a place or of what came before, say.
+    """The character of a token. Raises GrammarError for another escape, such as a
+    position or a reference to earlier text.
     """
     if token[0] != "\\":
         return ord(token)

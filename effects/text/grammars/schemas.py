@@ -40,7 +40,7 @@ _COMMENTS: Final = frozenset(
         *("title", "writeOnly"),
     }
 )
-# Of these a value that asks for nothing, which the compiler does not know, is dropped.
+# Of these a value without an effect, which the compiler does not know, is dropped.
 _IDLE: Final = {"uniqueItems": False, "unevaluatedProperties": True}
 # The compiler's own, by which a schema could have it ignore what it cannot enforce.
 OPTIONS: Final = "x-guidance"

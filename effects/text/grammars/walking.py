@@ -33,7 +33,7 @@ class Companions:
     def __init__(self, make: "Callable[[], LLMatcher]") -> None:
         """`make`: a matcher of any grammar."""
         self.make = make
-        # Not the one that makes masks for steps: a slow token would hold those up.
+        # Not the executor that makes masks for steps: a slow token would delay those.
         self._executor: LLExecutor | None = None
 
     def take(self, inner: "LLMatcher", companion: "LLMatcher", token: int) -> None:

@@ -298,7 +298,7 @@ FORMS: Final[Mapping[str, Callable[[Calling], _Form]]] = {
     "openai": _harmony,
     "json": _bare,
 }
-# Of these, by their markers calls are told from answers that are JSON.
+# Formats with markers, which distinguish calls from answers in JSON.
 MARKED: Final = frozenset(
     {"hermes", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31", "openai"}
 )

@@ -74,7 +74,7 @@ class Outlet:
         return [_renumbered(one) for one in deltas[last[-1] :]] if going else []
 
     def close(self) -> None:
-        """Emit the white space that was held for content behind it: none comes."""
+        """Emit the white space that was kept for content after it: none comes."""
         flow = self._content
         if not (self._marked and flow.bare):
             self._put(Content("".join(flow.space)))
