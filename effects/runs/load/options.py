@@ -236,7 +236,7 @@ def whole(least: int) -> Callable[[str], int]:
 def number(
     above: float, below: float = math.inf, *, infinite: bool = False
 ) -> Callable[[str], float]:
-    """What reads a number: above -1 means from 0 on."""
+    """A parser of numbers; above -1 means from 0 on."""
     wanted = "from 0" if above < 0 else f"above {above:g}"
     wanted += f" and below {below:g}" if below < math.inf else ""
 

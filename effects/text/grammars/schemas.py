@@ -98,7 +98,7 @@ def checked_schema(text: str, param: str, *, compiled: bool = False) -> str:
 
 
 def _all_parts(schema: Any, param: str) -> list[_Place]:
-    """A schema and all in it, once their keywords are good. Raises GrammarError."""
+    """A schema and all in it, after a check of keywords. Raises GrammarError."""
     due, found = [_Place(schema, "")], dict[int, _Place]()
     while due:
         place = due.pop()
@@ -118,7 +118,7 @@ def _at(place: _Place, error: GrammarError, param: str) -> GrammarError:
 
 
 def _put_patterns(schema: dict[str, Any], parts: Sequence[_Place], param: str) -> None:
-    """Put all patterns of a schema into the compiler's words. Raises GrammarError."""
+    """Translate all patterns of a schema for the compiler. Raises GrammarError."""
     decides = any(_decides_by_patterns(one.part) for one in parts)
     for place in parts:
         try:
@@ -138,7 +138,7 @@ def _decides_by_patterns(schema: dict[str, Any]) -> bool:
 
 
 def _check_named(schema: dict[str, Any]) -> None:
-    """Raise GrammarError for texts that could be written by number alone."""
+    """Raise GrammarError for texts that need escapes by number."""
     values = [schema.get(word) for word in ("const", "enum", "required")]
     properties = schema.get("properties")
     names = [*properties] if isinstance(properties, dict) else []
@@ -150,7 +150,7 @@ def _check_named(schema: dict[str, Any]) -> None:
 
 
 def _parts(place: _Place) -> list[_Place]:
-    """The schemas within one, once its keywords are good."""
+    """The schemas within one, after a check of its keywords."""
     schema = place.part
     if isinstance(schema, bool):
         return []
@@ -170,7 +170,7 @@ def _parts(place: _Place) -> list[_Place]:
 
 
 def _referred(place: _Place, root: Any) -> list[_Place]:
-    """What a schema refers to by its place, wherever that is."""
+    """The schemas that a schema refers to by position, wherever they are."""
     refers = place.part.get("$ref") if isinstance(place.part, dict) else None
     if not isinstance(refers, str) or not refers.startswith("#/"):
         return []
@@ -253,7 +253,7 @@ def _hard_part(number: float) -> int:
 
 
 def _compiled_patterns(schema: dict[str, Any], *, decides: bool) -> dict[str, Any]:
-    """What of a schema has patterns, in the compiler's words. Raises GrammarError."""
+    """The patterns of a schema in the compiler's language. Raises GrammarError."""
 
     def made(pattern: str) -> str:
         if ends_in_escape(pattern):

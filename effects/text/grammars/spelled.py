@@ -34,7 +34,7 @@ class Spelled:
 
 
 def spelled(asked: StructuredOutputs, *, compiled: bool = True) -> Spelled:
-    """A constraint in the compiler's words, its schemas only if it is to be `compiled`
+    """A constraint in the compiler's language, its schemas only if it is to be `compiled`
     next. Raises GrammarError.
     """
     param = asked.param
@@ -79,8 +79,8 @@ def rule(asked: StructuredOutputs) -> str:
 
 
 def json_rule(schema: str, *, whitespace: bool = True) -> str:
-    """What matches a schema that was checked, as a part of a rule of Lark; without
-    `whitespace`, there is none between tokens.
+    """A part of a rule of Lark that matches a checked schema; without `whitespace`, there
+    is none between tokens.
     """
     options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": False}
     if whitespace:
