@@ -94,8 +94,8 @@ def _process_options(add: Callable[..., Any]) -> None:
         default=60.0,
         metavar="SECONDS",
         help="kill the engine's process, and start it again, when for so long no step "
-        "ended and somebody waited; 0: never (default: %(default)g; ten times that while "
-        "it loads)",
+        "ended and a request waited; 0: never (default: %(default)g; ten times that "
+        "while it loads)",
     )
 
 
@@ -184,7 +184,7 @@ def _bound_options(add: Callable[..., Any]) -> None:
         "--max-waiting",
         type=int,
         metavar="N",
-        help="answer 503 to whoever comes while N samples wait in line (default: "
+        help="answer 503 to a request that comes while N samples wait (default: "
         f"{LINES_PER_SEAT} times --max-num-seqs)",
     )
     add(

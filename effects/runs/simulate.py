@@ -165,7 +165,7 @@ def _heading(trace: Trace, cost: Chosen, options: argparse.Namespace) -> Iterato
     yield LEGEND
     yield _goodness(options.slo_ttft, options.slo_tpot)
     if trace.rows and options.policy and options.mix is None:
-        yield "nobody has a client, a priority or a deadline; --mix SEED draws some"
+        yield "no request has a client, a priority or a deadline; --mix SEED draws some"
 
 
 def _goodness(first: float, other: float) -> str:

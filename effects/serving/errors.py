@@ -22,7 +22,7 @@ from minfer.request import ParameterError
 
 SHUTTING_DOWN: Final = "the server is shutting down"
 CANCELLED: Final = "the request was cancelled"
-BROKEN: Final = "the engine serves nobody any more; the server's log says why"
+BROKEN: Final = "the engine has stopped; the server's log says why"
 INTERNAL: Final = 500
 OVERLOADED: Final = "overloaded"
 _RETRY_AFTER: Final = 1  # seconds until a client should retry after a full queue

@@ -131,9 +131,7 @@ class Supervisor:
         patience: float,
         heartbeat: Heartbeat,
     ) -> None:
-        """`patience` is the time that processes may take to end, in seconds; `heartbeat` is
-        the engine's.
-        """
+        """`patience`: seconds that a process has to end in; `heartbeat`: the engine's."""
         self._processes = processes
         self._runs = runs
         self._guard = guard

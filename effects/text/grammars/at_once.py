@@ -102,7 +102,7 @@ def _inner(moves: Sequence[Move]) -> "list[LLMatcher]":
         return [one.inner for one in matchers]
     except AttributeError:
         others = (one for one in matchers if not isinstance(one, LlguidanceMatcher))
-        raise TypeError(f"{next(others)!r} was made by somebody else") from None
+        raise TypeError(f"{next(others)!r} was not made by this library") from None
 
 
 def _take(inner: "LLMatcher", move: Move) -> bool:

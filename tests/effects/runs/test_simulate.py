@@ -131,7 +131,9 @@ def test_the_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None
     *about, head, first, second = capsys.readouterr().out.splitlines()
     rows = (first, second)
     assert main(["simulate", SMALL, "--policy", "fair", "--requests", "9"]) == 0
-    assert "nobody has a client" in capsys.readouterr().out  # which fair shares are about
+    assert (
+        "no request has a client" in capsys.readouterr().out
+    )  # which fair shares are about
     assert about[:2] == [
         f"150 requests of {SMALL}",
         "what steps cost: a 7B model on one H200, roughly (built in)",

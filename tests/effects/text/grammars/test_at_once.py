@@ -201,7 +201,7 @@ def test_matchers_of_somebody_else_are_refused(at_once: AtOnce) -> None:
     class Other:
         pass
 
-    with pytest.raises(TypeError, match="made by somebody else"):
+    with pytest.raises(TypeError, match="not made by this library"):
         masks(at_once, [Move(Other(), 0, ())])  # type: ignore[arg-type]  # what it is about
 
 
