@@ -51,6 +51,8 @@ def process(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str],
             assert ready.startswith("minfer: "), ready
             page = running.stdout.readline()
             assert page.startswith("minfer: a page to try it is at http"), page
+            cache = running.stdout.readline()
+            assert cache.startswith("minfer: the prefix cache is "), cache
             yield running, ready.split()[-1].removesuffix("/v1")
         finally:
             running.kill()
