@@ -57,8 +57,8 @@ def load_fallback(
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = theirs.model._from_config(theirs.config, **how)
-    except CheckpointError:
-        raise
+    except (CheckpointError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise  # of the files, or of this machine
     except Exception as error:  # each model has its own errors about its config
         what = f"{theirs.model.__name__} cannot be made of this config.json"
         raise ConfigError(f"{folder}: {what} ({error!r}); correct it") from error

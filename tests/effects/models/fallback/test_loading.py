@@ -21,7 +21,7 @@ from minfer.effects.models.config_reader import (
     ConfigError,
     UnsupportedModelError,
 )
-from minfer.effects.models.fallback import fallback_spec, load_fallback
+from minfer.effects.models.fallback import fallback_spec, load_fallback, loading
 from minfer.effects.models.model import Model
 
 
@@ -77,6 +77,18 @@ def test_a_config_of_which_no_model_can_be_made_is_named(
     spec = fallback_spec(read_config(neox))
     with pytest.raises(ConfigError, match=r"cannot be made .*KeyError\('mrope'\)"):
         load_fallback(neox, config, spec, make_cache, seed)
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError, OSError])
+def test_a_shortage_of_the_machine_is_not_blamed_on_the_config(
+    neox: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error("no room")
+
+    monkeypatch.setattr(loading, "_from_files", fail)
+    with pytest.raises(error, match="no room"):
+        load(neox)
 
 
 @pytest.mark.long
