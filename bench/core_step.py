@@ -22,16 +22,16 @@ from typing import Any
 
 from bench.results import percentiles, run, show, spread
 from bench.trees import HERE, Worker, serve
-from minfer.config import EngineConfig
+from minfer.blocks.keys import block_keys
 from minfer.effects.execution.dry import Dry
 from minfer.effects.live.driver import quiet_collector
 from minfer.engine import step
-from minfer.keys import block_keys
-from minfer.messages import Emit, Event, Executed
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Event, Executed
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Transition, Turn, initial
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Coming, Simulation
-from minfer.state import EngineState, Transition, Turn, initial
 
 BLOCK = 64
 VOCAB = 32_000

@@ -30,7 +30,6 @@ from attrs import define, field
 
 from bench.results import run, show
 from bench.structured import ENDLESS, vocabulary
-from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.inputs import most_words
 from minfer.effects.execution.late_draws import LateDraw, LatePacker
@@ -45,11 +44,12 @@ from minfer.effects.live.grammar_masks import GrammarMasks
 from minfer.effects.text.grammars import watching
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.store import Grammars
-from minfer.messages import Emit, Submit
-from minfer.plan import Plan
-from minfer.request import Request, SamplingParams
-from minfer.state import Transition
-from minfer.structured import StructuredOutputs
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Submit
+from minfer.records.plan import Plan
+from minfer.records.request import Request, SamplingParams
+from minfer.records.state import Transition
+from minfer.sampling.structured import StructuredOutputs
 
 VOCAB = 151_936
 EOS = 0

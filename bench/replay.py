@@ -18,13 +18,13 @@ from statistics import mean, median
 from typing import Any
 
 from bench.results import percentiles, run, show
-from minfer.config import EngineConfig
 from minfer.effects.execution.dry import Dry
 from minfer.effects.live.driver import Driver, quiet_collector
 from minfer.effects.live.journal_writer import Writer
-from minfer.messages import Executed, Submit
-from minfer.request import Request
-from minfer.state import Turn
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Executed, Submit
+from minfer.records.request import Request
+from minfer.records.state import Turn
 
 REPLAY = """
 import sys

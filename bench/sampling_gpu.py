@@ -24,9 +24,9 @@ from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.routes import Routes
 from minfer.effects.execution.sampler import Sampler
 from minfer.kernels.rows import scatter
-from minfer.params import SamplingParams
-from minfer.plan import Open
-from minfer.sample import RowSampling
+from minfer.records.plan import Open
+from minfer.sampling.params import SamplingParams
+from minfer.sampling.reference_sampler import RowSampling
 
 VOCAB: Final = 151_936
 PROMPT, OUTPUT = 512, 128  # tokens that a row knows

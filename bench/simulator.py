@@ -21,15 +21,15 @@ from statistics import median
 from typing import Any
 
 from bench.results import run, show, spread
-from minfer.config import EngineConfig
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import Step, fit, steps
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.traces import read_trace
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Turn
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
-from minfer.state import EngineState, Turn
 
 CPU = {
     "fitted": ("rate=10,requests=60,prompt=300,output=60,spread=0.8,seed=1"),

@@ -38,9 +38,9 @@ from minfer import LLM, RequestOutput, SamplingParams
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.speculation import DRAFT_MODEL, METHODS, SAME, STANDARD
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.records.state import EngineState, Turn
 from minfer.runs.drafts import Judged, good_steps, judged, tally_of
 from minfer.speculate import length
-from minfer.state import EngineState, Turn
 
 PROMPT: Final = 192  # tokens
 ROWS: Final = 16  # that run at once

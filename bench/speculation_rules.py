@@ -17,8 +17,8 @@ from minfer.effects.setup.speculation import (
     METHODS,
     SpeculativeConfig,
 )
-from minfer.params import SamplingParams
-from minfer.sample import RowSampling
+from minfer.sampling.params import SamplingParams
+from minfer.sampling.reference_sampler import RowSampling
 from minfer.speculate.accept import Target, Verdict
 from minfer.speculate.proposer import Proposer
 from minfer.speculate.rejection import Chances, Streams, drawn, rejection

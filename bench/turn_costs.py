@@ -21,14 +21,14 @@ from attrs import evolve, frozen
 from bench.core_step import BLOCK, MOST, VOCAB, Load, MadeUp
 from bench.results import percentiles, run, show
 from bench.trees import HERE, Worker, serve
-from minfer.blocks import Transaction
-from minfer.config import EngineConfig
+from minfer.blocks.keys import block_keys
+from minfer.blocks.ownership import Transaction
 from minfer.effects.live.driver import quiet_collector
 from minfer.engine import step
-from minfer.keys import block_keys
-from minfer.messages import Cancel, Event, Failed, Finish, Submit, Tick
-from minfer.request import Request
-from minfer.state import EngineState, Transition, initial
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Event, Failed, Finish, Submit, Tick
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Transition, initial
 
 ROWS = 1024
 LINE = 9_500  # samples that wait while others are cancelled

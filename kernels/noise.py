@@ -1,6 +1,6 @@
 """The noise of sampling, for the kernels of sample_kernels.py: a function of a row's
-stream, the position and the token id, which `minfer.sample` defines. It is computed where
-it is needed, and stored nowhere.
+stream, the position and the token id, which `minfer.sampling.reference_sampler` defines.
+It is computed where it is needed, and stored nowhere.
 """
 
 import triton

@@ -1,4 +1,5 @@
-"""Sampling on the device: `minfer.sample` for a batch, without a sort.
+"""Sampling on the device: `minfer.sampling.reference_sampler` for a batch, without a
+sort.
 
 Theory. The sampled token is the one with the largest noise - depth of the kept tokens:
 depth = (largest logit - logit) / temperature, noise = -log(E), E hashed from the id.
@@ -89,10 +90,10 @@ def sample(
     `logits` [rows, vocab], rows contiguous, `positions` [rows] of the sampled tokens. Row
     i uses the values of device row who[i]: [device rows] each, `temperature` float32,
     `top_k` int32 (0: all), `top_p` float32 (1: all), `deepest` float32 (-log of min-p;
-    inf: all), `typical_p` float32 (1: all), `streams` int64 (of `minfer.sample.stream`).
-    `filtered` False promises that no row has any of these four filters. Broken (1, token
-    0) are rows with NaN, +inf or only -inf. Raises ValueError for more than 2^20 logits
-    in a row.
+    inf: all), `typical_p` float32 (1: all), `streams` int64 (of
+    `minfer.sampling.reference_sampler.stream`). `filtered` False promises that no row has
+    any of these four filters. Broken (1, token 0) are rows with NaN, +inf or only -inf.
+    Raises ValueError for more than 2^20 logits in a row.
     """
     if logits.shape[1] > MOST_LOGITS:
         raise ValueError(

@@ -1,9 +1,9 @@
 """Sampling in plain torch, by sorting: the reference of sample.py's kernels, and the
 CPU's version without Triton.
 
-It is `minfer.sample` over a batch, operation by operation. Other rules of sampling use
-its parts (reject.py): a row's values (`Ways`), the filters, the noise of ids, and the
-choice among equals.
+It is `minfer.sampling.reference_sampler` over a batch, operation by operation. Other
+rules of sampling use its parts (reject.py): a row's values (`Ways`), the filters, the
+noise of ids, and the choice among equals.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Numbers of `minfer.sample`: steps (shift, factor) that mix bits, and others.
+# Numbers of `minfer.sampling.reference_sampler`: steps (shift, factor) that mix bits, and
+# others.
 STEPS64 = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 STEPS32 = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))
 GOLDEN = 0x9E3779B97F4A7C15

@@ -1,5 +1,5 @@
-"""The changes of logits of `minfer.shape` before a token is sampled, and counts of
-tokens.
+"""The changes of logits of `minfer.sampling.logits` before a token is sampled, and counts
+of tokens.
 
 Theory. A row's changes are of two kinds. The dense ones look at every token: whether it
 is allowed (a bit each), and how often it occurred. `_dense` converts all of a step's

@@ -8,10 +8,10 @@ imported on first use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
-from minfer.request import ParameterError, Request, SamplingParams
-from minfer.structured import StructuredOutputs
+from minfer.records.config import EngineConfig
+from minfer.records.request import ParameterError, Request, SamplingParams
+from minfer.sampling.structured import StructuredOutputs
+from minfer.values.checks import ConfigError
 from minfer.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -16,10 +16,12 @@ changes.
 from itertools import groupby
 from typing import Final
 
-from minfer.arrive import submitted
-from minfer.commit import over
-from minfer.config import EngineConfig
-from minfer.messages import (
+from minfer.committing.commit import over
+from minfer.lifecycle.arrive import submitted
+from minfer.lifecycle.pausing import told_of_pauses
+from minfer.lifecycle.stop import stopped
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     EVENTS,
     Cancel,
     Event,
@@ -31,12 +33,10 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.pausing import told_of_pauses
-from minfer.record import evolve
+from minfer.records.state import EngineState, Transition, ignored
 from minfer.schedule import schedule
 from minfer.speculate.proposing import told_of_proposals
-from minfer.state import EngineState, Transition, ignored
-from minfer.stop import stopped
+from minfer.values.record import evolve
 
 # Consecutive events of a kind cost less when they are folded at once.
 _IN_A_ROW: Final[dict[type, str]] = {

@@ -18,19 +18,20 @@ from collections.abc import Iterator
 from itertools import compress, repeat
 from operator import and_, ge, lt, sub
 
-from minfer import consult, thresholds
-from minfer.admission import admit_from_queue
-from minfer.admit import load, release_sources
-from minfer.build_plan import laid_out
-from minfer.config import EngineConfig
-from minfer.grow import grow
-from minfer.messages import Execute
-from minfer.pausing import accused, resting
-from minfer.record import evolve
-from minfer.sequence import is_bound, joined
+from minfer.lifecycle.pausing import accused, resting
+from minfer.planning.admission import admit_from_queue
+from minfer.planning.admit import load, release_sources
+from minfer.planning.build_plan import laid_out
+from minfer.planning.grow import grow
+from minfer.planning.work import Work, weight
+from minfer.policies import consult
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Execute
+from minfer.records.sequence import is_bound, joined
+from minfer.records.state import EngineState, Transition, next_in_line
 from minfer.speculate.plan_drafts import plan_drafts, waits_for_results
-from minfer.state import EngineState, Transition, next_in_line
-from minfer.work import Work, weight
+from minfer.values import thresholds
+from minfer.values.record import evolve
 
 
 def schedule(config: EngineConfig, state: EngineState) -> Transition:
@@ -94,8 +95,8 @@ def _who_runs(work: Work, alone: int | None) -> None:
     """Find the rows that skip this step, and grow the block tables of the others.
 
     A row skips the step if its last token is planned already; if it may not run ahead and
-    waits for a token in flight, or for the host (minfer/pausing.py); or if another one
-    has to run `alone`.
+    waits for a token in flight, or for the host (minfer/lifecycle/pausing.py); or if
+    another one has to run `alone`.
     """
     run = work.state.running
     due = tuple(compress(range(len(run)), map(ge, run.sched, run.mark)))

@@ -10,15 +10,17 @@ from typing import Final
 import pytest
 
 import minfer
+from tests.mutation.catalogue import FOLDERS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TESTS: Final = ROOT / "tests"
 UNPACKED: Final = (ROOT / "PKG-INFO").is_file()  # out of a source distribution
-FLAT: Final = sorted((ROOT / "minfer").glob("*.py"))  # what decides
+DECIDING: Final = sorted(  # what the engine's decisions depend on
+    path for folder in ("", *FOLDERS) for path in (ROOT / "minfer" / folder).glob("*.py")
+)
 FOLLOWERS: Final = sorted((ROOT / "minfer" / "runs").rglob("*.py"))
 SPECIFICATION: Final = sorted((ROOT / "minfer" / "testing").rglob("*.py"))
-SPECULATION: Final = sorted((ROOT / "minfer" / "speculate").rglob("*.py"))
-CORE: Final = [*FLAT, *SPECULATION, *FOLLOWERS, *SPECIFICATION]
+CORE: Final = [*DECIDING, *FOLLOWERS, *SPECIFICATION]
 KERNELS: Final = sorted((ROOT / "kernels").rglob("*.py"))
 EFFECTS: Final = sorted((ROOT / "effects").rglob("*.py"))
 SOURCES: Final = [*CORE, *KERNELS, *EFFECTS]
@@ -122,7 +124,7 @@ def test_the_core_imports_nothing_that_touches_the_world(path: Path) -> None:
             assert top not in WORLDLY, f"{shown(path)}: {module} touches the world"
 
 
-@pytest.mark.parametrize("path", [*FLAT, *SPECULATION], ids=shown)
+@pytest.mark.parametrize("path", DECIDING, ids=shown)
 def test_what_decides_does_not_know_what_follows(path: Path) -> None:
     for module in imports(path):
         assert not module.startswith(("minfer.runs", "minfer.testing")), module

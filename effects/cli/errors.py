@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from minfer.checks import ConfigError
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.request import ParameterError
+from minfer.records.request import ParameterError
 from minfer.runs.journal import JournalError
 from minfer.runs.turns import EngineRaisedError
+from minfer.values.checks import ConfigError
 
 BAD_INPUT: Final = 2
 ENGINE_RAISED: Final = 3

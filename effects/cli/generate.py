@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from minfer.checks import ConfigError
 from minfer.effects.cli.options import (
     dry_run_option,
     engine_options,
@@ -18,8 +17,9 @@ from minfer.effects.cli.options import (
 )
 from minfer.effects.cli.streams import say, show_stats, take_any_text, write
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
-from minfer.params import ADVISED
-from minfer.request import ParameterError
+from minfer.records.request import ParameterError
+from minfer.sampling.params import ADVISED
+from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
     from minfer.effects.live.beam_search import BeamSearchParams

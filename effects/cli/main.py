@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import minfer
-from minfer.checks import ConfigError
 from minfer.effects.cli.commands import Entry, Parser, add_commands
 from minfer.effects.cli.errors import guarded
 from minfer.effects.cli.plugins import policies_option
+from minfer.values.checks import ConfigError
 
 COMMANDS: Final = (
     Entry("generate", "continue a text", "minfer.effects.cli.generate"),

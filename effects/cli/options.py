@@ -8,9 +8,9 @@ from typing import Any, Final, NoReturn
 import attrs
 
 from minfer.effects.setup.settings import REMOVED, EngineArgs, engine_args
-from minfer.params import ADVISED, ROW_FIELDS
-from minfer.request import ParameterError, SamplingParams
-from minfer.structured import StructuredOutputs
+from minfer.records.request import ParameterError, SamplingParams
+from minfer.sampling.params import ADVISED, ROW_FIELDS
+from minfer.sampling.structured import StructuredOutputs
 
 # The defaults with which the bundled model works best.
 MAX_TOKENS: Final = 128

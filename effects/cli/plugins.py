@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from minfer.policies import POLICIES
+from minfer.policies.builtin import POLICIES
 from minfer.runs.codec import RECORDS
 
 

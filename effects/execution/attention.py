@@ -23,7 +23,7 @@ from minfer.effects.models.gqa import GQA
 from minfer.effects.models.rope import inverse_frequencies
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.plain import rms_norm
-from minfer.plan import Copy
+from minfer.records.plan import Copy
 
 
 @frozen(eq=False)

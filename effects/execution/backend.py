@@ -19,7 +19,7 @@ from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.routes import Routes
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.spec import ModelSpec
-from minfer.plan import Copy, Open
+from minfer.records.plan import Copy, Open
 
 
 class Cache(PagedCache, Protocol):
@@ -50,8 +50,8 @@ class Drawn:
 
 
 class Shaper(Protocol):
-    """Changes the logits of rows that request it, as in `minfer.shape`, and keeps the
-    state of earlier tokens that this needs.
+    """Changes the logits of rows that request it, as in `minfer.sampling.logits`, and
+    keeps the state of earlier tokens that this needs.
     """
 
     def open(self, row: int, opened: Open) -> None:

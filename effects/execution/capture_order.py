@@ -33,7 +33,6 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.step_shape import (
     CHUNK_SIZES,
@@ -45,7 +44,8 @@ from minfer.effects.execution.step_shape import (
     mixed_bucket_of,
 )
 from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
-from minfer.speculate.settings import DEVICE
+from minfer.records.config import EngineConfig
+from minfer.records.speculation import DEVICE
 
 MANY_INPUTS: Final = 2048  # prefill tokens: with more, the GPU takes longer than the host
 # Prefill tokens of several prompts at once, in loads of few clients.

@@ -25,7 +25,7 @@ from attrs import define, field, frozen
 from minfer.effects.execution.device_rows import Words, aligned
 from minfer.effects.execution.inputs import History, layout, views
 from minfer.effects.execution.step_shape import StepShape
-from minfer.plan import Plan, Yields
+from minfer.records.plan import Plan, Yields
 
 COVERED: Final = 1  # tokens before the last that a drafting step computes, too
 

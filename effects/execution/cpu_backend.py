@@ -15,7 +15,7 @@ from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.routes import Routes
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels import plain
-from minfer.sample import RowSampling
+from minfer.sampling.reference_sampler import RowSampling
 
 # Sampling of the scratch row: the cheapest.
 PADDING: Final = RowSampling(

@@ -1,10 +1,11 @@
-"""The CPU's sampler: the sampling of `minfer.sample`, over a batch.
+"""The CPU's sampler: the sampling of `minfer.sampling.reference_sampler`, over a batch.
 
 Rows are sampled one after the other with numpy: one row's logits fit the cache of a core,
 and numpy's argmax over a large vocabulary takes a thirtieth of torch's time. An
 all-greedy batch computes no noise; where filters restrict a row, noise is computed for
 the remaining tokens only. All numbers are float32, but for the sums of top-p. Integers
-are exactly those of `minfer.sample`; logarithms may differ in the last bits.
+are exactly those of `minfer.sampling.reference_sampler`; logarithms may differ in the
+last bits.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minfer.sample import (
+from minfer.sampling.reference_sampler import (
     GOLDEN,
     LARGEST_V,
     MIX32,
@@ -40,7 +41,9 @@ class Sharpness:
     temperature: np.float32
     top_k: int  # 0: all
     top_p: float  # 1: all
-    lowest: float  # min-p's lower bound, as `minfer.sample.lowest` returns it; -inf: all
+    # min-p's lower bound, as `minfer.sampling.reference_sampler.lowest` returns it; -inf:
+    # all
+    lowest: float
     typical_p: float  # 1: all
 
     @property
@@ -167,7 +170,7 @@ def typical(scaled: Floats, ids: Ints, typical_p: float) -> Ints:
 
 
 def draw_keys(streams: Keys, positions: Ints) -> Keys:
-    """`minfer.sample.draw_key`, elementwise."""
+    """`minfer.sampling.reference_sampler.draw_key`, elementwise."""
     x: Keys = streams + (positions + 1).astype(np.uint64) * np.uint64(GOLDEN)
     for shift, factor in MIX64:
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
@@ -175,7 +178,7 @@ def draw_keys(streams: Keys, positions: Ints) -> Keys:
 
 
 def noise_bits(key: int, ids: Bits) -> Bits:
-    """`minfer.sample.noise_bits` of many token ids under one key."""
+    """`minfer.sampling.reference_sampler.noise_bits` of many token ids under one key."""
     x = ids + np.uint32(key & 0xFFFFFFFF)
     for i, (shift, factor) in enumerate(_MIX32):
         x ^= x >> shift
@@ -187,7 +190,7 @@ def noise_bits(key: int, ids: Bits) -> Bits:
 
 
 def gumbels(key: int, ids: Bits) -> Floats:
-    """`minfer.sample.gumbel` of each id's bits: [ids] float32."""
+    """`minfer.sampling.reference_sampler.gumbel` of each id's bits: [ids] float32."""
     v = noise_bits(key, ids).astype(np.float32)
     v += 0.5
     v *= 2.0**-32

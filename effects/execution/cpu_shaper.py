@@ -1,4 +1,4 @@
-"""The CPU's shaper: the logit changes of `minfer.shape`, in numpy, row by row.
+"""The CPU's shaper: the logit changes of `minfer.sampling.logits`, in numpy, row by row.
 
 A row keeps the distinct tokens of its prompt and output, and how often each is in the
 output, so penalties take time by the number of these tokens, not by the vocabulary.
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from minfer.effects.execution.backend import Drawn
 from minfer.effects.execution.device_rows import DeviceRows
-from minfer.plan import Open
-from minfer.shape import Shaping, hidden, is_penalized, is_shaped
+from minfer.records.plan import Open
+from minfer.sampling.logits import Shaping, hidden, is_penalized, is_shaped
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

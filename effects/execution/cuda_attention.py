@@ -19,7 +19,7 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import Apart, decode_attention, prefill_attention
 from minfer.kernels.flash import flash_attention
 from minfer.kernels.rope import rope_and_cache
-from minfer.plan import Copy
+from minfer.records.plan import Copy
 
 AT_ONCE: Final = 16  # blocks that are copied through one buffer: 57 MB for a 7B
 

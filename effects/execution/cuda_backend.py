@@ -4,7 +4,6 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Drawn
 from minfer.effects.execution.cuda_attention import CudaCache
 from minfer.effects.execution.cuda_shaper import CudaShaper
@@ -18,6 +17,7 @@ from minfer.kernels.masks import hide, keep
 from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
 from minfer.kernels.verify import spread, stand
+from minfer.records.config import EngineConfig
 
 
 @frozen(eq=False)

@@ -18,8 +18,8 @@ from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.streams import is_gpu
 from minfer.kernels import shape as kernels
 from minfer.kernels.shape import CHOOSY, ENTRIES, IN_PROMPT, PENALIZED, Kept, Penalties
-from minfer.plan import Open
-from minfer.shape import Shaping, is_penalized, is_shaped
+from minfer.records.plan import Open
+from minfer.sampling.logits import Shaping, is_penalized, is_shaped
 
 FOREVER: Final = 2**31 - 1  # a position that no token has
 

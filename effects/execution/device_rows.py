@@ -12,13 +12,13 @@ import torch
 from attrs import frozen
 from numpy.typing import NDArray
 
-from minfer.config import EngineConfig
-from minfer.params import ROW_FIELDS
-from minfer.plan import Open
-from minfer.sample import RowSampling, is_greedy, lowest, stream
-from minfer.shape import is_shaped
+from minfer.records.config import EngineConfig
+from minfer.records.plan import Open
+from minfer.records.speculation import REJECTION
+from minfer.sampling.logits import is_shaped
+from minfer.sampling.params import ROW_FIELDS
+from minfer.sampling.reference_sampler import RowSampling, is_greedy, lowest, stream
 from minfer.speculate.rejection import Streams
-from minfer.speculate.settings import REJECTION
 
 Words = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
@@ -37,7 +37,7 @@ class Wants:
 
     filtered: bool  # filter tokens: top-k, top-p, min-p, typical-p
     scored: bool  # log-probabilities
-    shaped: bool = False  # change logits: see `minfer.shape`
+    shaped: bool = False  # change logits: see `minfer.sampling.logits`
 
 
 def is_filtered(sampling: RowSampling, vocab: int) -> bool:
@@ -57,7 +57,8 @@ def asked(sampling: RowSampling, vocab: int) -> int:
 
 
 def kept(sampling: RowSampling, vocab: int) -> dict[str, float]:
-    """Returns what a device row holds for each field of `minfer.params.RowValues`.
+    """Returns what a device row holds for each field of
+    `minfer.sampling.params.RowValues`.
 
     Values of a field that mean the same (no effect) become one word.
     """
@@ -124,8 +125,8 @@ class DeviceRows:
         self.last = part["last"]  # tokens
         self.previous = part["previous"]  # tokens before the last, if they are kept
         self.next = part["next"]  # positions of the last tokens
-        # Noise streams of `minfer.sample.stream`; with rejection sampling also those of
-        # drafts and of coins, as in `minfer.speculate.rejection`.
+        # Noise streams of `minfer.sampling.reference_sampler.stream`; with rejection
+        # sampling also those of drafts and of coins, as in `minfer.speculate.rejection`.
         noise = {name: part[name].view(torch.int64) for name in self.streams}
         self.stream = noise["stream"]
         self.draft_stream, self.coins = noise.get("draft_stream"), noise.get("coins")

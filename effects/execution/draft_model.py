@@ -28,7 +28,6 @@ import torch.nn.functional as F
 from attrs import define, frozen
 from torch import Tensor
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Cache
 from minfer.effects.execution.device_rows import Words
 from minfer.effects.execution.feeding import Feeder, Step, chunks_of
@@ -41,6 +40,7 @@ from minfer.effects.models.batch import Chunks
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
+from minfer.records.config import EngineConfig
 
 
 @frozen(eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from minfer.runs.oracle import Offer, Oracle, Row, vector_of
-from minfer.sample import RowSampling
+from minfer.sampling.reference_sampler import RowSampling
 
 PASSAGE: Final = (
     " This text was not written by a model.",

@@ -15,7 +15,6 @@ from typing import Final
 import torch
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.cuda_backend import CudaBackend
 from minfer.effects.execution.device_rows import Wants, aligned
 from minfer.effects.execution.inputs import Inputs
@@ -28,6 +27,7 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.kernels import linear_tunes, norm, pdl, rope
 from minfer.kernels.attention_tunes import Kind as Heads
 from minfer.kernels.attention_tunes import decode_tune, known_dim
+from minfer.records.config import EngineConfig
 
 NOWHERE: Final = torch.device("meta")
 # Counts after which another kernel, or another variant of it, is used.

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from minfer.messages import Executed, Failed
-from minfer.plan import Open, Plan, SampleApart
+from minfer.records.messages import Executed, Failed
+from minfer.records.plan import Open, Plan, SampleApart
 
 if TYPE_CHECKING:  # not loaded by code that only plans
     import numpy as np
@@ -39,7 +39,7 @@ def not_finite(owners: Iterable[Open | None]) -> LogitsError:
 
 
 class Executor(Protocol):
-    """Runs plans in order. `minfer.plan` states the contract."""
+    """Runs plans in order. `minfer.records.plan` states the contract."""
 
     def launch(self, plan: Plan) -> None:
         """Launch a plan; may return before it has run."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minfer.effects.execution.device_rows import DeviceRows, Words, aligned
 from minfer.effects.execution.step_shape import StepShape
-from minfer.params import ROW_FIELDS
+from minfer.sampling.params import ROW_FIELDS
 
 Array = TypeVar("Array", Words, Tensor)
 

@@ -21,7 +21,7 @@ from minfer.effects.execution.executor import ExecutorError, names_of
 from minfer.effects.execution.inputs import Inputs, layout
 from minfer.effects.execution.packing import Draw, picked
 from minfer.effects.execution.step_shape import StepShape
-from minfer.plan import Mask, Plan, SampleApart
+from minfer.records.plan import Mask, Plan, SampleApart
 
 # [draws, `mask_words`]: a bit for each token id, the lowest first; int32, as the device
 # reads words.

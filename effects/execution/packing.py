@@ -31,7 +31,7 @@ from minfer.effects.execution.verified import (
     write_drafts,
 )
 from minfer.effects.models.shapes import power_from
-from minfer.plan import Fill, Open, Plan
+from minfer.records.plan import Fill, Open, Plan
 
 Item = TypeVar("Item")
 

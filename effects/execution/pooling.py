@@ -20,7 +20,7 @@ from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.executor import LogitsError, names_of
 from minfer.effects.execution.streams import is_gpu
 from minfer.effects.models.batch import Tap
-from minfer.plan import MEAN, Open, Plan, Pooled
+from minfer.records.plan import MEAN, Open, Plan, Pooled
 
 
 @frozen(eq=False)

@@ -23,9 +23,9 @@ from minfer.effects.execution.device_rows import DeviceRows, aligned
 from minfer.effects.execution.executor import LogitsError, names_of
 from minfer.effects.execution.streams import is_gpu
 from minfer.effects.models.batch import Scored
-from minfer.params import MAX_LOGPROBS
-from minfer.plan import Open, Plan, Pooled
-from minfer.prompt_logprobs import PromptPart, packed
+from minfer.records.plan import Open, Plan, Pooled
+from minfer.records.prompt_logprobs import PromptPart, packed
+from minfer.sampling.params import MAX_LOGPROBS
 
 AT_ONCE: Final = 64  # positions, at least
 

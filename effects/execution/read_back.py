@@ -21,9 +21,17 @@ from minfer.effects.execution.pooling import Vectors
 from minfer.effects.execution.prompt_scores import PromptScores
 from minfer.effects.execution.streams import host_words, new_event
 from minfer.effects.execution.verified import Further
-from minfer.messages import Executed
-from minfer.params import MAX_LOGPROBS
-from minfer.plan import Logprobs, Open, Plan, Pooled, Scores, TokenLogprobs, Yields
+from minfer.records.messages import Executed
+from minfer.records.plan import (
+    Logprobs,
+    Open,
+    Plan,
+    Pooled,
+    Scores,
+    TokenLogprobs,
+    Yields,
+)
+from minfer.sampling.params import MAX_LOGPROBS
 
 VOID = 0  # the token of a row whose generation is gone: never read
 

@@ -28,7 +28,6 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend, Cache
 from minfer.effects.execution.beside_tokens import Errand
 from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words
@@ -55,7 +54,8 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.packages import FLASH, QUACK
-from minfer.plan import Plan
+from minfer.records.config import EngineConfig
+from minfer.records.plan import Plan
 
 CONTEXT: Final = 1024  # the shortest context by which kernels are chosen
 

@@ -1,11 +1,12 @@
 """From logits to tokens: shaping, sampling, advancing rows, log-probabilities.
 
 Sampling values of rows are in `DeviceRows`; noise is a function of these and of the
-position (`minfer.sample`). Where at least one row of a step needs its logits changed
-(`minfer.shape`), all logits of the step become float32: so the sampling kernels do not
-depend on it, and other steps launch nothing more. Log-probabilities are the model's own:
-neither temperature nor filters nor masks nor penalties change them. All is launched in
-order and can be captured, also deferred draws (`late_draws.py`).
+position (`minfer.sampling.reference_sampler`). Where at least one row of a step needs its
+logits changed (`minfer.sampling.logits`), all logits of the step become float32: so the
+sampling kernels do not depend on it, and other steps launch nothing more.
+Log-probabilities are the model's own: neither temperature nor filters nor masks nor
+penalties change them. All is launched in order and can be captured, also deferred draws
+(`late_draws.py`).
 """
 
 import torch
@@ -15,8 +16,8 @@ from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, Wants
 from minfer.effects.execution.masks import Masks
 from minfer.effects.execution.rejecting import Contest, Guess, contested
-from minfer.params import MAX_LOGPROBS
-from minfer.plan import Open
+from minfer.records.plan import Open
+from minfer.sampling.params import MAX_LOGPROBS
 
 
 class Sampler:

@@ -12,7 +12,6 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import Wants, aligned
 from minfer.effects.models.shapes import (
     drafts_from,
@@ -20,6 +19,7 @@ from minfer.effects.models.shapes import (
     padded_tokens,
     power_from,
 )
+from minfer.records.config import EngineConfig
 
 CHUNK_SIZES = (1, 8, 32)  # prefill chunks of a captured step
 # Decode rows up to which a lone chunk has graphs of its own: beside more, seven padding

@@ -19,7 +19,6 @@ from typing import Final
 import torch
 from attrs import define, field, frozen
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend, Cache
 from minfer.effects.execution.background import Background
 from minfer.effects.execution.catching_up import CatchUp
@@ -40,10 +39,11 @@ from minfer.effects.execution.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
-from minfer.messages import Executed, Failed
-from minfer.plan import MEAN, POOLINGS, Plan, SampleApart
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Executed, Failed
+from minfer.records.plan import MEAN, POOLINGS, Plan, SampleApart
+from minfer.records.speculation import Speculation
 from minfer.speculate.length import Costs
-from minfer.speculate.settings import Speculation
 
 
 @define(eq=False)

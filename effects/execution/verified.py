@@ -22,13 +22,13 @@ from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import DeviceRows, Words, aligned
 from minfer.effects.execution.inputs import Drafts
 from minfer.effects.execution.step_shape import StepShape
-from minfer.plan import Draft, Open, Plan
-from minfer.speculate.settings import DEVICE, Speculation
+from minfer.records.config import EngineConfig
+from minfer.records.plan import Draft, Open, Plan
+from minfer.records.speculation import DEVICE, Speculation
+from minfer.values.checks import ConfigError
 
 
 def check_speculation(config: EngineConfig, *, modelled: bool) -> None:

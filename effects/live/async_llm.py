@@ -27,8 +27,8 @@ from minfer.effects.live.prompts import Prompt
 from minfer.effects.live.served import ServedModel
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
-from minfer.plan import LAST
-from minfer.request import SamplingParams
+from minfer.records.plan import LAST
+from minfer.records.request import SamplingParams
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat import ChatOptions, Conversation, Tools

@@ -2,9 +2,9 @@
 
 Theory. In a round each beam is a request: the search's prompt and the beam's output so
 far, of which one token is generated. This token is not used, but the likeliest tokens
-with their log-probabilities: from them `minfer.beam` chooses the next beams. The request
-of a beam finds the KV of its parent in the prefix cache, as the blocks of the round
-before are published by then.
+with their log-probabilities: from them `minfer.sampling.beam` chooses the next beams. The
+request of a beam finds the KV of its parent in the prefix cache, as the blocks of the
+round before are published by then.
 
     Rounds --requests--> engine --Candidates, one for each beam--> Rounds.following
 
@@ -18,7 +18,13 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from minfer.beam import (
+from minfer.blocks.keys import Keys, block_keys, extend_keys, tail_keys
+from minfer.effects.live.names import round_name
+from minfer.records.messages import Executed, Submit
+from minfer.records.plan import TokenLogprobs
+from minfer.records.request import Request, SamplingParams
+from minfer.records.state import Turn
+from minfer.sampling.beam import (
     BeamRound,
     BeamSearch,
     Candidates,
@@ -28,12 +34,6 @@ from minfer.beam import (
     choose,
     wanted,
 )
-from minfer.effects.live.names import round_name
-from minfer.keys import Keys, block_keys, extend_keys, tail_keys
-from minfer.messages import Executed, Submit
-from minfer.plan import TokenLogprobs
-from minfer.request import Request, SamplingParams
-from minfer.state import Turn
 
 # fills up where fewer than requested were found
 NOTHING: Final = Hypothesis((), 0.0, 0.0, "length")

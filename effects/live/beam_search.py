@@ -8,11 +8,11 @@ from typing import Any
 
 from attrs import frozen
 
-from minfer.beam import MAX_BEAMS, BeamSearch
-from minfer.checks import ParameterError, check_number
 from minfer.effects.text.outputs import RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
+from minfer.sampling.beam import MAX_BEAMS, BeamSearch
+from minfer.values.checks import ParameterError, check_number
 
 
 @frozen(kw_only=True)

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from attrs import define, evolve, field
 
-from minfer.beam import Candidates
 from minfer.effects.live.beam_rounds import (
     Rounds,
     SearchRequest,
@@ -25,8 +24,9 @@ from minfer.effects.live.beam_rounds import (
 from minfer.effects.live.client import About, Died, EngineClient, Message, News
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.text.outputs import Found
-from minfer.messages import Admitted, Finished, Preempted
-from minfer.request import Request
+from minfer.records.messages import Admitted, Finished, Preempted
+from minfer.records.request import Request
+from minfer.sampling.beam import Candidates
 
 T = TypeVar("T")
 _NO_NUMBERS = "the model gave a beam no log-probabilities that can be compared"

@@ -24,7 +24,7 @@ from typing import Protocol
 from attrs import field, frozen
 
 from minfer.effects.live.totals import NOTHING_COUNTED, Totals
-from minfer.messages import (
+from minfer.records.messages import (
     Admitted,
     Ended,
     Finish,
@@ -33,9 +33,9 @@ from minfer.messages import (
     Missed,
     Preempted,
 )
-from minfer.plan import Logprobs, Pooled
-from minfer.request import Request
-from minfer.sequence import Place, SampleIds
+from minfer.records.plan import Logprobs, Pooled
+from minfer.records.request import Request
+from minfer.records.sequence import Place, SampleIds
 
 # What the engine reports of a request besides its tokens and its end, with the time of
 # the news that it is in.

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from minfer.effects.text.grammars.protocol import Grammar
 from minfer.effects.text.grammars.store import Grammars
-from minfer.request import Request
+from minfer.records.request import Request
 
 Batch = tuple[Request, ...]
 Begun = Future[Grammar]

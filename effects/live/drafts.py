@@ -17,14 +17,14 @@ from typing import Any, Final, Protocol
 
 from attrs import define, field
 
-from minfer.config import EngineConfig
-from minfer.messages import Emit, Event, Execute, Executed, Failed, Propose
-from minfer.plan import Open
-from minfer.sequence import SampleId
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Event, Execute, Executed, Failed, Propose
+from minfer.records.plan import Open
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import HOST
+from minfer.records.state import EngineState, Transition
 from minfer.speculate.plan_drafts import may_draft
 from minfer.speculate.proposer import Proposer
-from minfer.speculate.settings import HOST
-from minfer.state import EngineState, Transition
 
 READ_IN_A_TURN: Final = 512  # tokens
 MOST_SKIPPED: Final = 32  # turns without proposals, after unused ones

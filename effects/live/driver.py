@@ -31,13 +31,13 @@ from typing import Final, Protocol
 
 from attrs import define, field
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.executor import Executor
 from minfer.effects.live.drafts import Drafts, NoDrafts
 from minfer.effects.live.masks import Masked, MaskMaker, NoMasks
 from minfer.effects.live.policy_warnings import PolicyWarnings
 from minfer.engine import step
-from minfer.messages import (
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Emit,
     Event,
     Execute,
@@ -48,8 +48,8 @@ from minfer.messages import (
     Tick,
     WakeAt,
 )
-from minfer.plan import Plan, SampleApart
-from minfer.state import EngineState, Transition, Turn, initial
+from minfer.records.plan import Plan, SampleApart
+from minfer.records.state import EngineState, Transition, Turn, initial
 
 SWITCH: Final = 5e-4  # seconds
 

@@ -13,10 +13,8 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.arrive import objection
-from minfer.beam import MAX_CANDIDATES
-from minfer.blocks import blocks_for
-from minfer.checks import MAX_PRIORITY, is_number
+from minfer.blocks.keys import Key, block_keys, root_key
+from minfer.blocks.ownership import blocks_for
 from minfer.effects.live.beam_rounds import SearchRequest
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError as OverloadedError
@@ -30,11 +28,13 @@ from minfer.effects.live.shapes import BadWords, check_shape
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars
-from minfer.keys import Key, block_keys, root_key
-from minfer.plan import MEAN, POOLINGS
-from minfer.request import Request, SamplingParams
-from minfer.state import initial
-from minfer.structured import StructuredOutputs
+from minfer.lifecycle.arrive import objection
+from minfer.records.plan import MEAN, POOLINGS
+from minfer.records.request import Request, SamplingParams
+from minfer.records.state import initial
+from minfer.sampling.beam import MAX_CANDIDATES
+from minfer.sampling.structured import StructuredOutputs
+from minfer.values.checks import MAX_PRIORITY, is_number
 
 Params = SamplingParams | Sequence[SamplingParams]
 MAX_CLIENT: Final = 256  # characters of a client's name

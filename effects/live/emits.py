@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TypeVar
 
-from minfer.messages import Emit
-from minfer.plan import Logprobs, Pooled
+from minfer.records.messages import Emit
+from minfer.records.plan import Logprobs, Pooled
+from minfer.records.sequence import SampleId, SampleIds
 from minfer.runs.drafts import Drafted
-from minfer.sequence import SampleId, SampleIds
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from minfer.effects.live.beam_searches import Searches
 from minfer.effects.live.client import Died, EngineClient, Message, News
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.text.assembly import Assembly
-from minfer.messages import Admitted, Preempted, clip
+from minfer.records.messages import Admitted, Preempted, clip
 
 POLL: Final = 0.02  # seconds between two checks while waiting for an end
 

@@ -47,11 +47,11 @@ from minfer.effects.text.grammars.protocol import (
 )
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.grammars.threads import FOR_SLOW, Threads
-from minfer.messages import Event, Execute, Finish, Pause
-from minfer.plan import Plan
-from minfer.request import Request
-from minfer.sequence import Running, SampleId
-from minfer.state import EngineState, Transition
+from minfer.records.messages import Event, Execute, Finish, Pause
+from minfer.records.plan import Plan
+from minfer.records.request import Request
+from minfer.records.sequence import Running, SampleId
+from minfer.records.state import EngineState, Transition
 
 ANY: Final = -1  # a word that allows all its tokens
 NOTHING: Final = frozenset[int]()

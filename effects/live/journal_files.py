@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
-from minfer.policy import Policy
+from minfer.records.config import EngineConfig
+from minfer.records.policy import Policy
+from minfer.records.state import Turn
 from minfer.runs import journal_writing as records
 from minfer.runs.codec import RECORDS
 from minfer.runs.journal import JournalError
 from minfer.runs.replay import Journal, open_segments
-from minfer.state import Turn
+from minfer.values.checks import ConfigError
 
 SUFFIX: Final = ".journal"
 _SECOND: Final = len("20200101T000000Z")  # the start time, the first part of a run's name

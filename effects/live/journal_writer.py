@@ -29,16 +29,16 @@ from typing import Any, Final
 from attrs import frozen
 
 import minfer
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import SUFFIX, create, write_all
+from minfer.records.config import EngineConfig
+from minfer.records.state import EngineState, Turn
 from minfer.runs import journal_writing as records
 from minfer.runs.codec import CodecError, dump
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import EVERY, MAGIC, START, Head
 from minfer.runs.redact import redacted, redacted_config
 from minfer.runs.redact_state import can_be_redacted, redacted_state
-from minfer.state import EngineState, Turn
+from minfer.values.checks import ConfigError
 
 SEGMENTS: Final = 16  # that are kept; each has this share of the allowed size
 FIRST_PAUSE: Final = 1.0  # seconds until a failed journal is retried; doubled

@@ -29,8 +29,8 @@ from minfer.effects.live.prompts import Prompt, as_list
 from minfer.effects.live.served import ServedModel as ServedModel
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
-from minfer.plan import LAST
-from minfer.request import SamplingParams
+from minfer.records.plan import LAST
+from minfer.records.request import SamplingParams
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat import ChatOptions, Conversations, Tools

@@ -11,8 +11,8 @@ from attrs import define, field
 from minfer.effects.live.walks import Walk
 from minfer.effects.text.grammars.lines import Lines, bits_of
 from minfer.effects.text.grammars.protocol import GrammarError, Move
-from minfer.messages import Finish
-from minfer.plan import Mask, Plan
+from minfer.records.messages import Finish
+from minfer.records.plan import Mask, Plan
 
 STUCK: Final = "the grammar cannot go on"  # prefix of errors that end a sample
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
-from minfer.messages import Event, Finish, Pause
-from minfer.plan import Mask, Plan
-from minfer.request import Request
-from minfer.sequence import SampleId
-from minfer.state import EngineState, Transition
+from minfer.records.messages import Event, Finish, Pause
+from minfer.records.plan import Mask, Plan
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Transition
 
 if TYPE_CHECKING:
     from minfer.effects.text.grammars.lines import Lines

@@ -17,8 +17,8 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.sample import RowSampling
-from minfer.shape import is_shaped
+from minfer.sampling.logits import is_shaped
+from minfer.sampling.reference_sampler import RowSampling
 
 if TYPE_CHECKING:
     from minfer.effects.models.model import Model

@@ -1,9 +1,10 @@
 """Warnings about a scheduling policy whose answers cannot be used.
 
 The engine then answers as first come, first served would, and continues
-(`minfer.consult`). Users should notice that, and a policy may be wrong in each turn: so
-there is one warning for each distinct fault: the question, what was wrong with the
-answer, and the line that raised. All of them are counted (`overruled_policy_answers`).
+(`minfer.policies.consult`). Users should notice that, and a policy may be wrong in each
+turn: so there is one warning for each distinct fault: the question, what was wrong with
+the answer, and the line that raised. All of them are counted
+(`overruled_policy_answers`).
 """
 
 import logging
@@ -12,8 +13,8 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.messages import Overruled, Reason
-from minfer.policy import Policy
+from minfer.records.messages import Overruled, Reason
+from minfer.records.policy import Policy
 
 _log = logging.getLogger("minfer.engine")
 MOST_KINDS: Final = 100  # limit of warnings: a policy may make up names

@@ -27,8 +27,8 @@ from minfer.effects.text.grammars.protocol import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers
-from minfer.policy import Policy
-from minfer.request import SamplingParams
+from minfer.records.policy import Policy
+from minfer.records.request import SamplingParams
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat import ChatOptions, Conversation

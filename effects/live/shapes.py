@@ -10,7 +10,7 @@ from typing import Final
 
 from minfer.effects.live.errors import RequestError
 from minfer.effects.text.tokenizer import TextError, Tokenizer
-from minfer.params import MAX_ADJUSTMENTS, SamplingParams
+from minfer.sampling.params import MAX_ADJUSTMENTS, SamplingParams
 
 BadWords = tuple[tuple[int, ...], ...]
 _BIAS: Final = "logit_bias"

@@ -15,14 +15,14 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from minfer.config import EngineConfig
 from minfer.effects.live.client import About, Died, Listener, Message, News
 from minfer.effects.live.emits import column_of, joined, logprobs_of, pooled_of
-from minfer.messages import Admitted, Emit, Event, Submit
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Emit, Event, Submit
+from minfer.records.sequence import Place
+from minfer.records.state import EngineState, Transition
 from minfer.runs.drafts import Drafted
 from minfer.schedule import waits_for
-from minfer.sequence import Place
-from minfer.state import EngineState, Transition
 
 
 class Telling:

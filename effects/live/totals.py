@@ -13,7 +13,7 @@ from typing import Final
 
 from attrs import define, frozen
 
-from minfer.messages import (
+from minfer.records.messages import (
     Admitted,
     Command,
     Emit,
@@ -24,10 +24,10 @@ from minfer.messages import (
     Reason,
     Voided,
 )
-from minfer.plan import Yields
+from minfer.records.plan import Yields
+from minfer.records.sequence import SampleId, SampleIds
+from minfer.records.state import Transition
 from minfer.runs.drafts import Drafted
-from minfer.sequence import SampleId, SampleIds
-from minfer.state import Transition
 
 COUNTERS: Final = (
     "prompt_tokens",

@@ -5,8 +5,8 @@ from concurrent.futures import Future, wait
 from attrs import define, field, frozen
 
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher
-from minfer.request import Request
-from minfer.sequence import Running, SampleId
+from minfer.records.request import Request
+from minfer.records.sequence import Running, SampleId
 
 
 @frozen(eq=False)

@@ -26,11 +26,11 @@ from minfer.effects.live.journal_writer import Writer
 from minfer.effects.live.telling import Telling
 from minfer.effects.live.totals import Tally
 from minfer.effects.text.grammars.store import Grammars
-from minfer.messages import Cancel, Event, Finish, Finished, Submit, clip
-from minfer.request import Request
+from minfer.records.messages import Cancel, Event, Finish, Finished, Submit, clip
+from minfer.records.request import Request
+from minfer.records.state import EngineState
 from minfer.runs.drafts import drafted
 from minfer.schedule import waits_for
-from minfer.state import EngineState
 
 SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle creates cycles, too
 POLL: Final = 0.02  # seconds between two checks while waiting for the end

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from minfer.checks import LARGEST_TOKEN
 from minfer.effects.models.config_reader import CheckpointError as CheckpointError
 from minfer.effects.models.config_reader import (
     ConfigError,
@@ -34,6 +33,7 @@ from minfer.effects.models.weight_files import (
 from minfer.effects.models.weight_files import shards as shards
 from minfer.effects.models.weights import Weights, empty_weights, named_parts
 from minfer.effects.models.weights import random_weights as random_weights
+from minfer.values.checks import LARGEST_TOKEN
 
 FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 # Buffers that old versions of transformers wrote although they are computed, not learned.

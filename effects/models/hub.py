@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from minfer.checks import ConfigError
+from minfer.values.checks import ConfigError
 
 _ID: Final = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*(@\w[\w./+-]*)?", re.ASCII)
 WANTED: Final = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]

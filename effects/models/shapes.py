@@ -8,11 +8,11 @@ its widest place. Functions of their arguments, without torch.
 
 from typing import Final
 
-from minfer.config import EngineConfig
 from minfer.effects.models.dtypes import dtype_bytes
 from minfer.effects.models.spec import ModelSpec
-from minfer.params import MAX_ADJUSTMENTS
-from minfer.speculate.settings import DEVICE, REJECTION
+from minfer.records.config import EngineConfig
+from minfer.records.speculation import DEVICE, REJECTION
+from minfer.sampling.params import MAX_ADJUSTMENTS
 
 # A layer's weights, with its share of the embeddings, times tokens: up to this, its
 # launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
 from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.redact import redacted_config
 from minfer.runs.simulate import Arrival
-from minfer.sequence import SampleId
+from minfer.values.checks import ConfigError
 
 LONGEST: Final = 10_000_000  # tokens: a longer prompt or output is a mistake
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from attrs import astuple, frozen
 
-from minfer.checks import ConfigError
-from minfer.messages import Executed
+from minfer.records.messages import Executed
+from minfer.records.state import Turn
 from minfer.runs.codec import CodecError, dump, load
 from minfer.runs.cost import CostModel, Work, drafts_of, work
-from minfer.state import Turn
+from minfer.values.checks import ConfigError
 
 PART: Final = 64  # successive steps that are fitted, or held out, together
 FEWEST: Final = 4 * PART  # steps from which a model is fitted

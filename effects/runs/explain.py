@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from attrs import asdict
 
-from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import RunFiles, journals_with, runs_in
 from minfer.effects.live.names import answer_of, named_by, searches_named
 from minfer.effects.runs.explain_list import Listed, lines, listed
@@ -22,6 +21,7 @@ from minfer.effects.runs.explain_list import figures as listed_figures
 from minfer.effects.runs.explain_search import search_figures, search_story
 from minfer.effects.runs.recorded import of_each
 from minfer.effects.runs.report import drafts_told
+from minfer.records.config import EngineConfig
 from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
 from minfer.runs.explain import explain as explained
 from minfer.runs.journal import JournalError

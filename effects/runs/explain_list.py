@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from attrs import asdict, define
 
-from minfer.messages import Emit, Submit
-from minfer.state import Turn
+from minfer.records.messages import Emit, Submit
+from minfer.records.state import Turn
 
 SHOWN: Final = 50  # requests that are listed for people: the latest
 _LINE: Final = (

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from attrs import asdict, define
 
-from minfer.beam import BeamRound
 from minfer.effects.live.beam_rounds import replayed
-from minfer.messages import Admitted, Emit, Submit
-from minfer.state import Turn
+from minfer.records.messages import Admitted, Emit, Submit
+from minfer.records.state import Turn
+from minfer.sampling.beam import BeamRound
 
 SHOWN: Final = 5  # the slowest rounds, which are shown
 _HEAD: Final = (

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from attrs import asdict
 
-from minfer.checks import ConfigError
 from minfer.effects.live.driver import quiet_collector
 from minfer.effects.live.journal_files import RunFiles, runs_in
 from minfer.effects.runs.recorded import latest_of, of_each
@@ -25,6 +24,7 @@ from minfer.runs.codec import dump
 from minfer.runs.fork import Change
 from minfer.runs.replay import DivergenceError, Journal
 from minfer.runs.turns import EngineRaisedError
+from minfer.values.checks import ConfigError
 
 Found = dict[str, Any]
 _DIVERGED: Final = 1  # exit codes

@@ -10,8 +10,6 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
-from minfer.checks import ConfigError
-from minfer.config import SIZES, EngineConfig
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import H200, fit, read_cost, steps
 from minfer.effects.runs.replay_state import line
@@ -23,13 +21,15 @@ from minfer.effects.runs.simulate_drafts import (
     free,
     with_drafts,
 )
-from minfer.policies import policy_named
+from minfer.policies.builtin import policy_named
+from minfer.records.config import SIZES, EngineConfig
+from minfer.records.speculation import Speculation
+from minfer.records.state import Turn
 from minfer.runs.cost import CostModel
 from minfer.runs.fork import Change, Fork, fork
 from minfer.runs.guesses import Guesses
 from minfer.runs.replay import Journal
-from minfer.speculate.settings import Speculation
-from minfer.state import Turn
+from minfer.values.checks import ConfigError
 
 Figures = dict[str, Any]
 _OF_DRAFTS: Final = ("accepted", "length")

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from attrs import fields_dict, has
 
-from minfer.config import EngineConfig
-from minfer.pmap import Map
+from minfer.records.config import EngineConfig
+from minfer.records.sequence import Sequence
+from minfer.records.state import EngineState
 from minfer.runs.replay import Journal
-from minfer.sequence import Sequence
-from minfer.state import EngineState
+from minfer.values.pmap import Map
 
 _MANY: Final = 20  # sequences in the list
 

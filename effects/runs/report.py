@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from attrs import Factory, define, field
 
-from minfer.config import EngineConfig
-from minfer.messages import Admitted, Emit, Execute, Finished, Preempted, Submit
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Emit, Execute, Finished, Preempted, Submit
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Turn
 from minfer.runs.drafts import judged, tally_of
 from minfer.runs.simulate import Arrival
-from minfer.sequence import SampleId
 from minfer.speculate.tally import NO_DRAFTS, Tally
-from minfer.state import EngineState, Turn
 
 SPREADS: Final = ("ttft", "tpot", "itl", "e2e")
 _SHORTEST: Final = 1e-9  # seconds: the ends of a spread

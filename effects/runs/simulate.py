@@ -16,8 +16,6 @@ from typing import Any, Final
 from attrs import define, evolve, field, frozen
 from tqdm import tqdm
 
-from minfer.checks import ConfigError
-from minfer.config import SIZES
 from minfer.effects.live.driver import quiet_collector
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.arrivals import Trace
@@ -39,10 +37,12 @@ from minfer.effects.runs.simulate_options import (
     check_options,
 )
 from minfer.effects.runs.traces import read_trace
-from minfer.policies import POLICIES, policy_named
+from minfer.policies.builtin import POLICIES, policy_named
+from minfer.records.config import SIZES
 from minfer.runs.codec import dump
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
+from minfer.values.checks import ConfigError
 
 Figures = dict[str, Any]
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from minfer.checks import ConfigError
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import FEWEST, H200, fit, read_cost, steps, write_cost
 from minfer.runs.cost import CostModel
+from minfer.values.checks import ConfigError
 
 BUILT_IN: Final = "h200"  # the name of the built-in model for `--cost`
 _OTHERS: Final = "--fit JOURNAL takes the costs of a run of yours, --cost FILE of a file"

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.simulate_options import Case
 from minfer.effects.setup.speculation import DRAFT_MODEL, NGRAM, SUFFIX
+from minfer.records.config import EngineConfig
+from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.runs.cost import CostModel
 from minfer.runs.guesses import ASSUMED, Guesses
-from minfer.speculate.settings import DEVICE, HOST, Speculation
+from minfer.values.checks import ConfigError
 
 # Who drafts, by the names of methods.
 DRAFTERS: Final = {NGRAM: HOST, SUFFIX: HOST, DRAFT_MODEL: DEVICE}

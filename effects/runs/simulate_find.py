@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from minfer.blocks import blocks_for
+from minfer.blocks.ownership import blocks_for
 from minfer.effects.runs.simulate_options import Case, pooled
 
 STEP: Final = 1.02  # the ratio of successive values

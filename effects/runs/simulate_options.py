@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from minfer.checks import ConfigError
-from minfer.config import SIZES, EngineConfig
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.traces import KNOWN
-from minfer.policies import policy_named
+from minfer.policies.builtin import policy_named
+from minfer.records.config import SIZES, EngineConfig
+from minfer.values.checks import ConfigError
 
 POOL: Final = 30_000 * 64  # tokens of KV cache that a 7B model leaves room for on an H200
 SEVERAL: Final = "of several, all combinations are run"

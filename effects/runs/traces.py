@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from minfer.checks import MOST
 from minfer.effects.runs.arrivals import LONGEST, Row, Trace, TraceError
 from minfer.effects.runs.recorded import latest
-from minfer.messages import Cancel, Emit, Submit
+from minfer.records.messages import Cancel, Emit, Submit
+from minfer.records.sequence import SampleId
 from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.simulate import Arrival
-from minfer.sequence import SampleId
+from minfer.values.checks import MOST
 
 SPAN: Final = 512  # tokens of a prompt for each of Mooncake's hash ids
 AZURE: Final = "TIMESTAMP,ContextTokens,GeneratedTokens"

@@ -8,10 +8,10 @@ from typing import Final
 
 from attrs import Factory, field, frozen
 
-from minfer.checks import ConfigError
 from minfer.effects.serving.connections import Patience
 from minfer.effects.serving.keys import Keys, read_keys
 from minfer.effects.serving.tenants import Tenants
+from minfer.values.checks import ConfigError
 
 BODY_TIMEOUT: Final = 60.0  # seconds
 

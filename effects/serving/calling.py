@@ -34,7 +34,7 @@ from minfer.effects.text.tools.forms import (
     grammar,
     reasoned,
 )
-from minfer.structured import FIELD, StructuredOutputs
+from minfer.sampling.structured import FIELD, StructuredOutputs
 
 CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol
 # The end of a prompt within reasoning, in whichever format.

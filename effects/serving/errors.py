@@ -18,7 +18,7 @@ from minfer.effects.live.errors import (
     TooLongError,
 )
 from minfer.effects.text.chat import ChatTemplateError
-from minfer.request import ParameterError
+from minfer.records.request import ParameterError
 
 SHUTTING_DOWN: Final = "the server is shutting down"
 CANCELLED: Final = "the request was cancelled"

@@ -15,7 +15,6 @@ from typing import Final
 
 from attrs import field, frozen
 
-from minfer.checks import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.engine_process import STOP
 from minfer.effects.live.link.remote import Remote
@@ -33,6 +32,7 @@ from minfer.effects.serving.server import (
 from minfer.effects.serving.shared import Shared
 from minfer.effects.setup.prepare import prepared_elsewhere
 from minfer.effects.setup.settings import EngineArgs
+from minfer.values.checks import ConfigError
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
 LOOK: Final = 0.02  # seconds from one look for the engine to the next

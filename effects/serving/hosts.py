@@ -24,9 +24,9 @@ from typing import Final
 from attrs import frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from minfer.checks import ConfigError
 from minfer.effects.serving.connections import LIVE
 from minfer.effects.serving.errors import ApiError
+from minfer.values.checks import ConfigError
 
 ANY: Final = "*"
 _LOCAL: Final = "localhost"

@@ -29,8 +29,8 @@ from minfer.effects.serving.preparing.task import Prepared, Recipe, answer, prep
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Question
 from minfer.effects.serving.transports.transport import Connection, see_nothing
 from minfer.effects.text.grammars.protocol import GrammarError, MissingLibraryError
-from minfer.policy_fair import FairQueue
-from minfer.structured import StructuredOutputs
+from minfer.policies.fair_queue import FairQueue
+from minfer.sampling.structured import StructuredOutputs
 
 LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
 Found = TypeVar("Found")

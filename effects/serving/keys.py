@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from attrs import Factory, field, frozen
 
-from minfer.checks import MAX_PRIORITY, ConfigError
 from minfer.effects.live.edge import MAX_CLIENT
+from minfer.values.checks import MAX_PRIORITY, ConfigError
 
 _FIELDS: Final = {"name", "key", "priority", "tenant", "admin"}
 _TABLES: Final = {"keys", "cache"}  # of a file

@@ -22,7 +22,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 import minfer
-from minfer.config import EngineConfig
 from minfer.effects.live.client import EngineClient, Snapshot
 from minfer.effects.live.totals import (
     ACCEPTED_AT,
@@ -37,6 +36,7 @@ from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.shared import Tally
 from minfer.effects.serving.transports.sse import EventStream
 from minfer.effects.serving.transports.transport import Event
+from minfer.records.config import EngineConfig
 
 PERIOD: Final = 0.5  # seconds between two snapshots
 MOST: Final = 32  # viewers at a time

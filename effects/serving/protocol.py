@@ -27,9 +27,9 @@ from minfer.effects.serving.transports.transport import Event, Failure
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers, Parsing
-from minfer.plan import LAST
-from minfer.request import SamplingParams
-from minfer.structured import StructuredOutputs
+from minfer.records.plan import LAST
+from minfer.records.request import SamplingParams
+from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat import Conversation, Tools

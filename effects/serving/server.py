@@ -20,7 +20,6 @@ import uvicorn
 from attrs import field, frozen
 from starlette.types import ASGIApp
 
-from minfer.checks import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.access_log import AccessLog
 from minfer.effects.serving.application import Application, refusal
@@ -39,6 +38,7 @@ from minfer.effects.serving.traces import check_endpoint, open_traces, traced
 from minfer.effects.serving.transports.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.settings import EngineArgs, engine_args
 from minfer.effects.text.tools.formats import Parsers
+from minfer.values.checks import ConfigError
 
 DRAIN: Final = 5  # seconds that answers have to be sent when the server ends
 _STOP: Final = 2  # signals after which the server stops at once

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from minfer.checks import ConfigError
 from minfer.effects.live.engine_process import STOP, run_engine
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.serving.front_process import (
@@ -37,6 +36,7 @@ from minfer.effects.serving.server import HttpOptions, bound, told_address
 from minfer.effects.serving.shared import Shared
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.settings import EngineArgs
+from minfer.values.checks import ConfigError
 
 LAST_MOMENTS: Final = 10.0  # seconds that a process has to end, beyond its own time
 _LONGEST: Final = 100  # bytes of a socket's path; systems know 104 or 108

@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
-from minfer.checks import ConfigError
+from minfer.values.checks import ConfigError
 
 
 @frozen(kw_only=True)

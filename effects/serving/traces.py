@@ -18,11 +18,11 @@ from attrs import frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import minfer
-from minfer.checks import ConfigError
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest
 from minfer.effects.serving.records import JsonObject
 from minfer.effects.serving.stamp import Stamp
 from minfer.extras import how_to_install
+from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

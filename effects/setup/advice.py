@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from minfer.effects.models.config_reader import whole
 from minfer.effects.models.json_files import read_optional
-from minfer.params import ADVISED, ROW_FIELDS
-from minfer.request import ParameterError, SamplingParams
+from minfer.records.request import ParameterError, SamplingParams
+from minfer.sampling.params import ADVISED, ROW_FIELDS
 
 # transformers' fields that minfer does not apply, and their values without effect.
 NOT_APPLIED: Final[Mapping[str, tuple[Any, ...]]] = {

@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.checks import ConfigError
+from minfer.values.checks import ConfigError
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 # Compute capability: bfloat16 on the tensor cores, asynchronous copies.

@@ -4,7 +4,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from minfer.checks import ConfigError
+from minfer.values.checks import ConfigError
 
 _GGUF: Final = (
     "GGUF files are not read yet: give the Hugging Face checkpoint that it was made "

@@ -20,7 +20,7 @@ that number is the remaining memory divided by the cost of a block. On the CPU i
 capped at the blocks of `max_num_seqs` sequences of full length; a GPU's memory has no
 other use. There, masks and workspace are not needed, but CUDA's libraries and graphs have
 a share. How many blocks a sequence needs is the engine's own arithmetic (`objection` in
-minfer/arrive.py): its last token needs no slot.
+minfer/lifecycle/arrive.py): its last token needs no slot.
 
 All but `usable_memory` and `available_memory` are functions of their arguments, without
 torch.
@@ -36,9 +36,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.blocks import blocks_for
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
+from minfer.blocks.ownership import blocks_for
 from minfer.effects.models.dtypes import dtype_bytes
 from minfer.effects.models.shapes import (
     activation_bytes,
@@ -52,6 +50,8 @@ from minfer.effects.models.shapes import (
 )
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.device import Device
+from minfer.records.config import EngineConfig
+from minfer.values.checks import ConfigError
 
 CPU_SHARE: Final = 0.5  # of available memory: a computer's memory has other users, too
 # of a GPU's: vLLM's default, as the GPU should have no other user

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
 from minfer.effects.models.checkpoint import (
     CheckpointError,
     eos_ids,
@@ -32,7 +30,9 @@ from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.effects.setup.settings import DTYPES, EngineArgs
 from minfer.effects.setup.speculation import SpeculativeConfig, speculative_config
 from minfer.effects.setup.values import policy_of
-from minfer.request import SamplingParams
+from minfer.records.config import EngineConfig
+from minfer.records.request import SamplingParams
+from minfer.values.checks import ConfigError
 
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
 # On a CPU a step of scored prompt tokens takes up to 1.5 times as long as of others, and

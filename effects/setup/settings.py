@@ -22,7 +22,7 @@ from minfer.effects.setup.values import (
     option,
     whole,
 )
-from minfer.policy import Policy
+from minfer.records.policy import Policy
 
 _SHORT: Final = {"half": "float16", "float": "float32"}
 DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}

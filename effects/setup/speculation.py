@@ -19,10 +19,7 @@ from typing import Any, Final
 
 from attrs import Attribute, field, fields, frozen
 
-from minfer.checks import ConfigError, number
-from minfer.speculate.lookup import Lookup
-from minfer.speculate.proposer import Proposer
-from minfer.speculate.settings import (
+from minfer.records.speculation import (
     DEVICE,
     HOST,
     MOST_DRAFTS,
@@ -30,6 +27,9 @@ from minfer.speculate.settings import (
     SAME_NOISE,
     Speculation,
 )
+from minfer.speculate.lookup import Lookup
+from minfer.speculate.proposer import Proposer
+from minfer.values.checks import ConfigError, number
 
 NGRAM: Final = "ngram"
 SUFFIX: Final = "suffix"

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from attrs import Attribute, field, frozen
 
-from minfer.checks import MOST, ConfigError, is_number
 from minfer.effects.setup.speculation import read_json, speculative_config
-from minfer.policies import policy_named
-from minfer.policy import Policy
+from minfer.policies.builtin import policy_named
+from minfer.records.policy import Policy
+from minfer.values.checks import MOST, ConfigError, is_number
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
 _UNITS: Final = " kmgt"  # each a factor of 1,000 or 1,024 more than the one before

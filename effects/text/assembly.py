@@ -30,9 +30,9 @@ from minfer.effects.text.pieces import Pieces
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.timeline import Timeline
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.messages import Finish, Finished
-from minfer.plan import TokenLogprobs
-from minfer.request import Request
+from minfer.records.messages import Finish, Finished
+from minfer.records.plan import TokenLogprobs
+from minfer.records.request import Request
 
 Sink = Callable[["Assembly"], None]  # called in the engine's thread: be quick
 

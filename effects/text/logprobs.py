@@ -1,8 +1,8 @@
 """Log-probabilities for users: by token id, each with its rank and its text.
 
 Log-probabilities of a prompt are parts of bytes, some perhaps twice
-(`minfer.prompt_logprobs`); they are kept as they come, and read once, when the consumer
-takes the output.
+(`minfer.records.prompt_logprobs`); they are kept as they come, and read once, when the
+consumer takes the output.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from attrs import define, field
 
 from minfer.effects.text.outputs import Logprob, PromptLogprobs
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.plan import TokenLogprobs
-from minfer.prompt_logprobs import PromptPart, parts_of
+from minfer.records.plan import TokenLogprobs
+from minfer.records.prompt_logprobs import PromptPart, parts_of
 
 
 def by_id(

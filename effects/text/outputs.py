@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
-from minfer.messages import Finished
+from minfer.records.messages import Finished
 
 
 @frozen(kw_only=True)

@@ -13,8 +13,8 @@ from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.logprobs import by_id
 from minfer.effects.text.outputs import CompletionOutput, Found, Logprob
 from minfer.effects.text.stops import StopMatcher
-from minfer.messages import Finished
-from minfer.plan import TokenLogprobs
+from minfer.records.messages import Finished
+from minfer.records.plan import TokenLogprobs
 
 
 @define

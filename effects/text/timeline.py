@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from attrs import define, field
 
 from minfer.effects.text.outputs import RequestMetrics
-from minfer.messages import Admitted, Preempted
+from minfer.records.messages import Admitted, Preempted
 
 
 @define

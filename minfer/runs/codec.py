@@ -25,29 +25,29 @@ from typing import Any, Final
 
 import attrs
 
-from minfer import (
-    beam,
-    blocks,
+from minfer.blocks import ownership as blocks
+from minfer.blocks import pool, prefix
+from minfer.policies import builtin as policies
+from minfer.policies import fair_queue as policy_fair
+from minfer.policies import fair_seats as policy_seats
+from minfer.records import (
     config,
-    log,
+    drafting,
     messages,
     plan,
-    policies,
     policy,
-    policy_fair,
-    policy_seats,
-    pool,
-    prefix,
     request,
     sequence,
-    structured,
     waiting,
 )
-from minfer import state as states
-from minfer.checks import LEAST, MOST
-from minfer.pmap import Map
+from minfer.records import speculation as settings
+from minfer.records import state as states
 from minfer.runs.wire_names import fields_of, name_of, python_names, without_removed
-from minfer.speculate import drafting, length, settings
+from minfer.sampling import beam, structured
+from minfer.speculate import length
+from minfer.values import log
+from minfer.values.checks import LEAST, MOST
+from minfer.values.pmap import Map
 
 _MANY: Final = 16  # consecutive integers that are worth packing
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "q"}

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from minfer.checks import ConfigError, number
-from minfer.plan import Plan
+from minfer.records.plan import Plan
 from minfer.speculate.length import Costs
+from minfer.values.checks import ConfigError, number
 
 _LEAST: Final = 1e-9  # seconds
 

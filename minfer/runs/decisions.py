@@ -16,11 +16,11 @@ from itertools import compress, groupby, repeat
 from operator import ne
 from typing import Any, Final
 
-from minfer.messages import Emit, Ended, Execute, WakeAt
-from minfer.plan import Plan
+from minfer.records.messages import Emit, Ended, Execute, WakeAt
+from minfer.records.plan import Plan
+from minfer.records.sequence import less
+from minfer.records.state import EngineState, Transition
 from minfer.runs.wire_names import Field, fields_of, name_of
-from minfer.sequence import less
-from minfer.state import EngineState, Transition
 
 Facts = dict[str, Any]
 # Fields of reasons, by their names in journals, that quote errors: these decide nothing.

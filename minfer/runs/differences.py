@@ -5,10 +5,10 @@ from typing import Any, Final, get_args
 
 from attrs import frozen
 
-from minfer.messages import Reason
+from minfer.records.messages import Reason
+from minfer.records.sequence import SampleId
 from minfer.runs.decisions import Facts, columns_of
 from minfer.runs.wire_names import name_of
-from minfer.sequence import SampleId
 
 REASONS: Final[dict[str, Any]] = {name_of(kind): kind for kind in get_args(Reason)}
 _MOST_NAMED: Final = 8  # of many, in a sentence

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.records.state import EngineState
 from minfer.runs.decisions import Facts, columns_of
 from minfer.runs.differences import REASONS, Difference, ends, reasons, wakes
 from minfer.runs.plan_differences import plans
-from minfer.state import EngineState
 
 _ORDER: Final = ("reasons", "finished", "wake", "plans")  # in which facts are compared
 _SHORT: Final = 300  # characters of a fact in a message

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import frozen
 
-from minfer.messages import Event, Executed, Failed, OfSample, Voided
-from minfer.plan import Plan, Yields
-from minfer.sequence import Running, SampleIds
+from minfer.records.messages import Event, Executed, Failed, OfSample, Voided
+from minfer.records.plan import Plan, Yields
+from minfer.records.sequence import Running, SampleIds
+from minfer.records.state import EngineState, Transition
 from minfer.speculate.tally import Tally, of_row
-from minfer.state import EngineState, Transition
 
 
 @frozen

@@ -11,13 +11,13 @@ from typing import Final
 
 from attrs import Factory, define, field, frozen
 
-from minfer.config import EngineConfig
-from minfer.messages import Finished, Submit
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Finished, Submit
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Turn
 from minfer.runs.lives import Followed, Life, Seen
 from minfer.runs.prefixes import Prefix, Prefixes
-from minfer.sequence import SampleId
-from minfer.state import EngineState, Turn
 
 _LATEST: Final = 10_000  # request ids among which similar ones are searched
 

@@ -26,9 +26,9 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import (
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Cancel,
     Emit,
     Event,
@@ -38,9 +38,11 @@ from minfer.messages import (
     Propose,
     Submit,
 )
-from minfer.pmap import Map
-from minfer.policy import Rank
-from minfer.request import Request
+from minfer.records.policy import Rank
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import HOST
+from minfer.records.state import EngineState, Transition, Turn
 from minfer.runs.cost import CostModel
 from minfer.runs.guesses import Guesses
 from minfer.runs.guesses_recorded import Recorded
@@ -49,9 +51,7 @@ from minfer.runs.redact import redacted_config
 from minfer.runs.replay import Journal
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.runs.turns import blamed
-from minfer.sequence import SampleId
-from minfer.speculate.settings import HOST
-from minfer.state import EngineState, Transition, Turn
+from minfer.values.pmap import Map
 
 
 @define

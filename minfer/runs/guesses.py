@@ -18,13 +18,13 @@ from typing import Final
 
 from attrs import field, frozen
 
-from minfer.checks import ConfigError, number
-from minfer.config import EngineConfig
-from minfer.messages import Event, Executed, Propose
-from minfer.sequence import SampleId
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event, Executed, Propose
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import HOST
+from minfer.records.state import EngineState
 from minfer.speculate.plan_drafts import may_draft
-from minfer.speculate.settings import HOST
-from minfer.state import EngineState
+from minfer.values.checks import ConfigError, number
 
 ASSUMED: Final = 0.6  # acceptance by default
 _COIN: Final = 2**64

@@ -18,15 +18,15 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.config import EngineConfig
-from minfer.messages import Propose
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Propose
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import HOST
+from minfer.records.state import Turn
 from minfer.runs.drafts import good_steps, judged
 from minfer.runs.guesses import ASSUMED, Guesses, Said
 from minfer.runs.redact import redacted_config
-from minfer.sequence import SampleId
 from minfer.speculate.length import judged as judging
-from minfer.speculate.settings import HOST
-from minfer.state import Turn
 
 _WEIGHT: Final = 2.0  # drafts: weight of the rate of all in the rate of a sample
 

@@ -55,9 +55,9 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from minfer.checks import MOST
-from minfer.config import EngineConfig
-from minfer.state import EngineState, initial
+from minfer.records.config import EngineConfig
+from minfer.records.state import EngineState, initial
+from minfer.values.checks import MOST
 
 MAGIC: Final = b"minfer journal 1\n"
 # Of heads, facts and digests; the number in MAGIC is that of the framing of records.

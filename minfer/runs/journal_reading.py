@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from minfer.keys import block_keys
-from minfer.messages import Event, Executed, Submit, Tick
-from minfer.plan import Logprobs, TokenLogprobs, Yields
-from minfer.request import Request
+from minfer.blocks.keys import block_keys
+from minfer.records.messages import Event, Executed, Submit, Tick
+from minfer.records.plan import Logprobs, TokenLogprobs, Yields
+from minfer.records.request import Request
+from minfer.records.state import EngineState
 from minfer.runs.codec import RECORDS, CodecError, load
 from minfer.runs.decisions import Facts
 from minfer.runs.journal import (
@@ -29,7 +30,6 @@ from minfer.runs.journal import (
 )
 from minfer.runs.projection import state_digest
 from minfer.runs.wire_names import RemovedError
-from minfer.state import EngineState
 
 _WIDEST: Final = 4  # bytes of a token id
 # The first bytes of payloads after the head: a turn with its flags, a digest of a state

@@ -8,9 +8,10 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.config import EngineConfig
-from minfer.messages import EVENTS, Event, Executed, Failed, Submit, Tick
-from minfer.plan import Plan, flaw_beside, tokens_of
+from minfer.records.config import EngineConfig
+from minfer.records.messages import EVENTS, Event, Executed, Failed, Submit, Tick
+from minfer.records.plan import Plan, flaw_beside, tokens_of
+from minfer.records.state import EngineState, Turn
 from minfer.runs.codec import dump
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import (
@@ -26,7 +27,6 @@ from minfer.runs.journal import (
     framed,
 )
 from minfer.runs.projection import state_digest
-from minfer.state import EngineState, Turn
 
 
 def head_record(head: Head) -> bytes:

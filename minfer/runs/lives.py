@@ -23,15 +23,23 @@ from typing import Final, Self
 
 from attrs import define, evolve, field, frozen
 
-from minfer.config import EngineConfig
-from minfer.messages import Emit, Ended, Finished, OfSample, Preempted, Reason, Voided
-from minfer.plan import Plan
-from minfer.pmap import Map
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
+    Emit,
+    Ended,
+    Finished,
+    OfSample,
+    Preempted,
+    Reason,
+    Voided,
+)
+from minfer.records.plan import Plan
+from minfer.records.sequence import SampleId, Sequence
+from minfer.records.state import EngineState, Turn, next_in_line
 from minfer.runs.drafts import Judged, judged, tally_of
 from minfer.schedule import waits_for
-from minfer.sequence import SampleId, Sequence
 from minfer.speculate.tally import NO_DRAFTS, Tally
-from minfer.state import EngineState, Turn, next_in_line
+from minfer.values.pmap import Map
 
 
 @frozen

@@ -16,8 +16,9 @@ from itertools import accumulate, islice
 
 from attrs import define, evolve
 
-from minfer.messages import Executed, Failed
-from minfer.plan import (
+from minfer.blocks.window import outside
+from minfer.records.messages import Executed, Failed
+from minfer.records.plan import (
     DEVICE,
     MEAN,
     Draft,
@@ -30,10 +31,9 @@ from minfer.plan import (
     TokenLogprobs,
     Yields,
 )
-from minfer.prompt_logprobs import PromptPart, packed
-from minfer.sample import RowSampling
-from minfer.sequence import SampleId
-from minfer.window import outside
+from minfer.records.prompt_logprobs import PromptPart, packed
+from minfer.records.sequence import SampleId
+from minfer.sampling.reference_sampler import RowSampling
 
 WRONG = 4  # about one of so many drafts of the draft model is wrong
 START = 7  # the digest before the first slot of a block

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from attrs import define, field
 
+from minfer.records.state import EngineState
 from minfer.runs.decisions import Facts
 from minfer.runs.differences import Difference, listed, named
-from minfer.state import EngineState
 
 # The figures of a row, in the order of the description, and their values if there are no
 # facts.

@@ -14,13 +14,13 @@ from operator import ne
 
 from attrs import define, evolve, field, frozen
 
-from minfer.committed import committed
-from minfer.config import EngineConfig
-from minfer.messages import Admitted, Ended, Preempted
+from minfer.lifecycle.committed import committed
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Ended, Preempted
+from minfer.records.sequence import SampleId, Sequence
+from minfer.records.state import EngineState
 from minfer.runs.lives import Seen
 from minfer.runs.redact import redacted_config
-from minfer.sequence import SampleId, Sequence
-from minfer.state import EngineState
 
 
 @frozen

@@ -16,15 +16,15 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
-from minfer.blocks import Blocks
-from minfer.keys import Key
-from minfer.plan import Plan
-from minfer.prefix import ROOT, PrefixIndex, blocks_of, every_node
+from minfer.blocks.keys import Key
+from minfer.blocks.ownership import Blocks
+from minfer.blocks.prefix import ROOT, PrefixIndex, blocks_of, every_node
+from minfer.records.drafting import NOTHING_DRAFTED, Drafting, Learnt
+from minfer.records.plan import Plan
+from minfer.records.sequence import Running, Sequence
+from minfer.records.state import EngineState, Live
 from minfer.runs.codec import dump
 from minfer.runs.decisions import compact
-from minfer.sequence import Running, Sequence
-from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting, Learnt
-from minfer.state import EngineState, Live
 
 
 def state_digest(state: EngineState) -> bytes:

@@ -22,13 +22,13 @@ from typing import Final, cast
 
 import attrs
 
-from minfer.config import EngineConfig
-from minfer.keys import DIGEST, TAIL, Key, Keys, block_keys, extend_keys
-from minfer.messages import Event, Executed, Failed, Finish, Propose, Submit
-from minfer.plan import Logprobs, Plan, TokenLogprobs
-from minfer.request import Request, SamplingParams
+from minfer.blocks.keys import DIGEST, TAIL, Key, Keys, block_keys, extend_keys
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event, Executed, Failed, Finish, Propose, Submit
+from minfer.records.plan import Logprobs, Plan, TokenLogprobs
+from minfer.records.request import Request, SamplingParams
+from minfer.records.state import EngineState
 from minfer.runs.journal_writing import as_written, searched_rows
-from minfer.state import EngineState
 
 STOP: Final = 1  # replaces a token that ends its sequence
 _LEFT_OUT: Final = "left out"  # instead of an error

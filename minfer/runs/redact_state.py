@@ -18,15 +18,16 @@ from typing import Any, Final
 import attrs
 from attrs import define, field
 
-from minfer.blocks import Blocks
-from minfer.config import EngineConfig
-from minfer.keys import Key, Keys, block_key, extend_keys, is_tail
-from minfer.log import Log
-from minfer.plan import Plan
-from minfer.pmap import Map
-from minfer.prefix import ROOT, PrefixIndex
-from minfer.record import evolve
-from minfer.request import Request
+from minfer.blocks.keys import Key, Keys, block_key, extend_keys, is_tail
+from minfer.blocks.ownership import Blocks
+from minfer.blocks.prefix import ROOT, PrefixIndex
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import Drafting, Proposed
+from minfer.records.plan import Plan
+from minfer.records.request import Request
+from minfer.records.sequence import Chain, Running, Sequence
+from minfer.records.state import EngineState
+from minfer.records.waiting import Line
 from minfer.runs.redact import (
     STOP,
     masked,
@@ -36,10 +37,9 @@ from minfer.runs.redact import (
     redacted_root,
     redacted_tail,
 )
-from minfer.sequence import Chain, Running, Sequence
-from minfer.speculate.drafting import Drafting, Proposed
-from minfer.state import EngineState
-from minfer.waiting import Line
+from minfer.values.log import Log
+from minfer.values.pmap import Map
+from minfer.values.record import evolve
 
 _ENDS: Final = frozenset({STOP})
 

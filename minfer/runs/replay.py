@@ -13,9 +13,10 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Executed
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Executed
+from minfer.records.state import EngineState, Turn
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.divergence import Divergence, diverged
 from minfer.runs.journal import EVERY, LEARNING, STATES, Head, JournalError
@@ -28,7 +29,6 @@ from minfer.runs.journal_reading import (
 )
 from minfer.runs.projection import state_digest
 from minfer.runs.turns import blamed
-from minfer.state import EngineState, Turn
 
 
 class DivergenceError(JournalError):

@@ -23,17 +23,26 @@ from typing import Final
 
 from attrs import Factory, define, field, frozen
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Cancel, Event, Execute, Executed, Failed, Submit, Tick, WakeAt
-from minfer.plan import Logprobs, Plan, Pooled, SampleApart, Yields
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
+    Cancel,
+    Event,
+    Execute,
+    Executed,
+    Failed,
+    Submit,
+    Tick,
+    WakeAt,
+)
+from minfer.records.plan import Logprobs, Plan, Pooled, SampleApart, Yields
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Turn, initial
 from minfer.runs.cost import CostModel
 from minfer.runs.guesses import Guesses, proposals
 from minfer.runs.oracle import Oracle
 from minfer.runs.turns import Step, blamed
-from minfer.sequence import SampleId
-from minfer.state import EngineState, Turn, initial
 
 Arrival = tuple[float, Request | Cancel]  # seconds
 # consecutive turns without an event or a plan, after which none is expected any more

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
 
-from minfer.config import EngineConfig
-from minfer.messages import Event, clip
-from minfer.state import EngineState, Transition
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event, clip
+from minfer.records.state import EngineState, Transition
 
 Step = Callable[[EngineConfig, EngineState, tuple[Event, ...]], Transition]
 

@@ -29,8 +29,8 @@ from typing import Any, Final
 
 import attrs
 
-from minfer.messages import Executed, Failed
-from minfer.plan import (
+from minfer.records.messages import Executed, Failed
+from minfer.records.plan import (
     Copy,
     Draft,
     Fill,
@@ -44,7 +44,7 @@ from minfer.plan import (
     Stand,
     TokenLogprobs,
 )
-from minfer.sample import RowSampling
+from minfer.sampling.reference_sampler import RowSampling
 
 _COUNT: Final = struct.Struct("<I")
 _KIND: Final = struct.Struct("<B")

@@ -2,9 +2,9 @@
 
 Theory. Whatever the drafts, a row yields the tokens that it would yield without: the
 token at a position is sampled from the target with that position's own noise
-(`minfer.sample`), and a draft is accepted if and only if it is that token. So neither
-drafts nor their number nor load can change an output, greedy or sampled; wrong drafts
-only cost time.
+(`minfer.sampling.reference_sampler`), and a draft is accepted if and only if it is that
+token. So neither drafts nor their number nor load can change an output, greedy or
+sampled; wrong drafts only cost time.
 
 The target's token after a draft counts if that draft and all before it were accepted: the
 first rejected draft ends the row's step, with the right token in its place. Penalties
@@ -22,8 +22,8 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from minfer.sample import RowSampling, draw
-from minfer.shape import shaped
+from minfer.sampling.logits import shaped
+from minfer.sampling.reference_sampler import RowSampling, draw
 
 
 @frozen(kw_only=True)
@@ -36,7 +36,9 @@ class Target:
     known: tuple[int, ...]  # tokens of prompt and output
     prompt: int  # how many of them are prompt tokens
     logits: tuple[Sequence[float], ...]  # [drafts + 1, vocab]
-    masks: tuple[bytes, ...] = ()  # for each of them, as in `minfer.plan.Mask`; or none
+    masks: tuple[
+        bytes, ...
+    ] = ()  # for each of them, as in `minfer.records.plan.Mask`; or none
 
     def shaped(self, accepted: Sequence[int]) -> list[float]:
         """Logits [vocab] from which the token after the accepted drafts is sampled."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final
 
-from minfer.plan import Plan
-from minfer.record import evolve
-from minfer.speculate.drafting import Drafting, Learnt
+from minfer.records.drafting import Drafting, Learnt
+from minfer.records.plan import Plan
+from minfer.records.speculation import Speculation
+from minfer.records.state import EngineState
 from minfer.speculate.length import judged
-from minfer.speculate.settings import Speculation
-from minfer.state import EngineState
+from minfer.values.record import evolve
 
 _index: Final = attrgetter("index")
 

@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from minfer.checks import ConfigError, number
+from minfer.values.checks import ConfigError, number
 
 _HARDLY: Final = 0.01  # tokens that a draft must be expected to yield
 _DEPTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # depths to try, up to the deepest

@@ -17,13 +17,13 @@ from typing import Any
 
 from attrs import field, frozen
 
-from minfer.checks import number
-from minfer.keys import Key
-from minfer.pmap import Map
-from minfer.record import evolve
-from minfer.sequence import SampleId
+from minfer.blocks.keys import Key
+from minfer.records.sequence import SampleId
 from minfer.speculate.proposer import Proposal, Proposer
 from minfer.speculate.texts import NOWHERE, Texts
+from minfer.values.checks import number
+from minfer.values.pmap import Map
+from minfer.values.record import evolve
 
 
 def _size(default: int, least: int = 1) -> Any:

@@ -26,20 +26,20 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer import consult
-from minfer.admit import load
-from minfer.build_plan import ones
-from minfer.config import EngineConfig
-from minfer.grow import make_room
-from minfer.pmap import Map
-from minfer.record import evolve
-from minfer.request import Request
-from minfer.sequence import edited_column
-from minfer.speculate.drafting import Proposed
+from minfer.planning.admit import load
+from minfer.planning.build_plan import ones
+from minfer.planning.grow import make_room
+from minfer.planning.work import Work
+from minfer.policies import consult
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import Proposed
+from minfer.records.request import Request
+from minfer.records.sequence import edited_column
+from minfer.records.speculation import HOST, Speculation
+from minfer.records.state import EngineState
 from minfer.speculate.length import Row, lengths
-from minfer.speculate.settings import HOST, Speculation
-from minfer.state import EngineState
-from minfer.work import Work
+from minfer.values.pmap import Map
+from minfer.values.record import evolve
 
 _NOT_PROPOSED: Final = Proposed(-1, ())
 _known, _tokens = attrgetter("known"), attrgetter("tokens")

@@ -1,9 +1,9 @@
 """The protocol of proposers, which make drafts on the host.
 
 A proposer is an object with five pure functions, and a state that is passed in and
-returned, as a policy has (`minfer.policy`). It gets the tokens of each sample as they
-become known, and returns tokens that may follow. Whatever it returns, outputs are the
-same as without.
+returned, as a policy has (`minfer.records.policy`). It gets the tokens of each sample as
+they become known, and returns tokens that may follow. Whatever it returns, outputs are
+the same as without.
 
 A draft of the host needs all tokens before it to be known: such a row does not run ahead.
 A draft model proposes on the device and needs no call: for it, a plan has only the number
@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
-from minfer.keys import Key
-from minfer.sequence import SampleId
+from minfer.blocks.keys import Key
+from minfer.records.sequence import SampleId
 
 
 @frozen

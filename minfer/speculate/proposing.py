@@ -10,13 +10,13 @@ The engine does not know the proposer: its proposals are in the journal.
 
 from collections.abc import Sequence
 
-from minfer.config import EngineConfig
-from minfer.messages import Ignored, Propose, Reason, clip
-from minfer.record import evolve
-from minfer.sequence import SampleId
-from minfer.speculate.drafting import Proposed
-from minfer.speculate.settings import HOST
-from minfer.state import EngineState, Transition
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import Proposed
+from minfer.records.messages import Ignored, Propose, Reason, clip
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import HOST
+from minfer.records.state import EngineState, Transition
+from minfer.values.record import evolve
 
 
 def told_of_proposals(

@@ -18,8 +18,8 @@ proposed, so equal seeds give equal outputs only if that number is fixed. And it
 depend on the drafts themselves: to propose only drafts that look likely is to sample from
 another distribution than q. (The default rule, accept.py, has no such condition.)
 
-Arithmetic is in float32, as in `minfer.sample`. Sums over a vocabulary differ in their
-last bits between devices, which decides one coin in millions.
+Arithmetic is in float32, as in `minfer.sampling.reference_sampler`. Sums over a
+vocabulary differ in their last bits between devices, which decides one coin in millions.
 """
 
 import math
@@ -28,7 +28,8 @@ from typing import Final, Protocol
 
 from attrs import frozen
 
-from minfer.sample import (
+from minfer.sampling.logits import f32, shaped
+from minfer.sampling.reference_sampler import (
     RowSampling,
     draw_key,
     noise_bits,
@@ -37,7 +38,6 @@ from minfer.sample import (
     stream,
     uniform,
 )
-from minfer.shape import f32, shaped
 from minfer.speculate.accept import Target, Verdict
 
 _DRAFT: Final = 1  # streams derived from a sample's own, which is the third

@@ -19,9 +19,9 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.log import Log
-from minfer.pmap import Map
-from minfer.record import evolve
+from minfer.values.log import Log
+from minfer.values.pmap import Map
+from minfer.values.record import evolve
 
 NOWHERE: Final = -1  # in place of an address
 _STRIDE: Final = 2**32  # an address is a text's number, times this, plus a place in it

@@ -7,14 +7,14 @@ never from its state; so that the state can be compared with them.
 
 from attrs import define, field, frozen
 
-from minfer.config import EngineConfig
-from minfer.messages import Finished, Voided
-from minfer.plan import Plan
-from minfer.request import Request
-from minfer.sequence import SampleId
-from minfer.speculate.drafting import Proposed
+from minfer.blocks.window import outside
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import Proposed
+from minfer.records.messages import Finished, Voided
+from minfer.records.plan import Plan
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
 from minfer.testing.lifetime import Stage
-from minfer.window import outside
 
 NOT_SEEN = -1  # the generation of a restarted seat that is in no plan yet
 

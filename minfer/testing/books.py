@@ -13,12 +13,12 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from minfer.committed import committed
-from minfer.config import EngineConfig
-from minfer.plan import Plan
-from minfer.request import Request
-from minfer.sequence import SampleId
-from minfer.state import EngineState
+from minfer.lifecycle.committed import committed
+from minfer.records.config import EngineConfig
+from minfer.records.plan import Plan
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState
 from minfer.testing.accounts import (
     NOT_SEEN,
     Account,

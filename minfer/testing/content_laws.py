@@ -8,9 +8,9 @@ reader.
 
 from attrs import define, field, frozen
 
-from minfer.keys import Key, block_keys, tail_keys
-from minfer.prefix import every_node
-from minfer.state import EngineState
+from minfer.blocks.keys import Key, block_keys, tail_keys
+from minfer.blocks.prefix import every_node
+from minfer.records.state import EngineState
 from minfer.testing.accounts import Seat
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from attrs import define
 
-from minfer.messages import Admitted, Execute, Missed, Preempted
-from minfer.plan import Plan
-from minfer.sequence import SampleId
-from minfer.state import EngineState, Transition
+from minfer.records.messages import Admitted, Execute, Missed, Preempted
+from minfer.records.plan import Plan
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Transition
 from minfer.testing.accounts import NOT_SEEN, Account, Seat
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require

@@ -9,11 +9,11 @@ checked here.
 
 from collections.abc import Mapping
 
-from minfer.config import EngineConfig
-from minfer.plan import Plan
-from minfer.policy import Policy
-from minfer.speculate.settings import HOST, Speculation
-from minfer.state import EngineState
+from minfer.records.config import EngineConfig
+from minfer.records.plan import Plan
+from minfer.records.policy import Policy
+from minfer.records.speculation import HOST, Speculation
+from minfer.records.state import EngineState
 from minfer.testing.accounts import Account, Seat
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require

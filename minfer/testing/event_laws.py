@@ -9,8 +9,9 @@ from collections import Counter
 
 from attrs import evolve
 
-from minfer.config import EngineConfig
-from minfer.messages import (
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import Proposed
+from minfer.records.messages import (
     Cancel,
     Emit,
     Ended,
@@ -26,11 +27,10 @@ from minfer.messages import (
     Tick,
     Voided,
 )
-from minfer.request import MAX_SAMPLES, Request
-from minfer.sequence import SampleId
-from minfer.speculate.drafting import Proposed
-from minfer.speculate.settings import HOST
-from minfer.state import Transition
+from minfer.records.request import MAX_SAMPLES, Request
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import HOST
+from minfer.records.state import Transition
 from minfer.testing.accounts import Account, Told, account
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require

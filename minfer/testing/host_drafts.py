@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from minfer.config import EngineConfig
-from minfer.messages import Executed, Propose
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Executed, Propose
+from minfer.records.state import EngineState
 from minfer.runs.guesses import Guesses, proposals
 from minfer.runs.oracle import Oracle
-from minfer.state import EngineState
 
 _ALL = Guesses(1.0)  # as many as possible
 

@@ -7,16 +7,16 @@ What must hold of turns and of whole runs is in `minfer.testing.ledger`, which c
 from collections import Counter
 from itertools import chain
 
-from minfer.committed import committed
-from minfer.config import EngineConfig
-from minfer.keys import Key, extend_keys
-from minfer.policy import Policy
-from minfer.prefix import ROOT, every_node, node_of
-from minfer.publish import stood_on
-from minfer.sequence import COLUMNS, Running
-from minfer.state import EngineState
-from minfer.tickets import words_of
-from minfer.window import outside
+from minfer.blocks.keys import Key, extend_keys
+from minfer.blocks.prefix import ROOT, every_node, node_of
+from minfer.blocks.window import outside
+from minfer.lifecycle.committed import committed
+from minfer.lifecycle.publish import stood_on
+from minfer.records.config import EngineConfig
+from minfer.records.policy import Policy
+from minfer.records.sequence import COLUMNS, Running
+from minfer.records.state import EngineState
+from minfer.values.tickets import words_of
 
 
 class InvariantError(AssertionError):

@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from minfer.config import EngineConfig
-from minfer.messages import Cancel, Submit
-from minfer.policy import FirstCome
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Submit
+from minfer.records.policy import FirstCome
+from minfer.records.request import Request
+from minfer.records.speculation import DEVICE, HOST, Speculation
+from minfer.records.state import EngineState
 from minfer.runs.codec import CodecError
 from minfer.runs.journal_writing import encode_journal
 from minfer.speculate.length import Costs
-from minfer.speculate.settings import DEVICE, HOST, Speculation
-from minfer.state import EngineState
 from minfer.testing.trial import VOCAB, PolicyError, Trial
 
 # seconds since the event before it, event
@@ -130,9 +130,9 @@ def check_policy(
     failing story is shrunk, is in the message and, if `save` is a path, is written there
     as a journal. The laws:
 
-    - Promises: each answer is as `minfer.policy.Policy` requires and the same for equal
-      arguments, and changes none of them; nothing raises. The engine decides each turn
-      the same way a second time.
+    - Promises: each answer is as `minfer.records.policy.Policy` requires and the same for
+      equal arguments, and changes none of them; nothing raises. The engine decides each
+      turn the same way a second time.
     - Invariants: those of `minfer.testing.invariants`, after every turn.
     - No deadlock: all requests end and are freed, within 50 turns and 4 for each token;
       and while nothing runs, no request waits for more than `hold` seconds (a window

@@ -22,11 +22,19 @@ from typing import Any, Final
 
 from attrs import Factory, define, field
 
-from minfer.config import EngineConfig
-from minfer.messages import Cancel, Event, Failed, Finish, Overruled, Pause, Submit
-from minfer.policy import Load, Policy
-from minfer.request import Request
-from minfer.state import EngineState, Transition
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
+    Cancel,
+    Event,
+    Failed,
+    Finish,
+    Overruled,
+    Pause,
+    Submit,
+)
+from minfer.records.policy import Load, Policy
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Transition
 from minfer.testing.accounts import Told
 from minfer.testing.books import Books
 from minfer.testing.content_laws import Contents

@@ -11,22 +11,22 @@ from collections.abc import Collection
 from itertools import chain
 from typing import Final
 
-from minfer.admit import load
-from minfer.committed import committed
-from minfer.config import EngineConfig
-from minfer.keys import Key
-from minfer.messages import Execute, Held, Overruled, WakeAt
-from minfer.pool import Pool
-from minfer.prefix import Node, PrefixIndex, every_node
-from minfer.record import evolve
-from minfer.sequence import SampleId, Sequence
-from minfer.state import EngineState, Transition
+from minfer.blocks.keys import Key
+from minfer.blocks.pool import Pool
+from minfer.blocks.prefix import Node, PrefixIndex, every_node
+from minfer.lifecycle.committed import committed
+from minfer.planning.admit import load
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Execute, Held, Overruled, WakeAt
+from minfer.records.sequence import SampleId, Sequence
+from minfer.records.state import EngineState, Transition
 from minfer.testing.books import Books
 from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError, holds, require
 from minfer.testing.needs import needs
 from minfer.testing.plan_laws import Planning
 from minfer.testing.sitting_out import left_out, rests, suspects
+from minfer.values.record import evolve
 
 _CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
 

@@ -2,11 +2,11 @@
 the plainest way.
 """
 
-from minfer.config import EngineConfig
-from minfer.prefix import Node, node_of
-from minfer.sequence import Sequence
-from minfer.state import EngineState
-from minfer.window import outside
+from minfer.blocks.prefix import Node, node_of
+from minfer.blocks.window import outside
+from minfer.records.config import EngineConfig
+from minfer.records.sequence import Sequence
+from minfer.records.state import EngineState
 
 
 def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:

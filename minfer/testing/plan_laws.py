@@ -11,13 +11,13 @@ from itertools import chain
 
 from attrs import define, field
 
-from minfer.config import EngineConfig
-from minfer.messages import Admitted
-from minfer.plan import Copy, Plan
-from minfer.prefix import node_of
-from minfer.sample import row_sampling
-from minfer.sequence import SampleId
-from minfer.state import EngineState
+from minfer.blocks.prefix import node_of
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted
+from minfer.records.plan import Copy, Plan
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState
+from minfer.sampling.reference_sampler import row_sampling
 from minfer.testing.accounts import Account, Seat, touched
 from minfer.testing.books import Books
 from minfer.testing.draft_laws import check_drafts, each_takes, used_by

@@ -7,13 +7,13 @@ and class: those waiting or running, and those admitted.
 
 from collections import Counter
 
-from minfer.config import EngineConfig
-from minfer.policies import Ageing, Deadline, Priority, Shortest, Window
-from minfer.policy import FirstCome
-from minfer.policy_fair import Accounts, FairQueue
-from minfer.policy_seats import FairSeats, Seats
-from minfer.sequence import Sequence
-from minfer.state import EngineState
+from minfer.policies.builtin import Ageing, Deadline, Priority, Shortest, Window
+from minfer.policies.fair_queue import Accounts, FairQueue
+from minfer.policies.fair_seats import FairSeats, Seats
+from minfer.records.config import EngineConfig
+from minfer.records.policy import FirstCome
+from minfer.records.sequence import Sequence
+from minfer.records.state import EngineState
 from minfer.testing.invariants import require
 
 _WITHOUT_STATE = (FirstCome, Priority, Ageing, Deadline, Shortest)

@@ -25,8 +25,8 @@ pauses come from outside: the measure starts anew in turns that have them.
 
 from collections.abc import Container, Mapping
 
-from minfer.sequence import SampleId
-from minfer.state import EngineState
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState
 from minfer.testing.accounts import Account
 from minfer.testing.invariants import InvariantError
 from minfer.testing.lifetime import Stage

@@ -6,9 +6,9 @@ The engine discards any other, and the step counts as failed.
 from math import isfinite
 from typing import Any
 
-from minfer.config import EngineConfig
-from minfer.messages import Executed
-from minfer.plan import Plan
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Executed
+from minfer.records.plan import Plan
 
 
 def good(config: EngineConfig, plan: Plan, done: Executed) -> bool:

@@ -4,8 +4,8 @@ step.
 
 from collections.abc import Collection
 
-from minfer.config import EngineConfig
-from minfer.state import EngineState
+from minfer.records.config import EngineConfig
+from minfer.records.state import EngineState
 from minfer.testing.accounts import Account, Seat
 
 

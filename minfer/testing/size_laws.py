@@ -9,14 +9,14 @@ own.
 from operator import attrgetter
 from typing import Any, Final
 
-from minfer import thresholds
-from minfer.config import EngineConfig
-from minfer.policies import Shares
-from minfer.policy_fair import Accounts
-from minfer.policy_seats import Seats
-from minfer.sequence import COLUMNS
-from minfer.state import EngineState
+from minfer.policies.builtin import Shares
+from minfer.policies.fair_queue import Accounts
+from minfer.policies.fair_seats import Seats
+from minfer.records.config import EngineConfig
+from minfer.records.sequence import COLUMNS
+from minfer.records.state import EngineState
 from minfer.testing.invariants import require
+from minfer.values import thresholds
 
 TICKET_LEVELS: Final = 4  # words that one ticket may need
 

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from minfer.committed import committed
-from minfer.state import EngineState
+from minfer.lifecycle.committed import committed
+from minfer.records.state import EngineState
 from minfer.testing.accounts import Account, Flight
 from minfer.testing.books import NEVER, Books, Leaving
 from minfer.testing.invariants import InvariantError, free_blocks, require

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from attrs import define, evolve, field
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import (
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Admitted,
     Cancel,
     Event,
@@ -23,11 +23,11 @@ from minfer.messages import (
     Tick,
     WakeAt,
 )
-from minfer.policy import Policy
-from minfer.request import Request
+from minfer.records.policy import Policy
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Transition, Turn, initial
 from minfer.runs.codec import dump
 from minfer.runs.oracle import Oracle
-from minfer.state import EngineState, Transition, Turn, initial
 from minfer.testing.host_drafts import proposed
 from minfer.testing.ledger import Ledger
 

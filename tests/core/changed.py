@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from minfer import consult
-from minfer.sequence import Sequence
-from minfer.waiting import Line
+from minfer.policies import consult
+from minfer.records.sequence import Sequence
+from minfer.records.waiting import Line
 
 Change = Callable[[pytest.MonkeyPatch], None]
 

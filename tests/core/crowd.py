@@ -14,15 +14,15 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from minfer.config import EngineConfig
-from minfer.messages import Admitted, Cancel, Emit
-from minfer.policy import Policy
-from minfer.policy_fair import FairQueue
-from minfer.policy_seats import FairSeats
-from minfer.request import Request
+from minfer.policies.fair_queue import FairQueue
+from minfer.policies.fair_seats import FairSeats
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Cancel, Emit
+from minfer.records.policy import Policy
+from minfer.records.request import Request
+from minfer.records.state import Turn
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Coming, Simulated, Simulation
-from minfer.state import Turn
 
 COST: Final = CostModel(
     name="7B on one H200",

@@ -8,7 +8,7 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
-    "sequence.py | _place_among | offset | 0 -> -1": (
+    "records/sequence.py | _place_among | offset | 0 -> -1": (
         "Who is joined is a single row: its first sequence is its last one."
     ),
     (
@@ -18,53 +18,55 @@ EQUIVALENT: Final[dict[str, str]] = {
     "schedule.py | _who_moves_up | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),
-    "shape.py | penalized | comparison | x > 0 -> x >= 0": (
+    "sampling/logits.py | penalized | comparison | x > 0 -> x >= 0": (
         "A logit of zero is itself, divided by a factor above zero or multiplied by it."
     ),
-    "sample.py | next_token | slice | :prompt -> :prompt + 1": (
+    "sampling/reference_sampler.py | next_token | slice | :prompt -> :prompt + 1": (
         "The prompt is looked up for the tokens that are penalized at all, as those of "
         "the output are: that one is the output's first."
     ),
     (
-        "admit.py | _shortage | comparison | uncached(config, seq, alone=alone) <= room "
+        "planning/admit.py | _shortage | comparison | uncached(config, seq, alone=alone) <= room "
         "-> uncached(config, seq, alone=alone) < room"
     ): (
         "A shortcut: what is needed is never more than what would be needed with nothing "
         "cached, so that the exact number, then asked for, says the same."
     ),
-    "admit.py | _prefix | comparison | len(table) > hit -> len(table) >= hit": (
+    "planning/admit.py | _prefix | comparison | len(table) > hit -> len(table) >= hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: a table that ends with the last of them gives the same."
     ),
-    ("admit.py | _prefix | negation | -thresholds.NEIGHBOURS -> thresholds.NEIGHBOURS"): (
+    (
+        "planning/admit.py | _prefix | negation | -thresholds.NEIGHBOURS -> thresholds.NEIGHBOURS"
+    ): (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: whose are looked at decides nothing."
     ),
-    "admit.py | _prefix | condition | if len(table) > hit and table[hit - 1] == last -> "
+    "planning/admit.py | _prefix | condition | if len(table) > hit and table[hit - 1] == last -> "
     "if False": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: without it they are looked up."
     ),
-    "admit.py | _prefix | swap | hit - 1 -> 1 - hit": (
+    "planning/admit.py | _prefix | swap | hit - 1 -> 1 - hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: a published block has one place in every table that holds it, so that a "
         "table in which it is found anywhere has the same path before it."
     ),
-    "window.py | lookup_window | comparison | found >= 0 -> found > 0": (
+    "blocks/window.py | lookup_window | comparison | found >= 0 -> found > 0": (
         "rfind gives 0 only if exactly so many leading blocks are cached, and those are "
         "then counted."
     ),
-    "commit.py | _cut | comparison | keep < len(new[i]) -> keep <= len(new[i])": (
+    "committing/commit.py | _cut | comparison | keep < len(new[i]) -> keep <= len(new[i])": (
         "Where all is kept, what is taken back is nothing."
     ),
     (
-        "commit.py | _cut | condition | for i, (keep, _) in ends.items() if keep < "
+        "committing/commit.py | _cut | condition | for i, (keep, _) in ends.items() if keep < "
         "len(new[i]) -> for i, (keep, _) in ends.items()"
     ): (
         "keep is at most what came; where it is all of it, what is taken back is nothing."
     ),
     (
-        "commit.py | _cut | update | edited(run, known={i: run.known[i] - more for i, "
+        "committing/commit.py | _cut | update | edited(run, known={i: run.known[i] - more for i, "
         "more in extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - "
         "more for i, more in extra.items()})"
     ): (
@@ -72,7 +74,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "is known: the tokens beyond are never looked at."
     ),
     (
-        "commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - "
+        "committing/commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - "
         "run.known[i]"
     ): (
         "Makes room larger. No plan lets a row yield beyond its last token, so that "
@@ -80,83 +82,85 @@ EQUIVALENT: Final[dict[str, str]] = {
         "with that is used."
     ),
     (
-        "consult.py | _with_policy | condition | state if policy is state.policy else "
+        "policies/consult.py | _with_policy | condition | state if policy is state.policy else "
         "evolve(state, policy=policy) -> evolve(state, policy=policy)"
     ): ("A shortcut: with the policy's state that it has, the state is equal."),
-    ("consult.py | displaces | comparison | first > running -> first >= running"): (
-        "Places are never equal: arrival and sample are part of them."
-    ),
+    (
+        "policies/consult.py | displaces | comparison | first > running -> first >= running"
+    ): ("Places are never equal: arrival and sample are part of them."),
     (
         "engine.py | _fold | condition | for event in events if isinstance(event, "
         "Submit) -> for event in events"
     ): ("For the type checker: only events of one kind are folded together."),
-    ("grow.py | _extend | condition | taken.blocks if taken else () -> taken.blocks"): (
-        "For the type checker: the caller has counted that there are as many blocks."
-    ),
-    ("grow.py | _one | condition | taken.blocks if taken else () -> taken.blocks"): (
-        "For the type checker: the caller has counted that there is one."
-    ),
     (
-        "committed.py | all_committed | condition | reversed(state.inflight) if rest "
+        "planning/grow.py | _extend | condition | taken.blocks if taken else () -> taken.blocks"
+    ): ("For the type checker: the caller has counted that there are as many blocks."),
+    (
+        "planning/grow.py | _one | condition | taken.blocks if taken else () -> taken.blocks"
+    ): ("For the type checker: the caller has counted that there is one."),
+    (
+        "lifecycle/committed.py | all_committed | condition | reversed(state.inflight) if rest "
         "else () -> reversed(state.inflight)"
     ): ("A shortcut: of no generations, none is found in the plans either."),
     (
-        "ending.py | end | condition | for one in leavers if one.at is None -> for one "
+        "lifecycle/ending.py | end | condition | for one in leavers if one.at is None -> for one "
         "in leavers"
     ): (
         "The line leaves out those it has, and nobody who runs is in line: asked for "
         "their places, too, it is equal."
     ),
-    "ending.py | end | condition | if waiting -> if True": (
+    "lifecycle/ending.py | end | condition | if waiting -> if True": (
         "A shortcut: a line from which nobody is removed is equal."
     ),
-    "publish.py | named | comparison | upto <= have -> upto < have": (
+    "lifecycle/publish.py | named | comparison | upto <= have -> upto < have": (
         "With as many keys as are asked for, none is made and no token leaves the tail: "
         "the chain is equal."
     ),
-    "retire.py | _with_tail | offset | 0 -> -1": (
+    "lifecycle/retire.py | _with_tail | offset | 0 -> -1": (
         "Without a window a sequence holds a single node: the first is the last."
     ),
-    ("retire.py | left_by | comparison | upto <= chain.sealed -> upto < chain.sealed"): (
-        "A shortcut: where all is published, there is nothing to name or to publish."
-    ),
-    "log.py | Log.__getitem__ | comparison | start >= cut -> start > cut": (
+    (
+        "lifecycle/retire.py | left_by | comparison | upto <= chain.sealed -> upto < chain.sealed"
+    ): ("A shortcut: where all is published, there is nothing to name or to publish."),
+    "values/log.py | Log.__getitem__ | comparison | start >= cut -> start > cut": (
         "At start == cut the other branch joins no old entry to the same recent ones."
     ),
-    "pausing.py | all_rest | condition | bool(paused) and len(paused) >= len(run) -> "
+    "lifecycle/pausing.py | all_rest | condition | bool(paused) and len(paused) >= len(run) -> "
     "bool(paused)": (
         "A shortcut: who rests is paused, so that of more who run not all rest."
     ),
-    "policies.py | Ageing.displaces | offset | 0 -> -1": (
+    "policies/builtin.py | Ageing.displaces | offset | 0 -> -1": (
         "A rank of this policy is one number: its first is its last."
     ),
-    "policies.py | Fair.admitted | offset | 0 -> -1": (
+    "policies/builtin.py | Fair.admitted | offset | 0 -> -1": (
         "A rank of this policy is one number: its first is its last."
     ),
     (
-        "request.py | Request._check_types | comparison | self.deadline >= 0 -> "
+        "records/request.py | Request._check_types | comparison | self.deadline >= 0 -> "
         "self.deadline > 0"
     ): ("A deadline of 0 then goes through the whole check, which it passes."),
     (
-        "prefix.py | lookup | condition | if not keys or keys[0] not in prefix.nodes -> "
+        "blocks/prefix.py | lookup | condition | if not keys or keys[0] not in prefix.nodes -> "
         "if False"
     ): (
         "A shortcut: chains have no gaps, so that where the first key is not cached, the "
         "search ends with none; nor does anybody ask for more keys than there are."
     ),
-    "request.py | Request._check_types | offset | 0 -> 1 | 1": (
+    "records/request.py | Request._check_types | offset | 0 -> 1 | 1": (
         "A deadline below 1 then goes through the whole check, which says the same."
     ),
-    "shape.py | f32 | offset | 0 -> -1": ("Of one entry the first is the last."),
+    "sampling/logits.py | f32 | offset | 0 -> -1": (
+        "Of one entry the first is the last."
+    ),
     (
-        "sequence.py | Running.inputs | comparison | stop <= len(history) -> stop < "
+        "records/sequence.py | Running.inputs | comparison | stop <= len(history) -> stop < "
         "len(history)"
     ): (
         "Which way is taken to the same tokens: history from the last block's end on is "
         "in the tail, too."
     ),
     (
-        "sequence.py | positions | condition | list(compress(range(len(run)), "
+        "records/sequence.py | positions | condition | list(compress(range(len(run)), "
         "map(gens.__contains__, run.gens))) if gens else [] -> "
         "list(compress(range(len(run)), map(gens.__contains__, run.gens)))"
     ): ("A shortcut: of no generations, none is found in the columns either."),
@@ -196,13 +200,13 @@ EQUIVALENT: Final[dict[str, str]] = {
         "frozenset(state.running.ids) -> state.running.ids"
     ): "A set for speed: both have the same members.",
     (
-        "waiting.py | Line._counted | condition | Counter(clients).items() if "
+        "records/waiting.py | Line._counted | condition | Counter(clients).items() if "
         "len(clients) > 1 else [(c, 1) for c in clients] -> [(c, 1) for c in clients]"
     ): "Those of a client are counted at once for speed: one by one they are as many.",
-    "waiting.py | Line._counted | comparison | len(clients) > 1 -> len(clients) >= 1": (
+    "records/waiting.py | Line._counted | comparison | len(clients) > 1 -> len(clients) >= 1": (
         "A shortcut: of one client, one is counted either way."
     ),
-    "discard.py | discard | bound | set(plan.gens) -> plan.gens": (
+    "committing/discard.py | discard | bound | set(plan.gens) -> plan.gens": (
         "A set for speed: both have the same members."
     ),
 }

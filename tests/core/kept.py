@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from minfer.messages import Cancel, Held, Preempted, Submit, Voided
+from minfer.records.messages import Cancel, Held, Preempted, Submit, Voided
 from minfer.runs.journal import FORMAT
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments

@@ -7,9 +7,9 @@ serves.
 from collections import Counter
 from collections.abc import Sequence
 
-from minfer import thresholds
-from minfer.config import EngineConfig
-from minfer.messages import (
+from minfer.policies.fair_queue import Accounts
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Admitted,
     Cancel,
     Emit,
@@ -22,9 +22,9 @@ from minfer.messages import (
     Submit,
     Voided,
 )
-from minfer.policy_fair import Accounts
-from minfer.sequence import Running
-from minfer.state import EngineState, Transition
+from minfer.records.sequence import Running
+from minfer.records.state import EngineState, Transition
+from minfer.values import thresholds
 
 LARGE = (
     "line in buckets",

@@ -80,7 +80,7 @@ BUGS: Final = (
     Bug(
         "cancelled final step pins blocks",
         "v#26400, v#29987: a step whose rows were all cancelled is not taken for an end",
-        "commit.py",
+        "committing/commit.py",
         "_good",
         "state = open_fences(state, plan.step)",
         "state = open_fences(state, plan.step) if any(new) else state",
@@ -88,7 +88,7 @@ BUGS: Final = (
     Bug(
         "hit stolen before it is pinned",
         "v#37076, v#37164: allocation evicts the prefix that was just looked up",
-        "admit.py",
+        "planning/admit.py",
         "_seat",
         (
             "hit = hit_of(config, state, change, seq.keys, _readable(seq, full))\n"
@@ -104,7 +104,7 @@ BUGS: Final = (
     Bug(
         "block visible before it is written",
         "v#41400: prompt blocks are findable once planned, not once computed",
-        "commit.py",
+        "committing/commit.py",
         "_fillings",
         "upto[i] = done[run.gens[i]]",
         "upto[i] = min(run.sched[i], run.base[i]) // size",
@@ -112,7 +112,7 @@ BUGS: Final = (
     Bug(
         "retired before it is written",
         "v#41400, s#36475: what a cancelled step was going to write is published",
-        "retire.py",
+        "lifecycle/retire.py",
         "retire",
         "sure // config.block_size",
         "run.sched[i] // config.block_size",
@@ -120,7 +120,7 @@ BUGS: Final = (
     Bug(
         "last sampled token counted as KV",
         "v#38624: the token just sampled has no KV yet, its block is published",
-        "commit.py",
+        "committing/commit.py",
         "_fillings",
         "{i: (run.known[i] - 1) // size for i in some}",
         "{i: run.known[i] // size for i in some}",
@@ -129,7 +129,7 @@ BUGS: Final = (
         "fork reads a tail not yet computed",
         "v#41400, v#53936: a sample copies its sibling's prompt while that is being "
         "filled",
-        "admit.py",
+        "planning/admit.py",
         "admit",
         "committed(config, state, sibling) < shared",
         "state.running.known[sibling] < shared",
@@ -138,7 +138,7 @@ BUGS: Final = (
         "leak of duplicates",
         "s#11970, s#6888: blocks whose content is cached already are neither kept nor "
         "freed",
-        "retire.py",
+        "lifecycle/retire.py",
         "left_by",
         "Left((leaf,), twins + rest)",
         "Left((leaf,), rest)",
@@ -146,7 +146,7 @@ BUGS: Final = (
     Bug(
         "leaf of a fenced sequence is never let go",
         "v#46283: cancelled while something is in flight, the cached prefix stays pinned",
-        "retire.py",
+        "lifecycle/retire.py",
         "open_fences",
         "give_back(change, fence)",
         "change.pool.give(fence.private)",
@@ -154,7 +154,7 @@ BUGS: Final = (
     Bug(
         "double free",
         "sglang-jax #982: blocks just given to the cache are freed as well",
-        "retire.py",
+        "lifecycle/retire.py",
         "left_by",
         "Left((leaf,), twins + rest)",
         "Left((leaf,), twins + table[new.start :])",
@@ -162,7 +162,7 @@ BUGS: Final = (
     Bug(
         "rank lost on preemption",
         "v#41951: who was preempted queues up behind all others",
-        "preempt.py",
+        "lifecycle/preempt.py",
         "preempt",
         "return evolve(state, waiting=state.waiting.insert(back), held=None), reason",
         (
@@ -174,7 +174,7 @@ BUGS: Final = (
     Bug(
         "output lost on preemption",
         "v#38624: tokens are sampled and sent a second time after a preemption",
-        "preempt.py",
+        "lifecycle/preempt.py",
         "preempt",
         "seq = _anew(config, state.running, i)",
         "seq = state.running.seqs[i]",
@@ -183,7 +183,7 @@ BUGS: Final = (
         "whole prompt hit",
         "s#22819: the prompt ends at a block end, all of it is cached, nothing is "
         "computed",
-        "admit.py",
+        "planning/admit.py",
         "_seat",
         "full = (known - 1) // size",
         "full = known // size",
@@ -191,7 +191,7 @@ BUGS: Final = (
     Bug(
         "salt left out of the key",
         "CVE-2025-46570, v#44701: tenants and adapters share blocks",
-        "keys.py",
+        "blocks/keys.py",
         "extend_keys",
         "parent = out[-1] if out else root",
         'parent = out[-1] if out else b""',
@@ -199,7 +199,7 @@ BUGS: Final = (
     Bug(
         "parent left out of the key",
         "CVE-2025-25183 (colliding keys): equal tokens after different prefixes",
-        "keys.py",
+        "blocks/keys.py",
         "block_key",
         'return sha256(parent + array("I", tokens).tobytes()).digest()',
         'return sha256(array("I", tokens).tobytes()).digest()',
@@ -207,7 +207,7 @@ BUGS: Final = (
     Bug(
         "tokens after the stop are sent",
         "v#3574, s#11462: what was sampled past the stop token reaches the client",
-        "commit.py",
+        "committing/commit.py",
         "_cut",
         "kept[i] = new[i][: ends[i][0]]",
         "kept[i] = new[i]",
@@ -215,7 +215,7 @@ BUGS: Final = (
     Bug(
         "results of a stale generation",
         "v#48245, v#38624: the row has a new owner, the old one's token goes to it",
-        "commit.py",
+        "committing/commit.py",
         "_advanced",
         "new = aligned(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)",
         (
@@ -227,7 +227,7 @@ BUGS: Final = (
         "copy lost with its plan",
         "prototype: after a failed step a fork counts the tail as KV that was to be "
         "copied",
-        "committed.py",
+        "lifecycle/committed.py",
         "all_committed",
         "run.chains[i].sealed * config.block_size if into else start",
         "start",
@@ -243,7 +243,7 @@ BUGS: Final = (
     Bug(
         "fence ignored",
         "v#46283: blocks are freed while a step in flight still writes to them",
-        "retire.py",
+        "lifecycle/retire.py",
         "retire",
         "until is None",
         "until is None or blocks[1]",
@@ -252,7 +252,7 @@ BUGS: Final = (
         "fence opens a step early",
         "v#26400: blocks of the last of several steps in flight are freed when the "
         "first is done",
-        "retire.py",
+        "lifecycle/retire.py",
         "retire",
         "until = state.inflight[-1].step if state.inflight else None",
         "until = state.inflight[0].step if state.inflight else None",
@@ -260,7 +260,7 @@ BUGS: Final = (
     Bug(
         "neighbour's seed",
         "v#51226: a row samples by the parameters of the row beside it",
-        "build_plan.py",
+        "planning/build_plan.py",
         "_opened",
         "row_sampling(seq.request, seq.sample)",
         "row_sampling(run.seqs[chunk.at].request, seq.sample)",
@@ -268,7 +268,7 @@ BUGS: Final = (
     Bug(
         "one stream for all samples",
         "fan-out: the samples of one request draw the same noise",
-        "build_plan.py",
+        "planning/build_plan.py",
         "_opened",
         "row_sampling(seq.request, seq.sample)",
         "row_sampling(seq.request, 0)",
@@ -276,7 +276,7 @@ BUGS: Final = (
     Bug(
         "everybody waits for blocks",
         "v#45388: sequences that each hold a part of what they need wait for each other",
-        "grow.py",
+        "planning/grow.py",
         "_short",
         "state.fences or len(run) == 1",
         "state.fences or len(run) >= 1",
@@ -285,7 +285,7 @@ BUGS: Final = (
         "preemption cascade",
         "v#49674, v#49675: blocks behind fences do not count, so the next one is "
         "preempted too",
-        "grow.py",
+        "planning/grow.py",
         "_short",
         "state.fences or len(run) == 1",
         "len(run) == 1",
@@ -293,7 +293,7 @@ BUGS: Final = (
     Bug(
         "first in rank preempted",
         "v#41951, v#54644: the one that has waited and computed longest gives way",
-        "grow.py",
+        "planning/grow.py",
         "_short",
         "victim, state = consult.victim(config, state)",
         "victim = 0",
@@ -301,7 +301,7 @@ BUGS: Final = (
     Bug(
         "equals displace each other",
         "v#49674: requests of one priority take turns in throwing each other out",
-        "consult.py",
+        "policies/consult.py",
         "displaces",
         "if first > running:\n    return False, state",
         "if first[0] == running[0]:\n    return True, state",
@@ -309,7 +309,7 @@ BUGS: Final = (
     Bug(
         "one token past the block end",
         "s#22819: the table grows when position k*size has been planned, not before",
-        "grow.py",
+        "planning/grow.py",
         "grow",
         "now = [i for i, end in ends.items() if run.sched[i] >= end]",
         "now = [i for i, end in ends.items() if run.sched[i] > end]",
@@ -317,7 +317,7 @@ BUGS: Final = (
     Bug(
         "no block for the last position",
         "s#22819: a limit one past a block end never gets its block",
-        "grow.py",
+        "planning/grow.py",
         "grow",
         "end < run.last[i]",
         "end + 1 < run.last[i]",
@@ -326,7 +326,7 @@ BUGS: Final = (
         "parent evicted before its child",
         "s#22819, s#20010: an inner node of the tree is thrown out, its children stay "
         "findable",
-        "prefix.py",
+        "blocks/prefix.py",
         "PrefixChange.release",
         ("if not children:\n    self._listed(leaf, last_use)"),
         "self._listed(leaf, last_use)",
@@ -334,7 +334,7 @@ BUGS: Final = (
     Bug(
         "hit stays evictable",
         "v#37164: a cached block that somebody took up again is still listed as idle",
-        "prefix.py",
+        "blocks/prefix.py",
         "PrefixChange.hold",
         ("if not children:\n    self._unlisted(last_use)"),
         "",
@@ -342,7 +342,7 @@ BUGS: Final = (
     Bug(
         "growth lost",
         "diffs instead of state: a second growth in one step replaces the first",
-        "grow.py",
+        "planning/grow.py",
         "make_room",
         "grown = {**grown, **_joined(grown, more_grown)}",
         "grown = more_grown",
@@ -350,7 +350,7 @@ BUGS: Final = (
     Bug(
         "growth told in part",
         "diffs instead of state: of what a table gets twice in a step, the last is told",
-        "grow.py",
+        "planning/grow.py",
         "make_room",
         "_joined(grown, more_grown)",
         "more_grown",
@@ -358,7 +358,7 @@ BUGS: Final = (
     Bug(
         "resumed row is not sent again",
         "diffs instead of state: after a preemption the device keeps its old table",
-        "build_plan.py",
+        "planning/build_plan.py",
         "laid_out",
         "c.start == run.starts[c.i]",
         "c.start == run.starts[c.i] and not run.seqs[c.i].preempted",
@@ -366,7 +366,7 @@ BUGS: Final = (
     Bug(
         "successors of a failed step go on",
         "v#50265: only the failed step is taken back, not those planned on top of it",
-        "discard.py",
+        "committing/discard.py",
         "discard",
         "touched = {gen for plan in state.inflight for gen in plan.gens}",
         "touched = blamed",
@@ -374,7 +374,7 @@ BUGS: Final = (
     Bug(
         "failed step keeps its positions",
         "v#50265: what was planned stays counted although it never ran",
-        "preempt.py",
+        "lifecycle/preempt.py",
         "restart",
         (
             "run = edited(\n"
@@ -405,7 +405,7 @@ BUGS: Final = (
     Bug(
         "short yield counted in full",
         "v#48245: positions reserved ahead are not given back when fewer tokens come",
-        "commit.py",
+        "committing/commit.py",
         "_advanced",
         "sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))",
         "del short",
@@ -421,7 +421,7 @@ BUGS: Final = (
     Bug(
         "cancel leaves siblings waiting",
         "v#51629: of n samples only the first is taken out of the line",
-        "stop.py",
+        "lifecycle/stop.py",
         "_asked",
         "state.waiting.find(live.place_of(sample))",
         "state.waiting.find(live.place_of(sample)) if sample == samples[0] else None",
@@ -429,7 +429,7 @@ BUGS: Final = (
     Bug(
         "cancel leaves siblings running",
         "v#51629: of n samples only the first that runs is ended",
-        "stop.py",
+        "lifecycle/stop.py",
         "_asked",
         "sorted(running)",
         "sorted(running)[:1]",
@@ -438,7 +438,7 @@ BUGS: Final = (
         "never fits, waits for ever",
         "v#39734, v#35541: a request longer than the whole cache is queued and blocks "
         "the line",
-        "arrive.py",
+        "lifecycle/arrive.py",
         "objection",
         "needs > config.num_blocks",
         "needs > 4 * config.num_blocks",
@@ -446,7 +446,7 @@ BUGS: Final = (
     Bug(
         "reserve kept from the only request",
         "v#39734, v#45388: the watermark holds even when nobody else could free a block",
-        "admit.py",
+        "planning/admit.py",
         "uncached",
         "0 if alone else max(config.watermark, one_more)",
         "max(config.watermark, one_more)",
@@ -454,7 +454,7 @@ BUGS: Final = (
     Bug(
         "context limit off by one",
         "limits: one token more than the model's maximum length",
-        "seat.py",
+        "lifecycle/seat.py",
         "seated",
         "last = request.most_known(config.max_model_len) - 1",
         "last = request.most_known(config.max_model_len + 1) - 1",
@@ -463,7 +463,7 @@ BUGS: Final = (
         "two terminal words",
         "s#36475, s#36552: given up after failures, the sequence decodes on and ends "
         "again",
-        "discard.py",
+        "committing/discard.py",
         "_give_up",
         "state, finished = end(config, state, leavers)",
         "_, finished = end(config, state, leavers)",
@@ -471,7 +471,7 @@ BUGS: Final = (
     Bug(
         "side table outlives the request",
         "v#51629: what was noted about a sample is never cleared",
-        "ending.py",
+        "lifecycle/ending.py",
         "_counted_out",
         "evolve(state, requests=requests.finish(), faults=faults)",
         "evolve(state, requests=requests.finish())",
@@ -480,7 +480,7 @@ BUGS: Final = (
         "poison is retried for ever",
         "one bad request fatal to all: its failures are not counted, so it is retried "
         "for ever",
-        "discard.py",
+        "committing/discard.py",
         "discard",
         "faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1",
         "faults[run.ids[i]] = 1",
@@ -488,7 +488,7 @@ BUGS: Final = (
     Bug(
         "neighbours blamed",
         "one bad request fatal to all: whoever shares its steps ends with it",
-        "pausing.py",
+        "lifecycle/pausing.py",
         "accused",
         "count >= few",
         "count > 9",
@@ -496,7 +496,7 @@ BUGS: Final = (
     Bug(
         "pause outlives the sample",
         "v#51629: what was noted about a sample is never cleared",
-        "ending.py",
+        "lifecycle/ending.py",
         "_counted_out",
         "evolve(state, paused=state.paused - gone)",
         "state",
@@ -504,7 +504,7 @@ BUGS: Final = (
     Bug(
         "paused rows are planned",
         "a mask that takes long keeps the whole batch waiting",
-        "pausing.py",
+        "lifecycle/pausing.py",
         "resting",
         "run.sched[i] + 1 >= run.base[i] or run.ids[i] in alone",
         "run.ids[i] in alone",
@@ -520,7 +520,7 @@ BUGS: Final = (
     Bug(
         "a paused newcomer yields",
         "a mask is wanted of who was let in, though the host is not ready for it",
-        "admission.py",
+        "planning/admission.py",
         "_joins",
         "seat.base[0] - seat.sched[0] - (name in work.state.paused)",
         "seat.base[0] - seat.sched[0]",
@@ -528,7 +528,7 @@ BUGS: Final = (
     Bug(
         "who waits cannot be paused",
         "what comes before its request runs is late news",
-        "pausing.py",
+        "lifecycle/pausing.py",
         "told_of_pauses",
         "seq is None and live is not None",
         "False",
@@ -536,7 +536,7 @@ BUGS: Final = (
     Bug(
         "paused for good",
         "a mask comes, and its row is not planned again",
-        "pausing.py",
+        "lifecycle/pausing.py",
         "told_of_pauses",
         "paused.discard(name)",
         "paused.discard(live)",
@@ -544,7 +544,7 @@ BUGS: Final = (
     Bug(
         "results of a skipped step",
         "v#48245, s#36475: the answer to a later step is taken for that to the first",
-        "commit.py",
+        "committing/commit.py",
         "over",
         "event.step != plan.step",
         "event.step < plan.step",
@@ -552,7 +552,7 @@ BUGS: Final = (
     Bug(
         "newcomer behind all others",
         "v#41951: who comes back from a preemption runs at the end of the batch's order",
-        "sequence.py",
+        "records/sequence.py",
         "_place_among",
         'return bisect(run.seqs, one.seqs[0].place, key=attrgetter("place"))',
         "return len(run)",
@@ -561,7 +561,7 @@ BUGS: Final = (
         "window ends a block late",
         "any engine: blocks that the next query still reads are taken for out of the "
         "window",
-        "publish.py",
+        "lifecycle/publish.py",
         "_slid",
         "low = outside(position, config.window, config.block_size)",
         "low = outside(position + config.block_size, config.window, config.block_size)",
@@ -569,7 +569,7 @@ BUGS: Final = (
     Bug(
         "hit without its window",
         "any engine: a prefix counts as cached though a block of its last window is gone",
-        "window.py",
+        "blocks/window.py",
         "lookup_window",
         "-(-(window - 1) // block_size)",
         "max(0, -(-(window - 1) // block_size) - 1)",
@@ -577,7 +577,7 @@ BUGS: Final = (
     Bug(
         "given back twice",
         "any engine: what left the window is let go again at each block",
-        "publish.py",
+        "lifecycle/publish.py",
         "_slid",
         "chain.keys[chain.low : min(low, sealed)]",
         "chain.keys[: min(low, sealed)]",
@@ -585,7 +585,7 @@ BUGS: Final = (
     Bug(
         "private block behind the window leaks",
         "any engine: what was never published is forgotten when it leaves the window",
-        "publish.py",
+        "lifecycle/publish.py",
         "_slid",
         "change.pool.give(table[max(chain.low, sealed) : low])",
         "()",
@@ -593,7 +593,7 @@ BUGS: Final = (
     Bug(
         "mean of what the cache left to be computed",
         "a kind: a cached prefix has no hidden states, and is missing from a mean",
-        "admit.py",
+        "planning/admit.py",
         "_readable",
         "full if seq.reads_cache else 0",
         "full",
@@ -601,7 +601,7 @@ BUGS: Final = (
     Bug(
         "what is computed anew is published while it may be",
         "a kind: a row that begins again rewrites blocks that others read",
-        "commit.py",
+        "committing/commit.py",
         "_fillings",
         "i not in ends and not run.seqs[i].request.begins_anew",
         "i not in ends",
@@ -609,7 +609,7 @@ BUGS: Final = (
     Bug(
         "pooled prompt ends with its first chunk",
         "a kind: the embedding of a long prompt is that of its beginning",
-        "commit.py",
+        "committing/commit.py",
         "_silent_ends",
         "run.seqs[i].request.ends_with_prompt and upto[run.gens[i]] == run.base[i]",
         "run.seqs[i].request.ends_with_prompt",
@@ -617,7 +617,7 @@ BUGS: Final = (
     Bug(
         "vector of a neighbour",
         "a kind: results are read by their places in the batch of now",
-        "commit.py",
+        "committing/commit.py",
         "_kept_pooled",
         "dict(zip(plan.gens, pooled, strict=True))",
         "dict(zip(run.gens, pooled))",
@@ -625,7 +625,7 @@ BUGS: Final = (
     Bug(
         "rejected drafts are taken back one short",
         "a kind: positions that drafts had reserved are given back, but for one",
-        "commit.py",
+        "committing/commit.py",
         "_advanced",
         "short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))",
         (
@@ -736,7 +736,7 @@ BUGS: Final = (
     Bug(
         "rejected drafts are published",
         "a kind: blocks count as full up to what was planned",
-        "commit.py",
+        "committing/commit.py",
         "_fillings",
         "{i: (run.known[i] - 1) // size for i in some}",
         "{i: (run.known[i] - 1 + sum(map(len, (d.tokens for d in plan.drafts)))) // size"
@@ -745,7 +745,7 @@ BUGS: Final = (
     Bug(
         "records of who has ended",
         "v#51629: what was noted about a sample is never cleared",
-        "ending.py",
+        "lifecycle/ending.py",
         "_counted_out",
         "state = evolve(state, drafting=reduce(Drafting.without, gone, state.drafting))",
         "",
@@ -753,7 +753,7 @@ BUGS: Final = (
     Bug(
         "proposals of who has ended",
         "v#51629: what was noted about a sample is never cleared",
-        "speculate/drafting.py",
+        "records/drafting.py",
         "Drafting.without",
         "proposals = proposals.delete(name)",
         "pass",
@@ -777,7 +777,7 @@ BUGS: Final = (
     Bug(
         "rows with drafts are not sampled apart",
         "a kind: a grammar is not heeded where its text is drafted",
-        "build_plan.py",
+        "planning/build_plan.py",
         "_apart",
         "[i for i in bound if most[i]]",
         "[i for i in bound if most[i] == 1]",
@@ -817,7 +817,7 @@ BUGS: Final = (
     Bug(
         "blocks are kept from drafts",
         "a kind: drafts are cut at each block's end, though blocks are free",
-        "grow.py",
+        "planning/grow.py",
         "make_room",
         "wants and sum(wants.values()) + len(run) <= state.blocks.available",
         "wants and sum(wants.values()) + len(run) < state.blocks.available",
@@ -855,56 +855,56 @@ ESCAPED: Final = (
     Bug(
         "least recently used goes with its child",
         _OUTSIDE,
-        "prefix.py",
+        "blocks/prefix.py",
         "PrefixChange.evict",
         "last_use > oldest or len(gone) == count",
         "len(gone) == count",
-        "test_prefix.py",
+        "blocks/test_prefix.py",
     ),
     Bug(
         "most recently used goes with its child",
         _OUTSIDE,
-        "prefix.py",
+        "blocks/prefix.py",
         "PrefixChange.evict",
         "last_use > oldest or len(gone) == count",
         "last_use < oldest or len(gone) == count",
-        "test_prefix.py",
+        "blocks/test_prefix.py",
     ),
     Bug(
         "a search hopes for length where that is worse",
         _OUTSIDE,
-        "beam.py",
+        "sampling/beam.py",
         "_is_over",
         "how.early_stopping == NEVER and how.length_penalty > 0",
         "how.early_stopping == NEVER",
-        "test_beam.py",
+        "sampling/test_beam.py",
     ),
     Bug(
         "a paused suspect is filled",
         _OUTSIDE,
-        "pausing.py",
+        "lifecycle/pausing.py",
         "resting",
         "run.sched[i] + 1 >= run.base[i] or run.ids[i] in alone",
         "run.sched[i] + 1 >= run.base[i]",
-        "test_pausing.py",
+        "lifecycle/test_pausing.py",
     ),
     Bug(
         "rows in need keep their positions when another gives way",
         _OUTSIDE,
-        "grow.py",
+        "planning/grow.py",
         "_short",
         "[i - (i > victim) for i in needy if i != victim]",
         "[i for i in needy if i != victim]",
-        "test_grow.py",
+        "planning/test_grow.py",
     ),
     Bug(
         "a window slides by full blocks",
         _OUTSIDE,
-        "publish.py",
+        "lifecycle/publish.py",
         "sealed",
         "committed(config, state, i)",
         "count * config.block_size",
-        "test_publish.py",
+        "lifecycle/test_publish.py",
     ),
     Bug(
         "newcomers are not in rank order",
@@ -918,28 +918,28 @@ ESCAPED: Final = (
     Bug(
         "a good step clears the faults of those in the next",
         _OUTSIDE,
-        "commit.py",
+        "committing/commit.py",
         "_good",
         "positions(advanced, set(plan.gens))",
         (
             "positions(advanced, "
             "{gen for one in (plan, *state.inflight) for gen in one.gens})"
         ),
-        "test_discard.py",
+        "committing/test_discard.py",
     ),
     Bug(
         "a first sample computes its prompt again behind its output",
         _OUTSIDE,
-        "sequence.py",
+        "records/sequence.py",
         "Sequence.reads_cache",
         "self.sample > 0 or len(self.history) > len(self.request.prompt)",
         "self.sample > 0",
-        "test_sequence.py",
+        "records/test_sequence.py",
     ),
     Bug(
         "empty runs of free blocks",
         "a kind: what is evicted for a newcomer leaves a trace in each state",
-        "pool.py",
+        "blocks/pool.py",
         "PoolChange.give",
         "self.spare and len(self.spare) + len(blocks) > self.run",
         "len(self.spare) + len(blocks) > self.run",
@@ -949,74 +949,74 @@ ESCAPED: Final = (
     Bug(
         "fork of a block that is gone",
         "any engine: a tail is copied from a block that its owner has given back",
-        "admit.py",
+        "planning/admit.py",
         "_tail_of",
         "run.chains[sibling].low > full",
         "run.chains[sibling].low > 2 * full + 1",
-        "test_admit.py",
+        "planning/test_admit.py",
     ),
     Bug(
         "salt left out of the root",
         "CVE-2025-46570: the salt is accepted and never looked at",
-        "keys.py",
+        "blocks/keys.py",
         "root_key",
         'parts = (b"minfer.kv.1", fingerprint, salt)',
         'parts = (b"minfer.kv.1", fingerprint, salt[:0])',
-        "test_keys.py",
+        "blocks/test_keys.py",
     ),
     Bug(
         "neighbour's table taken unseen",
         _LET,
-        "admit.py",
+        "planning/admit.py",
         "_prefix",
         "len(table) > hit and table[hit - 1] == last",
         "len(table) > hit",
-        "test_admit.py",
+        "planning/test_admit.py",
     ),
     Bug(
         "displacement compares the first that runs",
         _LET,
-        "consult.py",
+        "policies/consult.py",
         "displaces",
         "state.running.seqs[-1].place",
         "state.running.seqs[0].place",
-        "test_consult.py",
+        "policies/test_consult.py",
     ),
     Bug(
         "results aligned within their window alone",
         _LET,
-        "commit.py",
+        "committing/commit.py",
         "aligned",
         "before[i] in right or before[i] in now[j:]",
         "before[i] in right",
-        "test_commit.py",
+        "committing/test_commit.py",
     ),
     Bug(
         "faults are never cleared",
         _LET,
-        "commit.py",
+        "committing/commit.py",
         "_good",
         "f[0] not in ran",
         "f[0] is not ran",
-        "test_discard.py",
+        "committing/test_discard.py",
     ),
     Bug(
         "a good step clears everybody's faults",
         _LET,
-        "commit.py",
+        "committing/commit.py",
         "_good",
         "tuple(f for f in state.faults if f[0] not in ran)",
         "()",
-        "test_discard.py",
+        "committing/test_discard.py",
     ),
     Bug(
         "empty results are accepted",
         _LET,
-        "commit.py",
+        "committing/commit.py",
         "_flaw",
         "all(map(ge, sizes, least))",
         "True",
-        "test_commit.py",
+        "committing/test_commit.py",
     ),
     Bug(
         "stop ids of newcomers alone",
@@ -1030,7 +1030,7 @@ ESCAPED: Final = (
     Bug(
         "held, and never looked at again",
         _LET,
-        "admission.py",
+        "planning/admission.py",
         "_wait_is_wanted",
         "state = work.state",
         "state = work.state\n"
@@ -1042,48 +1042,48 @@ ESCAPED: Final = (
     Bug(
         "a bucket's head is not found",
         _LET,
-        "waiting.py",
+        "records/waiting.py",
         "Line._spot",
         "bisect_right(self.buckets, place, key=lambda bucket: bucket[0].place)",
         "bisect_left(self.buckets, place, key=lambda bucket: bucket[0].place)",
-        "test_waiting.py",
+        "records/test_waiting.py",
     ),
     Bug(
         "token ids cut to 16 bits",
         _LET,
-        "keys.py",
+        "blocks/keys.py",
         "block_key",
         "array('I', tokens)",
         "array('I', [token & 0xFFFF for token in tokens])",
-        "test_keys.py",
+        "blocks/test_keys.py",
     ),
     Bug(
         "the latest used goes first",
         _LET,
-        "prefix.py",
+        "blocks/prefix.py",
         "PrefixChange.evict",
         "oldest = least(self.words)",
         "oldest = max(self.idle)",
-        "test_blocks.py",
+        "blocks/test_ownership.py",
     ),
     Bug(
         "finish for another sample",
         _LET,
-        "stop.py",
+        "lifecycle/stop.py",
         "_asked",
         "(stop.sample,)",
         "(0,)",
-        "test_stop.py",
+        "lifecycle/test_stop.py",
     ),
     # Many things have to meet in one world.
     Bug(
         "a paused copy is lost",
         "a copy goes with the plan that opens a row, and no plan opens it",
-        "admit.py",
+        "planning/admit.py",
         "_seat",
         "seq.id not in state.paused and not sits(config, state, seq.id)",
         "True",
-        "test_pausing.py",
+        "lifecycle/test_pausing.py",
     ),
     Bug(
         "all wait for who is paused and has to run alone",
@@ -1092,25 +1092,25 @@ ESCAPED: Final = (
         "suspect",
         "sample in run.ids and sample not in state.paused",
         "sample in run.ids",
-        "test_pausing.py",
+        "lifecycle/test_pausing.py",
     ),
     Bug(
         "who has to run alone comes back beside others",
         "one bad request fatal to all: its next failure is a neighbour's, too",
-        "admission.py",
+        "planning/admission.py",
         "_joins",
         "0 if sits(work.config, work.state, name) else min(most, inputs)",
         "min(most, inputs)",
-        "test_pausing.py",
+        "lifecycle/test_pausing.py",
     ),
     Bug(
         "mean of what was computed since a failure",
         "a kind: what was summed before a step failed is lost with its row",
-        "preempt.py",
+        "lifecycle/preempt.py",
         "restart",
         "{i: 0 for i in spots if run.seqs[i].request.begins_anew}",
         "{}",
-        "test_pooled.py",
+        "committing/test_pooled.py",
     ),
 )
 
@@ -1145,8 +1145,8 @@ def hunt(worlds: int) -> Caught | None:
 
 def smoke() -> None:
     """A single request with room for everything comes out right, planted bug or not."""
-    from minfer.config import EngineConfig
-    from minfer.request import Request
+    from minfer.records.config import EngineConfig
+    from minfer.records.request import Request
     from tests.core.world import VOCAB, World
 
     config = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, vocab_size=VOCAB)

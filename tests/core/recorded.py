@@ -9,15 +9,24 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Cancel, Emit, Event, Execute, Executed, Finish, Submit, Tick
-from minfer.policy import FirstCome, Load, Rank
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
+    Cancel,
+    Emit,
+    Event,
+    Execute,
+    Executed,
+    Finish,
+    Submit,
+    Tick,
+)
+from minfer.records.policy import FirstCome, Load, Rank
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Turn, initial
 from minfer.runs.codec import RECORDS
 from minfer.runs.journal_writing import as_written
 from minfer.runs.oracle import Oracle
-from minfer.state import EngineState, Turn, initial
 from tests.core import world as worlds
 from tests.core.tuned import sizes_now
 from tests.core.world import VOCAB, Sparing, run_world, tiny_config

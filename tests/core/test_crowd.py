@@ -2,8 +2,8 @@
 
 import pytest
 
-from minfer.policy_fair import FairQueue
-from minfer.policy_seats import FairSeats
+from minfer.policies.fair_queue import FairQueue
+from minfer.policies.fair_seats import FairSeats
 from tests.core.crowd import ATTACKS, Felt, felt
 
 ENOUGH = 2.5  # seconds

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import (
+from minfer.policies.builtin import Priority
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Admitted,
     Cancel,
     Emit,
@@ -24,13 +25,12 @@ from minfer.messages import (
     Tick,
     WakeAt,
 )
-from minfer.plan import Plan, SampleApart
-from minfer.policies import Priority
-from minfer.policy import FirstCome, Load
-from minfer.request import Request, SamplingParams
+from minfer.records.plan import Plan, SampleApart
+from minfer.records.policy import FirstCome, Load
+from minfer.records.request import Request, SamplingParams
+from minfer.records.speculation import DEVICE, Speculation
+from minfer.records.state import EngineState, Transition, initial
 from minfer.runs.oracle import Oracle
-from minfer.speculate.settings import DEVICE, Speculation
-from minfer.state import EngineState, Transition, initial
 from minfer.testing.invariants import check
 from tests.core.world import reference
 

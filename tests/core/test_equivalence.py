@@ -9,14 +9,14 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 
-from minfer.config import EngineConfig
+from minfer.blocks.keys import root_key
 from minfer.engine import step
-from minfer.keys import root_key
-from minfer.messages import Emit, Execute, Executed, Submit, Tick
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Execute, Executed, Submit, Tick
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import Transition, initial
 from minfer.runs.oracle import Oracle
-from minfer.sequence import SampleId
-from minfer.state import Transition, initial
 from tests.circles import claimed, examples
 from tests.core.tuned import tiny, tuned
 from tests.core.world import VOCAB, World, big_config, tiny_config

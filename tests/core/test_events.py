@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.arrive import objection
-from minfer.config import EngineConfig
+from minfer.blocks.keys import block_keys
 from minfer.engine import step
-from minfer.keys import block_keys
-from minfer.messages import (
+from minfer.lifecycle.arrive import objection
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Admitted,
     Cancel,
     Emit,
@@ -25,9 +25,9 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.policy import FirstCome, Rank
-from minfer.request import Request
-from minfer.state import EngineState, initial
+from minfer.records.policy import FirstCome, Rank
+from minfer.records.request import Request
+from minfer.records.state import EngineState, initial
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 
 STATE = initial(CONFIG)

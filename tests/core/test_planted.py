@@ -46,7 +46,11 @@ def test_the_place_of_each_bug_is_there(bug: Bug) -> None:
 def test_a_place_that_is_gone_is_reported() -> None:
     with pytest.raises(LookupError, match="0 times in block_key"):
         evolve(
-            BUGS[0], file="keys.py", function="block_key", old="no.such.text", new="1"
+            BUGS[0],
+            file="blocks/keys.py",
+            function="block_key",
+            old="no.such.text",
+            new="1",
         ).check()
     with pytest.raises(LookupError, match="no function nothing"):
         evolve(BUGS[0], function="nothing").check()

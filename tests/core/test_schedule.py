@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from minfer import thresholds
-from minfer.messages import Admitted, Held, Submit
-from minfer.policies import Priority
-from minfer.policy import FirstCome, Load
-from minfer.request import Request
+from minfer.policies.builtin import Priority
+from minfer.records.messages import Admitted, Held, Submit
+from minfer.records.policy import FirstCome, Load
+from minfer.records.request import Request
+from minfer.records.state import Hold
 from minfer.schedule import waits_for
-from minfer.state import Hold
+from minfer.values import thresholds
 from tests.core.test_engine import CONFIG, Bench, ask
 
 

@@ -4,10 +4,10 @@ turn by turn.
 
 from attrs import evolve, frozen
 
-from minfer.config import EngineConfig
-from minfer.messages import Admitted, Preempted, Submit
-from minfer.policies import Priority
-from minfer.request import Request
+from minfer.policies.builtin import Priority
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Preempted, Submit
+from minfer.records.request import Request
 from tests.core.test_engine import VOCAB, Bench
 
 CONFIG = EngineConfig(

@@ -11,10 +11,11 @@ import pytest
 from attrs import evolve, fields, frozen
 from hypothesis import given
 
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import (
+from minfer.policies.builtin import POLICIES, Priority
+from minfer.policies.fair_queue import FairQueue
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Cancel,
     Emit,
     Executed,
@@ -27,18 +28,17 @@ from minfer.messages import (
     Tick,
     Voided,
 )
-from minfer.pmap import Map
-from minfer.policies import POLICIES, Priority
-from minfer.policy import FirstCome, Policy
-from minfer.policy_fair import FairQueue
-from minfer.request import ParameterError, Request, SamplingParams
+from minfer.records.policy import FirstCome, Policy
+from minfer.records.request import ParameterError, Request, SamplingParams
+from minfer.records.state import EngineState, Turn
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import MAGIC, Head
 from minfer.runs.journal_writing import head_record, turn_record
 from minfer.runs.redact import redacted
 from minfer.runs.replay import Journal, open_segments
-from minfer.state import EngineState, Turn
 from minfer.testing.invariants import check
+from minfer.values.checks import ConfigError
+from minfer.values.pmap import Map
 from tests.core.test_engine import CONFIG, Bench, ask
 
 HUGE = 10**5000  # too long for Python to write out

@@ -6,7 +6,7 @@ from random import Random
 from typing import Final
 from unittest.mock import patch
 
-from minfer import thresholds
+from minfer.values import thresholds
 
 NAMES: Final = tuple(name for name in vars(thresholds) if name.isupper())
 

@@ -14,10 +14,13 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from minfer.config import EngineConfig
+from minfer.blocks.keys import block_keys, root_key
+from minfer.blocks.window import outside
 from minfer.engine import step
-from minfer.keys import block_keys, root_key
-from minfer.messages import (
+from minfer.policies.builtin import Ageing, Deadline, Priority, Shortest, Static, Window
+from minfer.policies.fair_seats import FairSeats
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Cancel,
     Emit,
     Event,
@@ -32,19 +35,16 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.policies import Ageing, Deadline, Priority, Shortest, Static, Window
-from minfer.policy import FirstCome, Load, Policy
-from minfer.policy_seats import FairSeats
-from minfer.prompt_logprobs import parts_of
-from minfer.request import Request, SamplingParams
+from minfer.records.policy import FirstCome, Load, Policy
+from minfer.records.prompt_logprobs import parts_of
+from minfer.records.request import Request, SamplingParams
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import DRAFTERS, HOST, Speculation
+from minfer.records.state import EngineState, Transition, initial
 from minfer.runs.oracle import START, vector_of
-from minfer.sequence import SampleId
 from minfer.speculate.length import Costs
-from minfer.speculate.settings import DRAFTERS, HOST, Speculation
-from minfer.state import EngineState, Transition, initial
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
-from minfer.window import outside
 from tests.core.executing import Busy, Habits, Mover
 from tests.core.paths import taken
 from tests.core.tuned import tiny, tuned

@@ -5,8 +5,8 @@ from concurrent.futures import Future
 
 from minfer.effects.live.masks import Masked, NoMasks
 from minfer.effects.text.grammars.lines import Lines, fill
-from minfer.plan import Mask, Plan
-from minfer.state import EngineState
+from minfer.records.plan import Mask, Plan
+from minfer.records.state import EngineState
 
 
 class Waited(Future[Masked]):

@@ -28,7 +28,7 @@ from minfer import LLM, SamplingParams
 from minfer.effects.cli.compare.logits import packed_logits
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.messages import Preempted, Voided
+from minfer.records.messages import Preempted, Voided
 from tests.effects.watched import Watched
 
 HEADER = (

@@ -18,14 +18,12 @@ from typing import Any
 from attrs import define
 
 from bench.results import percentiles, run, show
-from minfer.config import EngineConfig
 from minfer.effects.live.driver import quiet_collector
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.traces import read_trace
-from minfer.messages import Admitted, Emit, Submit
-from minfer.policies import (
+from minfer.policies.builtin import (
     PREFILL,
     Ageing,
     Deadline,
@@ -34,12 +32,14 @@ from minfer.policies import (
     Static,
     Window,
 )
-from minfer.policy import FirstCome, Policy
-from minfer.policy_fair import FairQueue
-from minfer.policy_seats import FairSeats
-from minfer.request import Request
+from minfer.policies.fair_queue import FairQueue
+from minfer.policies.fair_seats import FairSeats
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Emit, Submit
+from minfer.records.policy import FirstCome, Policy
+from minfer.records.request import Request
+from minfer.records.state import Turn
 from minfer.runs.simulate import Arrival, Simulated, Simulation
-from minfer.state import Turn
 
 TTFT, TPOT = 1.0, 0.05  # seconds: what counts as good
 POLICIES: tuple[tuple[Policy, str], ...] = (  # with what each promises

@@ -28,7 +28,6 @@ import torch
 
 from bench.replay import replayed
 from bench.results import run, show
-from minfer.config import EngineConfig
 from minfer.effects.execution.executor import Executor
 from minfer.effects.live.driver import Driver, quiet_collector
 from minfer.effects.live.journal_files import read_journal
@@ -37,9 +36,10 @@ from minfer.effects.live.opening import open_executor
 from minfer.effects.runs.traces import read_trace
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
-from minfer.messages import Cancel, Preempted, Submit
-from minfer.policies import Priority
-from minfer.request import Request
+from minfer.policies.builtin import Priority
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Preempted, Submit
+from minfer.records.request import Request
 from minfer.runs.oracle import Oracle
 
 

@@ -20,9 +20,9 @@ from minfer.effects.serving.connections import bounded
 from minfer.effects.serving.server import bound
 from minfer.effects.serving.transports.websocket import SOCKETS
 from minfer.effects.text.grammars.lines import Lines
-from minfer.messages import Cancel, Event, Executed, Failed
-from minfer.plan import Plan, SampleApart
-from minfer.state import EngineState, Transition, Turn
+from minfer.records.messages import Cancel, Event, Executed, Failed
+from minfer.records.plan import Plan, SampleApart
+from minfer.records.state import EngineState, Transition, Turn
 
 
 class Slow:

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from minfer.config import EngineConfig
 from minfer.effects.live.totals import Tally
 from minfer.effects.runs.page.columns import Run
 from minfer.effects.runs.report import Report
-from minfer.messages import (
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Admitted,
     Cancel,
     Emit,
@@ -26,9 +26,9 @@ from minfer.messages import (
     Submit,
     Voided,
 )
+from minfer.records.sequence import SampleId
+from minfer.records.state import Turn
 from minfer.runs.explain import explain
-from minfer.sequence import SampleId
-from minfer.state import Turn
 from tests.core.recorded import mixed_ends, recorded, storm
 
 Weather = Counter[str]  # what there was, and how often

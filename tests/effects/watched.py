@@ -1,7 +1,7 @@
 """What an engine in this process did, turn by turn."""
 
 from minfer.effects.live.served import ServedModel
-from minfer.state import EngineState, Transition, Turn
+from minfer.records.state import EngineState, Transition, Turn
 
 
 class Watched(list[Transition]):

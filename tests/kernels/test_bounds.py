@@ -10,7 +10,7 @@ import torch
 from minfer.kernels import bounds, sample_kernels, sample_launches, sample_reference
 from minfer.kernels import sample as kernels
 from minfer.kernels.sample_launches import Sizes
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 from tests.circles import long
 
 from .conftest import CUDA

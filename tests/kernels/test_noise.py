@@ -5,8 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minfer import sample as meaning
 from minfer.kernels import noise
+from minfer.sampling import reference_sampler as meaning
 
 from .conftest import CUDA
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from minfer.effects.models import shapes
 from minfer.kernels import reject
 from minfer.kernels.sample_reference import Ways, reference
-from minfer.params import SamplingParams
-from minfer.sample import RowSampling, lowest, scores
+from minfer.sampling.params import SamplingParams
+from minfer.sampling.reference_sampler import RowSampling, lowest, scores
 from minfer.speculate.rejection import Chances, Streams, chances, drawn, taken
 from tests.circles import claimed
-from tests.core.test_sample import chi_square, critical
+from tests.core.sampling.test_reference_sampler import chi_square, critical
 
 from .conftest import CUDA
 from .test_sample import signed, some_logits

@@ -1,4 +1,4 @@
-"""The device's sampler against `minfer.sample.draw`, token by token."""
+"""The device's sampler, token by token, against the reference sampler's `draw`."""
 
 import math
 import random
@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from minfer import sample as meaning
 from minfer.effects.execution.cpu_sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
 from minfer.kernels import sample_reference
 from minfer.kernels.sample_launches import Sizes
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
+from minfer.sampling import reference_sampler as meaning
 from tests.circles import claimed
 
 from .conftest import CUDA

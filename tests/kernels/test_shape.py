@@ -1,4 +1,6 @@
-"""Shaped logits on the device against `minfer.shape`, bit by bit, as tokens come."""
+"""Shaped logits on the device against `minfer.sampling.logits`, bit by bit, as tokens
+come.
+"""
 
 import random
 
@@ -11,10 +13,10 @@ from minfer.effects.execution.cuda_shaper import CudaShaper
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.kernels import plain
 from minfer.kernels import shape as kernels
-from minfer.params import SamplingParams
-from minfer.plan import Open
-from minfer.sample import RowSampling
-from minfer.shape import f32, is_shaped, shaped
+from minfer.records.plan import Open
+from minfer.sampling.logits import f32, is_shaped, shaped
+from minfer.sampling.params import SamplingParams
+from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.execution.shapes import random_shape
 
 from .conftest import CUDA
@@ -41,7 +43,9 @@ def opened(how: RowSampling, known: list[int], prompt: int) -> Open:
 
 
 class Device:
-    """Rows of a device, what was told them, and what `minfer.shape` is to be told."""
+    """Rows of a device, what was told them, and what `minfer.sampling.logits` is to be
+    told.
+    """
 
     def __init__(self, vocab: int, device: str, rows: int = ROWS) -> None:
         self.device = torch.device(device)

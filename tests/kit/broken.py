@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from minfer.policy import FirstCome, Load, Policy, Rank
-from minfer.request import Request
+from minfer.records.policy import FirstCome, Load, Policy, Rank
+from minfer.records.request import Request
 
 
 @frozen

@@ -9,8 +9,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from minfer.policy import FirstCome, Load, Rank
-from minfer.request import Request
+from minfer.records.policy import FirstCome, Load, Rank
+from minfer.records.request import Request
 
 
 @frozen

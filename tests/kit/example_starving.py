@@ -7,8 +7,8 @@ people.
 
 from attrs import field, frozen
 
-from minfer.policy import FirstCome, Load, Rank
-from minfer.request import Request
+from minfer.records.policy import FirstCome, Load, Rank
+from minfer.records.request import Request
 
 
 @frozen

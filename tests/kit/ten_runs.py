@@ -12,12 +12,12 @@ from collections import Counter
 from typing import Any, Final
 
 from bench.results import write
-from minfer.pmap import Map
-from minfer.policies import Ageing, Deadline, Priority, Shortest, Static, Window
-from minfer.policy import FirstCome
-from minfer.policy_fair import FairQueue
-from minfer.policy_seats import FairSeats
+from minfer.policies.builtin import Ageing, Deadline, Priority, Shortest, Static, Window
+from minfer.policies.fair_queue import FairQueue
+from minfer.policies.fair_seats import FairSeats
+from minfer.records.policy import FirstCome
 from minfer.testing import PolicyError, check_policy
+from minfer.values.pmap import Map
 from tests.kit.broken import BROKEN
 from tests.kit.example_sound import TwoClasses
 from tests.kit.example_starving import AdaptiveLastIn

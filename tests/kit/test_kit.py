@@ -10,18 +10,18 @@ from attrs import evolve, frozen
 from hypothesis import Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.runs.page.make import page
 from minfer.engine import step
-from minfer.messages import Cancel, Preempted, Submit, Tick
-from minfer.policies import Priority, Shortest, Window
-from minfer.policy import FirstCome, Load, Policy, Rank
-from minfer.request import Request
+from minfer.policies.builtin import Priority, Shortest, Window
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Preempted, Submit, Tick
+from minfer.records.policy import FirstCome, Load, Policy, Rank
+from minfer.records.request import Request
+from minfer.records.speculation import DEVICE, HOST
+from minfer.records.state import EngineState
 from minfer.runs.drafts import judged, tally_of
-from minfer.speculate.settings import DEVICE, HOST
 from minfer.speculate.tally import NO_DRAFTS
-from minfer.state import EngineState
 from minfer.testing import (
     PolicyError,
     PolicyMachine,

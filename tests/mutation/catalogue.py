@@ -15,6 +15,17 @@ from attrs import frozen
 from tests.mutation.operators import Spot, changed, spots
 
 CORE: Final = Path(__file__).resolve().parents[2] / "minfer"
+FOLDERS: Final = (  # of the files that decide, beside those at the top
+    "values",
+    "blocks",
+    "sampling",
+    "records",
+    "lifecycle",
+    "planning",
+    "committing",
+    "policies",
+    "speculate",
+)
 EACH: Final = 1  # mutants of one kind in one function
 KINDS: Final = {
     "comparison": "comparison",
@@ -67,7 +78,7 @@ class Mutant:
 
 def files() -> list[str]:
     """The files of the core that decide something."""
-    found = [*CORE.glob("*.py"), *CORE.glob("speculate/*.py")]
+    found = [path for one in ("", *FOLDERS) for path in (CORE / one).glob("*.py")]
     names = (path.relative_to(CORE).as_posix() for path in found)
     return sorted(name for name in names if name.rpartition("/")[2] not in LEFT_OUT)
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from attrs import asdict, frozen
 
-from tests.mutation.catalogue import CORE, Mutant, source_of
+from tests.mutation.catalogue import CORE, FOLDERS, Mutant, source_of
 from tests.mutation.plugin import ENDLESS, MUTANT, NOTES, RUN_CPU, TEST_CPU, UNFINISHED
 
 ROOT: Final = CORE.parent
@@ -32,15 +32,20 @@ NOT_RUN: Final = {
 # Files of tests in which a mutant of a file is likeliest to fail, beside that of its
 # name.
 ALSO: Final = {
-    "arrive.py": ("test_events.py",),
-    "config.py": ("test_params.py",),
+    "lifecycle/arrive.py": ("test_events.py",),
+    "records/config.py": ("sampling/test_params.py",),
     "engine.py": ("test_events.py",),
-    "policies.py": ("test_policy_answers.py",),
-    "policy.py": ("test_policy_answers.py",),
-    "request.py": ("test_params.py",),
-    "stop.py": ("test_events.py",),
+    "policies/builtin.py": ("policies/test_policy_answers.py",),
+    "records/policy.py": ("policies/test_policy_answers.py",),
+    "records/request.py": ("sampling/test_params.py",),
+    "lifecycle/stop.py": ("test_events.py",),
 }
-LAST: Final = ("test_window.py", "test_machine.py", "test_policies.py", "test_sample.py")
+LAST: Final = (
+    "blocks/test_window.py",
+    "test_machine.py",
+    "policies/test_builtin.py",
+    "sampling/test_reference_sampler.py",
+)
 
 
 @frozen
@@ -103,8 +108,8 @@ def test_files(file: str) -> list[str]:
     all.
     """
     # Those of `runs` are of what follows from the engine, and are left out.
-    rooms = ("", "speculate/", "testing/")
-    found = [path for room in rooms for path in TESTS.glob(f"{room}test_*.py")]
+    folders = ("", *FOLDERS, "testing")
+    found = [path for one in folders for path in (TESTS / one).glob("test_*.py")]
     names = sorted(
         path.relative_to(TESTS).as_posix() for path in found if path.name not in NOT_RUN
     )
@@ -116,8 +121,8 @@ def test_files(file: str) -> list[str]:
             if f"minfer.{stem}"
             in reached(within + n.removesuffix(".py").replace("/", "."))
         ]
-    room, slash, own = file.rpartition("/")
-    namesake = f"{room}{slash}test_{own}"
+    folder, slash, own = file.rpartition("/")
+    namesake = f"{folder}{slash}test_{own}"
     first = [name for name in (*ALSO.get(file, ()), namesake) if name in names]
     middle = [name for name in names if name not in first and name not in LAST]
     last = [name for name in LAST if name in names and name not in first]
@@ -129,8 +134,8 @@ def test_files(file: str) -> list[str]:
 def tests_digest() -> str:
     """A digest of the core and of the tests that mutants run."""
     digest = hashlib.sha256()
-    rooms = ("speculate", "testing")
-    folders = [f"{top}/{room}" for top in ("minfer", "tests/core") for room in rooms]
+    inner = (*FOLDERS, "testing")
+    folders = [f"{top}/{one}" for top in ("minfer", "tests/core") for one in inner]
     for folder in ("minfer", "tests/core", "tests/mutation", *folders):
         for path in sorted((ROOT / folder).glob("*.py")):
             if path.name not in NOT_RUN and path.name != "equivalents.py":

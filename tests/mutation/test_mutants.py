@@ -103,21 +103,21 @@ def test_the_core_has_enough_mutants_each_of_its_own_name_and_each_compiles() ->
     chosen = catalogue.chosen(catalogue.files())
     assert len(chosen) >= 250
     assert len({one.key for one in chosen}) == len(chosen)
-    for one in catalogue.chosen(["admit.py", "waiting.py"]):
+    for one in catalogue.chosen(["planning/admit.py", "records/waiting.py"]):
         assert catalogue.named(one.key).key == one.key
         compile(ast.fix_missing_locations(catalogue.tree(one)), one.file, "exec")
 
 
 def test_at_most_so_many_of_a_kind_in_a_function_and_others_do_not_matter() -> None:
-    chosen = catalogue.chosen(["admit.py", "blocks.py"])
+    chosen = catalogue.chosen(["planning/admit.py", "blocks/ownership.py"])
     kinds = [(one.file, one.spot.function, KINDS[one.spot.rule]) for one in chosen]
     assert len(set(kinds)) == len(kinds)
-    alone = [one.key for one in catalogue.chosen(["blocks.py"])]
-    assert alone == [one.key for one in chosen if one.file == "blocks.py"]
+    alone = [one.key for one in catalogue.chosen(["blocks/ownership.py"])]
+    assert alone == [one.key for one in chosen if one.file == "blocks/ownership.py"]
 
 
 def test_every_file_of_the_core_is_mutated_or_left_out_with_a_reason() -> None:
-    names = {path.name for path in catalogue.CORE.glob("*.py")}
+    names = {path.name for path in catalogue.CORE.rglob("*.py")}
     assert set(catalogue.LEFT_OUT) <= names
     assert all(catalogue.LEFT_OUT.values())
     assert "speculate/accept.py" in catalogue.files()
@@ -249,10 +249,15 @@ def test_results_are_kept_and_hold_as_long_as_what_they_are_of(
 
 
 def test_tests_that_cannot_notice_are_not_run() -> None:
-    assert runner.test_files("sample.py")[0] == "tests/core/test_sample.py"
-    assert "tests/core/test_log.py" not in runner.test_files("sample.py")
-    assert runner.test_files("keys.py")[0] == "tests/core/test_keys.py"
-    assert "tests/mutation/worlds.py" in runner.test_files("keys.py")
+    assert (
+        runner.test_files("sampling/reference_sampler.py")[0]
+        == "tests/core/sampling/test_reference_sampler.py"
+    )
+    assert "tests/core/values/test_log.py" not in runner.test_files(
+        "sampling/reference_sampler.py"
+    )
+    assert runner.test_files("blocks/keys.py")[0] == "tests/core/blocks/test_keys.py"
+    assert "tests/mutation/worlds.py" in runner.test_files("blocks/keys.py")
     assert runner.test_files("speculate/lookup.py") == [
         "tests/core/speculate/test_lookup.py"
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minfer.effects.live.edge import OverloadedError, RequestError
 from minfer.effects.live.worker import EngineDeadError
-from minfer.request import Request, SamplingParams
+from minfer.records.request import Request, SamplingParams
 from tests.core.world import reference
 from tests.plane.faults import POISON
 

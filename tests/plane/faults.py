@@ -10,10 +10,10 @@ from random import Random
 from typing import Any
 
 from minfer.effects.live.journal_writer import Writer
-from minfer.messages import Executed, Failed
-from minfer.plan import Plan
+from minfer.records.messages import Executed, Failed
+from minfer.records.plan import Plan
+from minfer.records.state import Turn
 from minfer.runs.oracle import Oracle
-from minfer.state import Turn
 from minfer.testing.ledger import Ledger
 from tests.plane.loop import Died, VirtualLoop
 

@@ -29,11 +29,11 @@ from minfer.effects.serving import application, request_ids, stamp, tenants
 from minfer.effects.serving import metrics as counters
 from minfer.effects.text import tokenizer as text
 from minfer.effects.text.tools.formats import NONE, Parsers
-from minfer.messages import Emit, Submit
+from minfer.records.messages import Emit, Submit
+from minfer.records.state import Turn
 from minfer.runs import replay
 from minfer.runs.journal import MAGIC, JournalError
 from minfer.runs.journal_writing import as_written
-from minfer.state import Turn
 from tests.core.world import POLICIES
 from tests.plane.clients import KEY, Client, Http, Reader
 from tests.plane.faults import Disk, Faults, Faulty, Pool, Recorder

@@ -22,7 +22,7 @@ from minfer.effects.models.checkpoint import read_optional
 from minfer.effects.models.config_reader import whole
 from minfer.effects.setup.advice import advised_params, not_applied
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.params import ADVISED
+from minfer.sampling.params import ADVISED
 
 GENERATION: Final = "generation_config.json"
 

@@ -11,7 +11,7 @@ from minfer.effects.cli.compare.findings import Check, judged
 from minfer.effects.cli.compare.reference import Logits
 from minfer.effects.live.llm import LLM
 from minfer.effects.models.batch import Row, make_batch
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 
 # Largest difference of a float32 logit, as a share of the logits' spread: sums in another
 # order make 1e-5, in deep models 1e-4; the smallest real mistakes make 1e-2. Tokens whose

@@ -23,8 +23,8 @@ from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import SUSPECT, Quarantine
 from minfer.effects.live.link.shares import Session, Shares
 from minfer.effects.live.totals import NOTHING_COUNTED, Totals, joined_totals
-from minfer.messages import Finished, clip
-from minfer.request import Request
+from minfer.records.messages import Finished, clip
+from minfer.records.request import Request
 
 STAGE: Final = 1800.0  # seconds that one stage of loading may take
 # Seconds without a completed step, after which the engine may hang: a GPU's steps are

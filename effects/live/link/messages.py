@@ -13,10 +13,18 @@ from msgspec import Struct
 
 from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import Totals
-from minfer.messages import Admitted, Ended, Finish, Finished, Held, Missed, Preempted
-from minfer.plan import Logprobs, Pooled
-from minfer.request import Request
-from minfer.sequence import Place, SampleIds
+from minfer.records.messages import (
+    Admitted,
+    Ended,
+    Finish,
+    Finished,
+    Held,
+    Missed,
+    Preempted,
+)
+from minfer.records.plan import Logprobs, Pooled
+from minfer.records.request import Request
+from minfer.records.sequence import Place, SampleIds
 
 # --- from a front to the engine ---------------------------------------------------------
 

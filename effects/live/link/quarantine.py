@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from minfer.request import Request
+from minfer.records.request import Request
 
 SUSPECT: Final = 2  # engines in a row that died
 GUILTY: Final = 2  # engines that died while they served nothing else

@@ -32,8 +32,8 @@ from minfer.effects.live.link.kept import Requests
 from minfer.effects.live.link.questions import Inquirer
 from minfer.effects.live.link.state import known, unknown
 from minfer.effects.live.totals import Totals
-from minfer.messages import Finish, Finished, clip
-from minfer.request import Request
+from minfer.records.messages import Finish, Finished, clip
+from minfer.records.request import Request
 
 POLL: Final = 0.02  # seconds between two checks while waiting for the end
 

@@ -11,9 +11,9 @@ from attrs import define, field
 
 from minfer.effects.live.client import News
 from minfer.effects.live.link import messages as wire
-from minfer.messages import Finished
-from minfer.plan import Logprobs
-from minfer.sequence import Place, SampleIds
+from minfer.records.messages import Finished
+from minfer.records.plan import Logprobs
+from minfer.records.sequence import Place, SampleIds
 
 
 @define(eq=False)

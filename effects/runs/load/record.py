@@ -5,7 +5,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.checks import ConfigError
+from minfer.values.checks import ConfigError
 
 INTERRUPTED: Final = "interrupted"  # by this client: no failure of the server
 _LONGEST: Final = 300  # characters of a message

@@ -12,14 +12,14 @@ from array import array
 from math import inf, isfinite
 from typing import Any, Final
 
-import minfer.messages as say
+import minfer.records.messages as say
 from minfer.effects.runs.page.entered import entered
-from minfer.plan import Plan
-from minfer.request import MAX_SAMPLES, Request
+from minfer.records.plan import Plan
+from minfer.records.request import MAX_SAMPLES, Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Turn
 from minfer.runs.cost import drafts_of
 from minfer.runs.drafts import judged
-from minfer.sequence import SampleId
-from minfer.state import EngineState, Turn
 
 _TOP: Final = 2**30 - 1  # of a cell; larger values are nonsense, and clipped
 _NOBODY: Final = -1  # in place of a sample, or a step, that does not exist

@@ -7,11 +7,11 @@ that are served at each of them.
 
 from collections import Counter
 
-import minfer.messages as say
-from minfer.arrive import being_served
-from minfer.request import Request
-from minfer.sequence import SampleId
-from minfer.state import EngineState, Turn
+import minfer.records.messages as say
+from minfer.lifecycle.arrive import being_served
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Turn
 
 
 def entered(turn: Turn) -> list[Request]:

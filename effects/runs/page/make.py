@@ -15,11 +15,11 @@ from operator import sub
 from pathlib import Path
 from typing import Any, Final
 
-from minfer.checks import ConfigError
-from minfer.config import SIZES, EngineConfig
 from minfer.effects.runs.page.columns import KINDS, TABLES, Run
 from minfer.effects.runs.page.scripts import joined_scripts
-from minfer.state import Turn
+from minfer.records.config import SIZES, EngineConfig
+from minfer.records.state import Turn
+from minfer.values.checks import ConfigError
 
 _HERE: Final = Path(__file__).parent
 _WORD: Final = 8  # bytes; columns of doubles begin at multiples of it

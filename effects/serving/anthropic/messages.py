@@ -20,7 +20,7 @@ from minfer.effects.serving.protocol import (
     Grounds,
     Include,
 )
-from minfer.params import MAX_STOP_LENGTH, MAX_STOPS
+from minfer.sampling.params import MAX_STOP_LENGTH, MAX_STOPS
 
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 

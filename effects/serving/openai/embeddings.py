@@ -34,7 +34,7 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event
 from minfer.effects.text.outputs import CompletionOutput, floats, normalized
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.params import SamplingParams
+from minfer.sampling.params import SamplingParams
 
 MAX_INPUTS: Final = 2048  # OpenAI's
 

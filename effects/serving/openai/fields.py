@@ -7,8 +7,6 @@ from typing import Annotated, Any, Final, Literal, Self
 import attrs
 from pydantic import BeforeValidator, Field, model_validator
 
-from minfer.beam import MAX_BEAMS
-from minfer.checks import LEAST, MAX_PRIORITY, MOST
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
@@ -16,7 +14,8 @@ from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.structured import ConstrainedBody
 from minfer.effects.serving.protocol import GenerationRequest, Include
-from minfer.params import (
+from minfer.sampling.beam import MAX_BEAMS
+from minfer.sampling.params import (
     ADVISED,
     MAX_ADJUSTMENTS,
     MAX_ALLOWED,
@@ -25,6 +24,7 @@ from minfer.params import (
     RowValues,
     SamplingParams,
 )
+from minfer.values.checks import LEAST, MAX_PRIORITY, MOST
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Log-probabilities of prompts in one answer, which is made in memory: 1 GB, as objects.

@@ -15,8 +15,8 @@ from pydantic import Field
 from minfer.effects.serving.bodies import StrictObject
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.typed import TypedObject
-from minfer.request import ParameterError
-from minfer.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
+from minfer.records.request import ParameterError
+from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
 # A schema in a client's body; a string has it as text.
 Schema = dict[str, Any] | bool | str

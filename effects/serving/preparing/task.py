@@ -18,7 +18,7 @@ from minfer.effects.serving.protocol import (
 )
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import NONE, Parsers
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 
 
 @frozen(kw_only=True)

@@ -29,7 +29,7 @@ from minfer.effects.text.grammars.walking import (
     cut,
 )
 from minfer.extras import how_to_install
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

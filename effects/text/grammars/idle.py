@@ -17,7 +17,7 @@ from collections import OrderedDict
 from typing import Final
 
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 
 # A matcher takes 0.1 to 0.4 MB with an ordinary schema, more the longer that is, and up
 # to 10 MB where texts have bounds within bounds. Each counts once, and once more for so

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from attrs import define
 
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from minfer.effects.text.grammars.lines import Lines

@@ -14,7 +14,7 @@ from minfer.effects.text.grammars.lark import checked_lark
 from minfer.effects.text.grammars.patterns import rewritten
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import OPTIONS, checked_schema, ends_in_escape
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 
 # A blank, or a new line and its indentation.
 WHITESPACE: Final = r"(?: |\r?\n[ \t]{0,32})"

@@ -32,7 +32,7 @@ from minfer.effects.text.grammars.protocol import (
 )
 from minfer.effects.text.grammars.threads import Threads
 from minfer.effects.text.line import Line, Place
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from minfer.effects.text.grammars.lines import Lines

@@ -5,14 +5,14 @@ from typing import Any
 
 from attrs import define, field
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Event, Execute, Tick
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event, Execute, Tick
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Turn, initial
 from minfer.runs.explain import explain
 from minfer.runs.lives import Life
 from minfer.runs.oracle import Oracle
-from minfer.state import EngineState, Turn, initial
 
 
 @define

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from minfer.config import EngineConfig
-from minfer.messages import Emit, Executed, Propose, Submit
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Executed, Propose, Submit
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.oracle import Oracle
 from minfer.runs.replay import Journal, open_segments
-from minfer.sequence import SampleId
-from minfer.speculate.settings import DEVICE, HOST, Speculation
 from tests.core.runs.clocked import Run, config, request
 
 

@@ -3,12 +3,12 @@
 import struct
 import zlib
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Event
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event
+from minfer.records.state import Turn, initial
 from minfer.runs.journal import MAGIC
 from minfer.runs.replay import Journal, open_segments
-from minfer.state import Turn, initial
 
 
 def opened(data: bytes) -> Journal:

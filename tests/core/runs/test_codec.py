@@ -6,14 +6,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from minfer.config import EngineConfig
-from minfer.log import Log
-from minfer.messages import Cancel, Finish
-from minfer.plan import Grow
-from minfer.pmap import Map
-from minfer.policies import Ageing
-from minfer.request import Request, SamplingParams
+from minfer.policies.builtin import Ageing
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Finish
+from minfer.records.plan import Grow
+from minfer.records.request import Request, SamplingParams
 from minfer.runs.codec import RECORDS, CodecError, dump, load
+from minfer.values.log import Log
+from minfer.values.pmap import Map
 from tests.circles import seeds
 from tests.core.recorded import recorded
 

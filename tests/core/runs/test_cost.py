@@ -3,11 +3,11 @@
 import pytest
 from attrs import evolve
 
-from minfer.checks import ConfigError
+from minfer.records.speculation import DEVICE, HOST
 from minfer.runs.codec import dump, load
 from minfer.runs.cost import CostModel, Work, drafts_of, work
 from minfer.runs.simulate import Arrival, Simulated, Simulation
-from minfer.speculate.settings import DEVICE, HOST
+from minfer.values.checks import ConfigError
 from tests.core.runs.test_simulate import (
     EVEN,
     asked,

@@ -2,13 +2,13 @@
 
 import attrs
 
-from minfer.config import EngineConfig
-from minfer.messages import Execute, Submit, Tick
-from minfer.plan import Plan
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Execute, Submit, Tick
+from minfer.records.plan import Plan
+from minfer.records.request import Request
+from minfer.records.state import Transition
 from minfer.runs.decisions import _membership, chained, compact, facts
 from minfer.runs.journal import START
-from minfer.state import Transition
 from tests.core.recorded import recorded
 from tests.core.runs.made import run
 

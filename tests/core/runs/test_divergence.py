@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Execute, Submit
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Execute, Submit
+from minfer.records.state import Turn
 from minfer.runs.decisions import Facts, facts
 from minfer.runs.divergence import Divergence, diverged
 from minfer.runs.replay import DivergenceError
-from minfer.state import Turn
 from tests.circles import seeds
 from tests.core.changed import CHANGES
 from tests.core.recorded import recorded

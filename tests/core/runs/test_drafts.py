@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import pytest
 
-from minfer.messages import Cancel, Emit, Executed, Submit
-from minfer.plan import Plan
+from minfer.records.messages import Cancel, Emit, Executed, Submit
+from minfer.records.plan import Plan
+from minfer.records.state import Turn
 from minfer.runs.drafts import Judged, judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS, Tally, of_row
-from minfer.state import Turn
 from tests.circles import seeds
 from tests.core.recorded import recorded
 from tests.core.runs.clocked import Run, request

@@ -10,15 +10,15 @@ import pytest
 from attrs import evolve
 from hypothesis import example, given
 
-from minfer.config import EngineConfig
-from minfer.messages import Admitted, Cancel, Emit, Preempted, Submit, Voided
-from minfer.policy_seats import FairSeats
-from minfer.request import Request
+from minfer.policies.fair_seats import FairSeats
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Cancel, Emit, Preempted, Submit, Voided
+from minfer.records.request import Request
+from minfer.records.state import Turn
 from minfer.runs.cost import CostModel
 from minfer.runs.explain import Explanation, UnknownRequestError, explain
 from minfer.runs.lives import Life
 from minfer.runs.simulate import Arrival, Simulated, Simulation
-from minfer.state import Turn
 from tests.circles import examples
 from tests.core.recorded import recorded
 from tests.core.runs.clocked import Run, config, request

@@ -11,9 +11,10 @@ import attrs
 import pytest
 from attrs import define
 
-from minfer.config import EngineConfig
-from minfer.keys import block_keys
-from minfer.messages import (
+from minfer.blocks.keys import block_keys
+from minfer.policies.builtin import Shortest
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Cancel,
     Emit,
     Execute,
@@ -22,9 +23,10 @@ from minfer.messages import (
     Preempted,
     Submit,
 )
-from minfer.policies import Shortest
-from minfer.policy import Rank
-from minfer.request import Request
+from minfer.records.policy import Rank
+from minfer.records.request import Request
+from minfer.records.speculation import DEVICE, Speculation
+from minfer.records.state import Turn
 from minfer.runs.cost import CostModel
 from minfer.runs.decisions import facts
 from minfer.runs.drafts import judged
@@ -33,8 +35,6 @@ from minfer.runs.journal import JournalError
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
 from minfer.runs.simulate import Arrival, Simulated, Simulation
-from minfer.speculate.settings import DEVICE, Speculation
-from minfer.state import Turn
 from tests.circles import long, seeds
 from tests.core.runs.clocked import Run
 from tests.core.runs.clocked import config as clocked_config

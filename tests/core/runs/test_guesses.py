@@ -3,12 +3,12 @@
 import pytest
 from attrs import evolve
 
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
-from minfer.messages import Propose, Submit
-from minfer.request import SamplingParams
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Propose, Submit
+from minfer.records.request import SamplingParams
+from minfer.records.speculation import DEVICE, HOST
 from minfer.runs.guesses import Guesses, Said, proposals
-from minfer.speculate.settings import DEVICE, HOST
+from minfer.values.checks import ConfigError
 from tests.core.runs.clocked import Run, request
 from tests.core.runs.drafted import drafting
 

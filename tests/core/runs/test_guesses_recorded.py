@@ -2,11 +2,11 @@
 
 import pytest
 
+from minfer.records.state import Turn
 from minfer.runs.drafts import judged
 from minfer.runs.guesses import ASSUMED, Guesses
 from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.redact import redacted, redacted_config
-from minfer.state import Turn
 from tests.core.runs.clocked import Run
 from tests.core.runs.drafted import by_device, by_host, drafting
 from tests.core.runs.made import run as made

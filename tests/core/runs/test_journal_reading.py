@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from minfer.config import EngineConfig
-from minfer.messages import Submit
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Submit
 from minfer.runs.journal import FORMAT, MAGIC, START, JournalError
 from minfer.runs.journal_reading import payloads, read_head
 from minfer.runs.journal_writing import encode_journal

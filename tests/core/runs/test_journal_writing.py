@@ -6,16 +6,16 @@ from typing import Any, cast
 import attrs
 import pytest
 
-from minfer.beam import BeamRound
-from minfer.config import EngineConfig
+from minfer.blocks.keys import block_keys
 from minfer.engine import step
-from minfer.keys import block_keys
-from minfer.messages import Cancel, Executed, Failed, Submit, Tick
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Executed, Failed, Submit, Tick
+from minfer.records.request import Request
+from minfer.records.state import Turn
 from minfer.runs.decisions import facts
 from minfer.runs.journal import START
 from minfer.runs.journal_writing import encode_journal, searched_rows, turn_record
-from minfer.state import Turn
+from minfer.sampling.beam import BeamRound
 from tests.circles import seeds
 from tests.core.recorded import recorded
 from tests.core.runs.made import opened, run

@@ -3,8 +3,8 @@
 import attrs
 import pytest
 
-from minfer.messages import Admitted, Cancel, Preempted, Submit, Voided
-from minfer.policies import Priority
+from minfer.policies.builtin import Priority
+from minfer.records.messages import Admitted, Cancel, Preempted, Submit, Voided
 from minfer.runs.drafts import tally_of
 from minfer.runs.explain import explain
 from minfer.runs.lives import Life, Moment, Spent, Where, place

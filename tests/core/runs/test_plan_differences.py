@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from minfer.messages import Execute
+from minfer.records.messages import Execute
 from minfer.runs.decisions import Facts
 from minfer.runs.plan_differences import batches
 from tests.circles import seeds

@@ -4,15 +4,15 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given
 
-from minfer.config import EngineConfig
+from minfer.blocks.keys import Key, block_keys, root_key
+from minfer.blocks.prefix import PrefixChange
 from minfer.engine import step
-from minfer.keys import Key, block_keys, root_key
-from minfer.messages import Admitted, Emit, Event, Submit
-from minfer.prefix import PrefixChange
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Emit, Event, Submit
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Turn, initial
 from minfer.runs.explain import Explanation, explain
 from minfer.runs.redact import redacted, redacted_config
-from minfer.sequence import SampleId
-from minfer.state import EngineState, Turn, initial
 from tests.circles import examples
 from tests.core import world as worlds
 from tests.core.recorded import recorded

@@ -5,12 +5,12 @@ from typing import Any
 
 import attrs
 
-from minfer.pmap import Map
-from minfer.prefix import every_node
+from minfer.blocks.prefix import every_node
+from minfer.records.drafting import Drafting, Learnt, Proposed
+from minfer.records.state import EngineState, Hold, Live
 from minfer.runs.projection import state_digest
-from minfer.speculate.drafting import Drafting, Learnt, Proposed
 from minfer.speculate.length import Record
-from minfer.state import EngineState, Hold, Live
+from minfer.values.pmap import Map
 from tests.core.recorded import recorded
 
 

@@ -5,15 +5,15 @@ text.
 import attrs
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Executed, Failed, Finish, Submit
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Executed, Failed, Finish, Submit
+from minfer.records.request import Request
+from minfer.records.speculation import Speculation
+from minfer.records.state import Turn, initial
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.redact import redacted, redacted_config
 from minfer.runs.replay import Journal, open_segments
-from minfer.speculate.settings import Speculation
-from minfer.state import Turn, initial
 from tests.circles import seeds
 from tests.core.recorded import recorded
 from tests.core.world import VOCAB

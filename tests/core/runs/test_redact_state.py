@@ -6,16 +6,16 @@ import attrs
 import pytest
 
 from minfer.engine import step
-from minfer.messages import Submit
-from minfer.plan import Plan
-from minfer.pmap import Map
-from minfer.policy_fair import Account, Accounts
+from minfer.policies.fair_queue import Account, Accounts
+from minfer.records.messages import Submit
+from minfer.records.plan import Plan
+from minfer.records.state import EngineState
 from minfer.runs.codec import dump, load
 from minfer.runs.projection import projected
 from minfer.runs.redact import redacted, redacted_client, redacted_config
 from minfer.runs.redact_state import can_be_redacted, redacted_state
 from minfer.runs.replay import Journal, open_segments
-from minfer.state import EngineState
+from minfer.values.pmap import Map
 from tests.circles import seeds
 from tests.core.recorded import recorded
 from tests.core.runs.test_redact import SECRET, blind

@@ -3,16 +3,16 @@
 import attrs
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Admitted, Event, Submit, Tick
-from minfer.policies import Priority
-from minfer.request import Request
+from minfer.policies.builtin import Priority
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Event, Submit, Tick
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Transition, Turn
 from minfer.runs import replay as replays
 from minfer.runs.journal import MAGIC, JournalError
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import DivergenceError, Journal, open_segments
-from minfer.state import EngineState, Transition, Turn
 from tests.core.recorded import recorded
 from tests.core.runs.made import opened, run
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
-from minfer.messages import (
+from minfer.policies.builtin import Priority, Shortest
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Admitted,
     Cancel,
     Emit,
@@ -22,18 +23,17 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.plan import Plan
-from minfer.policies import Priority, Shortest
-from minfer.policy import FirstCome, Load, Policy
-from minfer.request import Request
+from minfer.records.plan import Plan
+from minfer.records.policy import FirstCome, Load, Policy
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import DEVICE, DRAFTERS, Speculation
+from minfer.records.state import Turn
 from minfer.runs.cost import CostModel, Work, work
 from minfer.runs.drafts import judged
 from minfer.runs.guesses import Guesses
 from minfer.runs.oracle import Oracle
 from minfer.runs.simulate import IDLE, Arrival, Coming, Simulated, Simulation
-from minfer.sequence import SampleId
-from minfer.speculate.settings import DEVICE, DRAFTERS, Speculation
-from minfer.state import Turn
 from minfer.testing.invariants import check
 from minfer.testing.ledger import check_turn
 from tests.circles import claimed

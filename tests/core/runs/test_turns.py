@@ -2,12 +2,12 @@
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Event
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event
+from minfer.records.state import EngineState, Transition
 from minfer.runs import replay as replays
 from minfer.runs.turns import EngineRaisedError
-from minfer.state import EngineState, Transition
 from tests.core.recorded import recorded
 from tests.core.runs.told import opened
 

@@ -13,10 +13,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Emit, Event, Execute, Executed, Failed, Submit, Tick
-from minfer.plan import (
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Event, Execute, Executed, Failed, Submit, Tick
+from minfer.records.plan import (
     Copy,
     Draft,
     Fill,
@@ -29,7 +29,9 @@ from minfer.plan import (
     Stand,
     TokenLogprobs,
 )
-from minfer.request import Request
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import initial
 from minfer.runs.oracle import Oracle
 from minfer.runs.wire import (
     WireError,
@@ -40,9 +42,7 @@ from minfer.runs.wire import (
     results_from,
     results_to,
 )
-from minfer.sample import RowSampling
-from minfer.sequence import SampleId
-from minfer.state import initial
+from minfer.sampling.reference_sampler import RowSampling
 from tests.core.recorded import recorded
 
 NUMBERS = st.integers(0, 2**40)

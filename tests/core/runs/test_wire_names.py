@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 import pytest
 
-from minfer.config import EngineConfig
-from minfer.messages import Held
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Held
+from minfer.records.state import Hold, Transition
 from minfer.runs import wire_names
 from minfer.runs.codec import RECORDS, CodecError, dump, load
 from minfer.runs.decisions import chained, columns_of, compact, facts
@@ -24,7 +25,6 @@ from minfer.runs.wire_names import (
     name_of,
     without_removed,
 )
-from minfer.state import Hold, Transition
 from tests.core.recorded import recorded
 from tests.core.runs.made import opened, record
 from tests.core.runs.wire_names import FILE, found

@@ -3,15 +3,15 @@
 import json
 from typing import Any
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Event, Executed, Submit, Tick
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event, Executed, Submit, Tick
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Turn, initial
 from minfer.runs.decisions import Facts, facts
 from minfer.runs.divergence import diverged
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
-from minfer.state import EngineState, Turn, initial
 
 
 def opened(config: EngineConfig, turns: list[Turn]) -> Journal:

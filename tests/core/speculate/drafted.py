@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
-from minfer.messages import Event, Execute, Executed, Propose, Submit
-from minfer.plan import Plan
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event, Execute, Executed, Propose, Submit
+from minfer.records.plan import Plan
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import DEVICE, HOST, Speculation
+from minfer.records.state import Transition
 from minfer.runs import oracle
-from minfer.sequence import SampleId
 from minfer.speculate.length import Costs
-from minfer.speculate.settings import DEVICE, HOST, Speculation
-from minfer.state import Transition
+from tests.core.lifecycle.test_pausing import Judged
 from tests.core.test_engine import CONFIG
-from tests.core.test_pausing import Judged
 
 # What follows the known tokens of a sample, as somebody guesses: of all of its tokens,
 # and how many are known.

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer.sample import NotFiniteError, RowSampling, draw, next_token, scores
+from minfer.sampling.reference_sampler import (
+    NotFiniteError,
+    RowSampling,
+    draw,
+    next_token,
+    scores,
+)
 from minfer.speculate.accept import Target, Verdict, masked, same_noise
 from minfer.speculate.rejection import chances
 from tests.core.speculate.tiny import PROMPT, VOCAB, Model, Setting, mask_after

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
-from minfer.messages import Propose, Submit
-from minfer.pmap import Map
-from minfer.speculate.drafting import Drafting, Learnt
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import Drafting, Learnt
+from minfer.records.messages import Propose, Submit
+from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.speculate.length import Costs, Learning, Record
 from minfer.speculate.plan_drafts import (
     Drafters,
     _numbers,
     waits_for_results,
 )
-from minfer.speculate.settings import DEVICE, HOST, Speculation
+from minfer.values.pmap import Map
 from tests.core.speculate.drafted import (
     ALONE,
     FLAT,

@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from minfer.messages import Propose, Submit
+from minfer.records.messages import Propose, Submit
 from minfer.speculate.plan_drafts import (
     waits_for_results,
 )

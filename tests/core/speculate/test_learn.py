@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import pytest
 from attrs import evolve
 
-from minfer.messages import Cancel, Emit, Executed, Finished, Submit, Voided
-from minfer.plan import Plan
-from minfer.pmap import Map
+from minfer.records.drafting import NOTHING_DRAFTED, Drafting, Learnt
+from minfer.records.messages import Cancel, Emit, Executed, Finished, Submit, Voided
+from minfer.records.plan import Plan
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import Speculation
+from minfer.records.state import Turn
 from minfer.runs.journal import FORMAT, LEARNING, MAGIC, framed
 from minfer.runs.journal_reading import payloads
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import DivergenceError
-from minfer.sequence import SampleId
-from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting, Learnt
 from minfer.speculate.learn import learnt
 from minfer.speculate.length import Learning, Record, judged
-from minfer.speculate.settings import Speculation
-from minfer.state import Turn
+from minfer.values.pmap import Map
 from tests.circles import seeds
 from tests.core.recorded import recorded
 from tests.core.runs.made import opened

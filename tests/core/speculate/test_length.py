@@ -9,8 +9,8 @@ from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer.checks import ConfigError
 from minfer.speculate.length import Costs, Learning, Lengths, Record, Row, judged, lengths
+from minfer.values.checks import ConfigError
 from tests.circles import long
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)

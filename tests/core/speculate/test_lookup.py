@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.checks import ConfigError
 from minfer.speculate.lookup import Library, Lookup, going_round
 from minfer.speculate.proposer import Proposal, Proposer
+from minfer.values.checks import ConfigError
 
 A: Final = ("a", 0)
 B: Final = ("b", 0)

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from minfer.messages import Overruled, Pause, Propose, Submit
-from minfer.policy import FirstCome, Load
-from minfer.request import Request, SamplingParams
+from minfer.planning.work import Work
+from minfer.records.messages import Overruled, Pause, Propose, Submit
+from minfer.records.policy import FirstCome, Load
+from minfer.records.request import Request, SamplingParams
+from minfer.records.speculation import DEVICE, DRAFTERS, HOST, Speculation
 from minfer.speculate.length import Costs
 from minfer.speculate.plan_drafts import (
     _fitting,
@@ -16,8 +18,6 @@ from minfer.speculate.plan_drafts import (
     plan_drafts,
     waits_for_results,
 )
-from minfer.speculate.settings import DEVICE, DRAFTERS, HOST, Speculation
-from minfer.work import Work
 from tests.core.speculate.drafted import (
     ALONE,
     BOTH,

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.checks import LARGEST_TOKEN, ParameterError
 from minfer.engine import step
-from minfer.messages import Cancel, Finish, Ignored, Preempted, Propose, Submit
+from minfer.records.drafting import Proposed
+from minfer.records.messages import Cancel, Finish, Ignored, Preempted, Propose, Submit
+from minfer.records.speculation import MOST_DRAFTS
+from minfer.records.state import initial
 from minfer.runs.codec import dump, load
 from minfer.runs.fork import Change, fork
 from minfer.runs.journal_writing import encode_journal
@@ -15,10 +17,9 @@ from minfer.runs.projection import state_digest
 from minfer.runs.redact import redacted, redacted_config
 from minfer.runs.redact_state import redacted_state
 from minfer.runs.replay import Journal, open_segments
-from minfer.speculate.drafting import Proposed
 from minfer.speculate.proposing import told_of_proposals
-from minfer.speculate.settings import MOST_DRAFTS
-from minfer.state import initial
+from minfer.values.checks import LARGEST_TOKEN, ParameterError
+from tests.core.lifecycle.test_pausing import COST
 from tests.core.speculate.drafted import (
     ALONE,
     BOTH,
@@ -34,7 +35,6 @@ from tests.core.speculate.drafted import (
     wrong,
 )
 from tests.core.test_engine import VOCAB, ask
-from tests.core.test_pausing import COST
 
 
 def quiet(config: Any = ALONE, **more: Any) -> Drafted:

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 import pytest
 from attrs import evolve
 
-from minfer.sample import RowSampling, draw, draw_key, noise_bits, pick, scores, uniform
+from minfer.sampling.reference_sampler import (
+    RowSampling,
+    draw,
+    draw_key,
+    noise_bits,
+    pick,
+    scores,
+    uniform,
+)
 from minfer.speculate.accept import Target, Verdict, same_noise
 from minfer.speculate.rejection import (
     Chances,
@@ -22,6 +30,7 @@ from minfer.speculate.rejection import (
     residual,
 )
 from tests.circles import claimed
+from tests.core.sampling.test_reference_sampler import PINNED_STREAM, chi_square, critical
 from tests.core.speculate.tiny import (
     PROMPT,
     VOCAB,
@@ -31,7 +40,6 @@ from tests.core.speculate.tiny import (
     Setting,
     largest_error,
 )
-from tests.core.test_sample import PINNED_STREAM, chi_square, critical
 
 EXACT = 1e-5
 MANY = [("plain", 100_000), ("top-p", 100_000)]  # draws

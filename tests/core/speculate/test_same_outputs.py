@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 
-from minfer.messages import Event, Executed, Finished, Propose
-from minfer.plan import Draft
+from minfer.records.messages import Event, Executed, Finished, Propose
+from minfer.records.plan import Draft
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.runs.oracle import Oracle, Row
-from minfer.sequence import SampleId
 from minfer.speculate.length import Costs
-from minfer.speculate.settings import DEVICE, HOST, Speculation
 from tests.circles import seeds
 from tests.core.speculate.drafted import (
     HOSTED,

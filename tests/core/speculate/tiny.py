@@ -12,8 +12,8 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from minfer.sample import RowSampling, scores
-from minfer.shape import shaped
+from minfer.sampling.logits import shaped
+from minfer.sampling.reference_sampler import RowSampling, scores
 from minfer.speculate.accept import Target, Verdict
 from minfer.speculate.rejection import Chances, Noise, chances
 

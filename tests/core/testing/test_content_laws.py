@@ -3,10 +3,10 @@
 import pytest
 from attrs import evolve
 
-from minfer.messages import (
+from minfer.records.messages import (
     Submit,
 )
-from minfer.state import initial
+from minfer.records.state import initial
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
 from tests.core.test_engine import CONFIG, ask

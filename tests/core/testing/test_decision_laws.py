@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from minfer.messages import (
+from minfer.records.messages import (
     Admitted,
     Missed,
     Preempted,

@@ -7,16 +7,16 @@ import pytest
 from attrs import evolve
 
 from minfer import schedule as scheduling
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Execute, Propose, Submit, Tick
-from minfer.plan import Draft, Plan
-from minfer.policies import Priority
+from minfer.policies.builtin import Priority
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import Proposed
+from minfer.records.messages import Execute, Propose, Submit, Tick
+from minfer.records.plan import Draft, Plan
+from minfer.records.speculation import Speculation
+from minfer.records.state import Transition, Turn
 from minfer.speculate import plan_drafts as drafting
-from minfer.speculate.drafting import Proposed
 from minfer.speculate.length import Costs
-from minfer.speculate.settings import Speculation
-from minfer.state import Transition, Turn
 from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger

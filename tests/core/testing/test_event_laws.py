@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 from attrs import evolve
 
-from minfer.messages import (
+from minfer.records.messages import (
     Cancel,
     Emit,
     Ended,
@@ -16,8 +16,8 @@ from minfer.messages import (
     Submit,
     Voided,
 )
-from minfer.speculate.settings import HOST, Speculation
-from minfer.state import initial
+from minfer.records.speculation import HOST, Speculation
+from minfer.records.state import initial
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
 from tests.core.test_engine import CONFIG, ask

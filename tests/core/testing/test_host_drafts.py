@@ -5,13 +5,13 @@ from copy import deepcopy
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Event, Execute, Executed, Propose, Submit, Tick
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event, Execute, Executed, Propose, Submit, Tick
+from minfer.records.request import Request
+from minfer.records.speculation import DEVICE, HOST, Speculation
+from minfer.records.state import EngineState, initial
 from minfer.runs.oracle import Oracle
-from minfer.speculate.settings import DEVICE, HOST, Speculation
-from minfer.state import EngineState, initial
 from minfer.testing.host_drafts import proposed
 
 CONFIG = EngineConfig(

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from attrs import astuple, evolve
 
-from minfer.log import Log
-from minfer.messages import (
+from minfer.blocks.prefix import blocks_of, every_node
+from minfer.records.messages import (
     Submit,
 )
-from minfer.prefix import blocks_of, every_node
-from minfer.sequence import Running
-from minfer.state import EngineState, Fence, initial
+from minfer.records.sequence import Running
+from minfer.records.state import EngineState, Fence, initial
+from minfer.records.waiting import Line
 from minfer.testing import invariants
 from minfer.testing.invariants import InvariantError, check
-from minfer.tickets import words_of
-from minfer.waiting import Line
+from minfer.values.log import Log
+from minfer.values.tickets import words_of
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.testing.turns import (
     blocks_with,

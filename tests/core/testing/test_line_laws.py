@@ -6,21 +6,20 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from minfer.messages import (
+from minfer.blocks.pool import Pool
+from minfer.blocks.prefix import NONE, ROOT, PrefixIndex
+from minfer.policies.builtin import Priority
+from minfer.policies.fair_seats import JOIN_EVERY, FairSeats
+from minfer.records.messages import (
     Admitted,
     Held,
     Preempted,
     Submit,
     WakeAt,
 )
-from minfer.pmap import Map
-from minfer.policies import Priority
-from minfer.policy import FirstCome, Load
-from minfer.policy_seats import JOIN_EVERY, FairSeats
-from minfer.pool import Pool
-from minfer.prefix import NONE, ROOT, PrefixIndex
-from minfer.sequence import Sequence
-from minfer.state import Fence, Hold, Turn
+from minfer.records.policy import FirstCome, Load
+from minfer.records.sequence import Sequence
+from minfer.records.state import Fence, Hold, Turn
 from minfer.testing.accounts import Told
 from minfer.testing.books import Books
 from minfer.testing.decision_laws import read_decisions
@@ -34,6 +33,7 @@ from minfer.testing.line_laws import (
     check_line,
 )
 from minfer.testing.plan_laws import Planning
+from minfer.values.pmap import Map
 from tests.core.test_engine import CONFIG, ask
 from tests.core.testing.turns import (
     FULL,

@@ -10,9 +10,9 @@ from attrs import evolve
 
 from minfer import schedule as scheduling
 from minfer.engine import step
-from minfer.messages import Execute, Executed, Pause, Submit, Tick, Voided
-from minfer.plan import Fill, TokenLogprobs
-from minfer.state import Transition, Turn
+from minfer.records.messages import Execute, Executed, Pause, Submit, Tick, Voided
+from minfer.records.plan import Fill, TokenLogprobs
+from minfer.records.state import Transition, Turn
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import check_turn
 from minfer.testing.result_laws import good

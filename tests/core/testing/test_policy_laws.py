@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.messages import Submit
-from minfer.policies import POLICIES, Fair, Window
-from minfer.policy import FirstCome, Policy
-from minfer.policy_fair import Account, FairQueue
-from minfer.policy_seats import FairSeats
-from minfer.state import EngineState
+from minfer.policies.builtin import POLICIES, Fair, Window
+from minfer.policies.fair_queue import Account, FairQueue
+from minfer.policies.fair_seats import FairSeats
+from minfer.records.messages import Submit
+from minfer.records.policy import FirstCome, Policy
+from minfer.records.state import EngineState
 from minfer.testing.invariants import InvariantError
 from minfer.testing.policy_laws import check_policy_state
 from tests.core.test_engine import CONFIG, Bench, ask

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 
-from minfer.state import initial
+from minfer.records.state import initial
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
 from minfer.testing.progress import check_progress

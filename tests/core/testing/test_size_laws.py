@@ -12,25 +12,25 @@ import attrs
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
+from minfer.blocks.keys import root_key
 from minfer.engine import step
-from minfer.keys import root_key
-from minfer.log import Log
-from minfer.messages import Event, Executed, Propose, Submit, Tick
-from minfer.plan import Plan
-from minfer.pmap import Map
-from minfer.policies import POLICIES, Fair, Shares
-from minfer.policy import Policy
-from minfer.policy_fair import Account, FairQueue
-from minfer.policy_seats import Beside, FairSeats, Seats
-from minfer.request import Request
-from minfer.sequence import SampleId
-from minfer.speculate.drafting import Drafting, Proposed
+from minfer.policies.builtin import POLICIES, Fair, Shares
+from minfer.policies.fair_queue import Account, FairQueue
+from minfer.policies.fair_seats import Beside, FairSeats, Seats
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import Drafting, Proposed
+from minfer.records.messages import Event, Executed, Propose, Submit, Tick
+from minfer.records.plan import Plan
+from minfer.records.policy import Policy
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import DEVICE, HOST, Speculation
+from minfer.records.state import EngineState, Hold, initial
 from minfer.speculate.length import Costs
-from minfer.speculate.settings import DEVICE, HOST, Speculation
-from minfer.state import EngineState, Hold, initial
 from minfer.testing.invariants import InvariantError
 from minfer.testing.size_laws import bounds, check_sizes, of_policy
+from minfer.values.log import Log
+from minfer.values.pmap import Map
 from tests.circles import claimed, long
 from tests.core.test_engine import CONFIG
 from tests.core.testing.turns import blocks_with, busy, run_with

@@ -5,21 +5,21 @@ from copy import deepcopy
 import pytest
 from attrs import evolve
 
-from minfer.messages import (
+from minfer.records.drafting import NOTHING_DRAFTED, Drafting, Learnt
+from minfer.records.messages import (
     Cancel,
     Pause,
     Propose,
     Submit,
     Voided,
 )
-from minfer.plan import Move
-from minfer.pmap import Map
-from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting, Learnt
-from minfer.speculate.settings import HOST, Speculation
+from minfer.records.plan import Move
+from minfer.records.speculation import HOST, Speculation
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
 from minfer.testing.state_laws import check_flights, check_publication
+from minfer.values.pmap import Map
 from tests.core.test_engine import CONFIG, ask
 from tests.core.testing.turns import (
     DEEP,

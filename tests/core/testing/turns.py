@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from minfer.blocks import Blocks
-from minfer.config import EngineConfig
+from minfer.blocks.ownership import Blocks
+from minfer.blocks.pool import Pool
 from minfer.engine import step
-from minfer.log import Log
-from minfer.messages import (
+from minfer.policies.builtin import Priority
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Cancel,
     Emit,
     Event,
@@ -23,13 +24,12 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.plan import Plan, SampleApart
-from minfer.policies import Priority
-from minfer.pool import Pool
+from minfer.records.plan import Plan, SampleApart
+from minfer.records.state import EngineState, Hold, Transition, Turn, initial
 from minfer.runs.oracle import Oracle
-from minfer.state import EngineState, Hold, Transition, Turn, initial
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
+from minfer.values.log import Log
 from tests.core.test_engine import CONFIG, Bench, ask
 
 

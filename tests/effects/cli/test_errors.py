@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from minfer.checks import ConfigError
 from minfer.effects.cli.errors import guarded
 from minfer.effects.live.errors import OverloadedError, RequestError
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.text.chat import ChatTemplateError
-from minfer.request import ParameterError
+from minfer.records.request import ParameterError
 from minfer.runs.journal import JournalError
 from minfer.runs.turns import EngineRaisedError
+from minfer.values.checks import ConfigError
 
 
 def raising(error: BaseException) -> Callable[[], int]:

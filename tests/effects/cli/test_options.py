@@ -7,8 +7,8 @@ import pytest
 from minfer.effects.cli.main import parser
 from minfer.effects.cli.options import sampling_params
 from minfer.effects.setup.settings import REMOVED
-from minfer.params import ADVISED
-from minfer.request import ParameterError
+from minfer.records.request import ParameterError
+from minfer.sampling.params import ADVISED
 
 
 def test_options_win_over_the_models_advice_and_that_over_defaults() -> None:

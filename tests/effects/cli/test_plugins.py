@@ -11,7 +11,7 @@ import minfer
 
 OWN = """
 from attrs import frozen
-from minfer.policy import FirstCome
+from minfer.records.policy import FirstCome
 
 @frozen
 class ShortestPrompt(FirstCome):

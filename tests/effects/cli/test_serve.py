@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from minfer.checks import ConfigError
 from minfer.effects.cli.main import main, parser
 from minfer.effects.serving import server
 from minfer.effects.text.tools.formats import Parsers
+from minfer.values.checks import ConfigError
 
 
 def test_serve_takes_its_model_as_vllm_does() -> None:

@@ -1,5 +1,6 @@
-"""Tokens that a device draws otherwise than `minfer.sample` says, and how near a draw or
-a cut was: `python -m tests.effects.execution.differences --device cuda`.
+"""Tokens that a device draws otherwise than `minfer.sampling.reference_sampler` says, and
+how near a draw or a cut was: `python -m tests.effects.execution.differences --device
+cuda`.
 
 Theory. A device's logarithms and exponentials may differ from correctly rounded ones in
 their last bits, and so may sums. So where two scores, or the mass up to a token and what
@@ -27,8 +28,9 @@ from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.routes import Routes
 from minfer.effects.execution.sampler import Sampler
 from minfer.kernels.rows import scatter
-from minfer.plan import Open
-from minfer.sample import (
+from minfer.records.plan import Open
+from minfer.sampling.logits import f32, shaped
+from minfer.sampling.reference_sampler import (
     RowSampling,
     draw_key,
     gumbel,
@@ -38,7 +40,6 @@ from minfer.sample import (
     noise_bits,
     stream,
 )
-from minfer.shape import f32, shaped
 from tests.effects.execution.shapes import random_row
 
 NEAR: Final = 4  # units in the last place
@@ -97,7 +98,9 @@ class Scale:
 
 
 def left(depth: Floats, how: RowSampling, scale: Scale) -> NDArray[np.bool_]:
-    """Who is kept of tokens [vocab] of these depths, by `minfer.sample`'s definition."""
+    """Which tokens are kept of those [vocab] of these depths, by
+    `minfer.sampling.reference_sampler`'s definition.
+    """
     kept = depth <= -lowest(how.min_p * scale.shares)
     if 0 < how.top_k < len(depth):
         kept &= depth <= np.partition(depth, how.top_k - 1)[how.top_k - 1]

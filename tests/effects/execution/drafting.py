@@ -9,11 +9,11 @@ from attrs import define, field
 
 from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.live.drafts import HostDrafts
-from minfer.messages import Executed, Failed
-from minfer.plan import Plan
-from minfer.sequence import SampleId
+from minfer.records.messages import Executed, Failed
+from minfer.records.plan import Plan
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import DEVICE, HOST, SAME_NOISE, Speculation
 from minfer.speculate.proposer import Proposal
-from minfer.speculate.settings import DEVICE, HOST, SAME_NOISE, Speculation
 from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens
 
 

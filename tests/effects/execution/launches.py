@@ -20,7 +20,6 @@ import torch
 from attrs import evolve, frozen
 
 from minfer import kernels
-from minfer.config import EngineConfig
 from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.dummy_steps import launch_dummy_steps
 from minfer.effects.execution.torch_executor import TorchExecutor
@@ -31,9 +30,10 @@ from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import random_weights
 from minfer.kernels import linear
 from minfer.kernels.compiling import compiled
-from minfer.messages import Submit
-from minfer.request import Request, SamplingParams
-from minfer.speculate.settings import DEVICE, REJECTION, SAME_NOISE, Speculation
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Submit
+from minfer.records.request import Request, SamplingParams
+from minfer.records.speculation import DEVICE, REJECTION, SAME_NOISE, Speculation
 from tests.effects.tiny_model import CONFIG, with_attention, with_windows
 from tests.kernels import specialization
 

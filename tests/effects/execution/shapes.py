@@ -3,8 +3,8 @@
 import random
 from typing import Any
 
-from minfer.params import MAX_ALLOWED, SamplingParams
-from minfer.sample import RowSampling
+from minfer.sampling.params import MAX_ALLOWED, SamplingParams
+from minfer.sampling.reference_sampler import RowSampling
 
 
 def random_shape(rng: random.Random, vocab: int, **more: Any) -> RowSampling:

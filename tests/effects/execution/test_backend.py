@@ -6,7 +6,6 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.cuda_backend import CudaBackend
@@ -14,7 +13,8 @@ from minfer.effects.execution.device_rows import DeviceRows, Wants
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.torch_executor import open_backend
 from minfer.kernels import plain
-from minfer.request import Request, SamplingParams
+from minfer.records.config import EngineConfig
+from minfer.records.request import Request, SamplingParams
 from tests.core.executing import opened
 from tests.effects.setup.test_memory import QWEN_05B
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import define, evolve, field
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.capture_order import capture_order
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.step_shape import DECODE, LONELY, StepShape, bucket_of
 from minfer.engine import step
-from minfer.messages import (
+from minfer.policies.builtin import policy_named
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Cancel,
     Emit,
     Event,
@@ -22,11 +23,10 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.plan import Plan
-from minfer.policies import policy_named
-from minfer.request import Request
-from minfer.speculate.settings import DEVICE, HOST, Speculation
-from minfer.state import EngineState, initial
+from minfer.records.plan import Plan
+from minfer.records.request import Request
+from minfer.records.speculation import DEVICE, HOST, Speculation
+from minfer.records.state import EngineState, initial
 
 CONFIG = EngineConfig(
     num_blocks=999,

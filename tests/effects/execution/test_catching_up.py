@@ -6,8 +6,8 @@ from attrs import evolve
 
 from minfer.effects.execution.catching_up import CatchUp, Chunk, pack_chunks, parted
 from minfer.effects.execution.inputs import Inputs
-from minfer.plan import Draft, Fill, Grow, Plan
-from minfer.request import Request
+from minfer.records.plan import Draft, Fill, Grow, Plan
+from minfer.records.request import Request
 from tests.core.executing import opened
 
 SIZE = 4  # of a block

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from minfer import sample as reference
 from minfer.effects.execution.cpu_sampler import (
     Sampling,
     choose,
@@ -17,8 +16,9 @@ from minfer.effects.execution.cpu_sampler import (
     kept,
     noise_bits,
 )
-from minfer.request import SamplingParams
-from minfer.sample import RowSampling
+from minfer.records.request import SamplingParams
+from minfer.sampling import reference_sampler as reference
+from minfer.sampling.reference_sampler import RowSampling
 
 How = tuple[SamplingParams, int, int]  # parameters, seed, sample
 

@@ -1,17 +1,17 @@
-"""The CPU's shaper says what `minfer.shape` says, whoever is in the batch."""
+"""The CPU's shaper says what `minfer.sampling.logits` says, whoever is in the batch."""
 
 import random
 
 import pytest
 import torch
 
-from minfer import sample as reference
 from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import DeviceRows, Wants
 from minfer.effects.execution.sampler import Sampler
-from minfer.params import SamplingParams
-from minfer.plan import Open
-from minfer.sample import RowSampling
+from minfer.records.plan import Open
+from minfer.sampling import reference_sampler as reference
+from minfer.sampling.params import SamplingParams
+from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.execution.shapes import random_row
 
 ROWS = 4

@@ -8,7 +8,7 @@ from minfer.effects.execution import cuda_attention
 from minfer.effects.execution.attention import make_cache
 from minfer.effects.execution.cuda_attention import CudaCache
 from minfer.effects.models.batch import Row, make_batch
-from minfer.plan import Copy
+from minfer.records.plan import Copy
 from tests.effects.execution.test_attention import SPEC
 from tests.effects.tiny_model import with_windows
 

@@ -7,9 +7,9 @@ import torch
 from minfer.effects.execution.cuda_shaper import FOREVER, CudaShaper, Entries
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.kernels.shape import CHOOSY, ENTRIES, IN_PROMPT, PENALIZED
-from minfer.params import SamplingParams
-from minfer.plan import Open
-from minfer.sample import RowSampling
+from minfer.records.plan import Open
+from minfer.sampling.params import SamplingParams
+from minfer.sampling.reference_sampler import RowSampling
 
 VOCAB = 40
 NEVER = -math.inf

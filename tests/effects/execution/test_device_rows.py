@@ -7,7 +7,6 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer import sample
 from minfer.effects.execution.device_rows import (
     DeviceRows,
     Wants,
@@ -16,8 +15,9 @@ from minfer.effects.execution.device_rows import (
     words_of,
 )
 from minfer.kernels import plain
-from minfer.params import ROW_FIELDS
-from minfer.request import Request, SamplingParams
+from minfer.records.request import Request, SamplingParams
+from minfer.sampling import reference_sampler as sample
+from minfer.sampling.params import ROW_FIELDS
 from minfer.speculate.rejection import Streams
 from tests.core.executing import opened
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from minfer.params import SamplingParams
-from minfer.sample import RowSampling, draw, kept
+from minfer.sampling.params import SamplingParams
+from minfer.sampling.reference_sampler import RowSampling, draw, kept
 from tests.effects.execution.differences import (
     UNIT,
     Batch,

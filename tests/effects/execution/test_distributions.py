@@ -15,9 +15,9 @@ import torch
 
 from minfer.effects.execution.cpu_sampler import Sampling, choose
 from minfer.kernels import sample as kernels
-from minfer.params import SamplingParams
-from minfer.sample import RowSampling, kept, lowest, stream
-from minfer.shape import f32, shaped
+from minfer.sampling.logits import f32, shaped
+from minfer.sampling.params import SamplingParams
+from minfer.sampling.reference_sampler import RowSampling, kept, lowest, stream
 from tests.circles import claimed
 
 LOGITS: Final = (1.5, -0.7, 2.2, 0.0, 1.5, -1.9, 0.6, -1.1, 1.9, 0.3, -0.2, 2.0)

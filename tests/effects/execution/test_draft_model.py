@@ -10,8 +10,8 @@ from minfer.effects.execution.draft_model import DraftModel, DraftOf
 from minfer.effects.execution.inputs import History
 from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.models.weights import random_weights
-from minfer.messages import Preempted, Voided
-from minfer.request import SamplingParams
+from minfer.records.messages import Preempted, Voided
+from minfer.records.request import SamplingParams
 from tests.circles import claimed
 from tests.effects.execution.drafting import drafting, speculation
 from tests.effects.execution.test_shaped import asking as shaped

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.dry import PASSAGE, Dry, encoded_passage
 from minfer.effects.live.driver import Driver
-from minfer.messages import Emit, Executed, Submit, Tick
-from minfer.plan import Plan
-from minfer.request import Request, SamplingParams
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Executed, Submit, Tick
+from minfer.records.plan import Plan
+from minfer.records.request import Request, SamplingParams
+from minfer.records.state import Turn
 from minfer.runs.oracle import Oracle
-from minfer.sample import row_sampling
-from minfer.state import Turn
+from minfer.sampling.reference_sampler import row_sampling
 from tests.core.recorded import Seen
 
 SENTENCES = ((10, 11, 12), (20, 21), (30,))

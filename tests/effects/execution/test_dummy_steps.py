@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.dummy_steps import BOUNDS, counts, shapes
 from minfer.effects.execution.step_shape import StepShape
 from minfer.kernels import pdl
+from minfer.records.config import EngineConfig
 from tests.circles import claimed
 from tests.effects.setup.test_memory import QWEN_05B
 

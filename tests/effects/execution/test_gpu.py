@@ -35,8 +35,8 @@ from minfer.kernels import linear
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.gated import gated
 from minfer.kernels.packages import FLASH, QUACK, missing
-from minfer.messages import Event, Execute, Preempted, Reason, Submit, Voided
-from minfer.plan import Mask
+from minfer.records.messages import Event, Execute, Preempted, Reason, Submit, Voided
+from minfer.records.plan import Mask
 from tests.effects.masking import MasksBy
 from tests.effects.tiny_fallback import VOCAB, save
 from tests.effects.watched import Watched

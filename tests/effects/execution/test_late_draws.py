@@ -10,7 +10,6 @@ import torch
 from attrs import evolve
 from numpy.typing import NDArray
 
-from minfer import sample
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.executor import LogitsError
 from minfer.effects.execution.late_draws import (
@@ -23,9 +22,10 @@ from minfer.effects.execution.late_draws import (
 from minfer.effects.execution.packing import Draw
 from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.messages import Executed, Failed, Preempted, Voided
-from minfer.plan import Fill, Mask, Open, Plan, SampleApart
-from minfer.request import Request, SamplingParams
+from minfer.records.messages import Executed, Failed, Preempted, Voided
+from minfer.records.plan import Fill, Mask, Open, Plan, SampleApart
+from minfer.records.request import Request, SamplingParams
+from minfer.sampling import reference_sampler as sample
 from tests.circles import claimed
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import (

@@ -17,7 +17,7 @@ from minfer.effects.live.journal_files import read_journal
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.outputs import CompletionOutput
-from minfer.messages import Executed
+from minfer.records.messages import Executed
 
 PROMPTS = ["def add(a, b):\n", "class Stack", "import os\n\n\ndef ", "x = [1, 2"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)

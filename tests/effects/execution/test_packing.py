@@ -5,15 +5,15 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.inputs import Inputs, dummy_words, most_words
 from minfer.effects.execution.packing import Packer
 from minfer.effects.execution.step_shape import StepShape, most_draws, most_lines
 from minfer.effects.models.shapes import most_drafts, padded_tokens
-from minfer.plan import Draft, Fill, Plan
-from minfer.request import Request, SamplingParams
-from minfer.speculate.settings import HOST, Speculation
+from minfer.records.config import EngineConfig
+from minfer.records.plan import Draft, Fill, Plan
+from minfer.records.request import Request, SamplingParams
+from minfer.records.speculation import HOST, Speculation
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import Model, Run
 

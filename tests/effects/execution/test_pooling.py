@@ -18,9 +18,9 @@ from minfer.effects.execution.pooling import Part, Vectors
 from minfer.effects.execution.torch_executor import unsupported
 from minfer.effects.live.edge import Urgency
 from minfer.effects.text.assembly import Assembly
-from minfer.messages import Preempted
-from minfer.plan import MEAN, POOLINGS, Open, Plan
-from minfer.sample import RowSampling
+from minfer.records.messages import Preempted
+from minfer.records.plan import MEAN, POOLINGS, Open, Plan
+from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.tiny_families import OTHERS, VARIANTS, save
 
 PLAIN: Final[dict[str, Any]] = {

@@ -15,10 +15,10 @@ from minfer import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
 from minfer.effects.execution.prompt_scores import PromptScores, Scorer, Stretch
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.assembly import Assembly
-from minfer.messages import Preempted
-from minfer.plan import Open
-from minfer.prompt_logprobs import parts_of
-from minfer.sample import RowSampling
+from minfer.records.messages import Preempted
+from minfer.records.plan import Open
+from minfer.records.prompt_logprobs import parts_of
+from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.execution.test_gpu import runner_of
 from tests.effects.execution.test_pooling import PLAIN, Beside, made, prompts
 from tests.effects.tiny_families import OTHERS, VARIANTS

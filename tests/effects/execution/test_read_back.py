@@ -12,9 +12,9 @@ from minfer.effects.execution.packing import Draw, Forward
 from minfer.effects.execution.read_back import VOID, Ring, Slot, results
 from minfer.effects.execution.torch_executor import Flight
 from minfer.effects.models.model import forward as model_forward
-from minfer.messages import Executed, Preempted, Voided
-from minfer.plan import Fill, Plan
-from minfer.request import Request, SamplingParams
+from minfer.records.messages import Executed, Preempted, Voided
+from minfer.records.plan import Fill, Plan
+from minfer.records.request import Request, SamplingParams
 from tests.circles import claimed
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import (

@@ -13,13 +13,13 @@ import torch
 from attrs import define, evolve, field
 
 from minfer.effects.execution import device_rows
-from minfer.messages import Executed, Failed, Preempted
-from minfer.plan import Plan
-from minfer.request import Request, SamplingParams
-from minfer.sample import RowSampling, next_token
+from minfer.records.messages import Executed, Failed, Preempted
+from minfer.records.plan import Plan
+from minfer.records.request import Request, SamplingParams
+from minfer.records.speculation import DEVICE, HOST, REJECTION
+from minfer.sampling.reference_sampler import RowSampling, next_token
 from minfer.speculate.accept import Target, Verdict
 from minfer.speculate.rejection import Streams, drawn, rejection
-from minfer.speculate.settings import DEVICE, HOST, REJECTION
 from tests.circles import claimed
 from tests.effects.execution.drafting import drafting, guessing, speculation
 from tests.effects.execution.test_draft_model import near, other, same

@@ -8,7 +8,6 @@ import pytest
 import torch
 from attrs import define, evolve, field
 
-from minfer.config import EngineConfig
 from minfer.effects.execution import shortcuts
 from minfer.effects.execution.packing import Packer
 from minfer.effects.execution.read_back import Ring, Slot, results
@@ -17,8 +16,9 @@ from minfer.effects.execution.torch_executor import open_backend
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights, random_weights
 from minfer.kernels.packages import FLASH
-from minfer.plan import Fill, Plan
-from minfer.request import Request, SamplingParams
+from minfer.records.config import EngineConfig
+from minfer.records.plan import Fill, Plan
+from minfer.records.request import Request, SamplingParams
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import (
     CUDA,

@@ -6,10 +6,10 @@ import pytest
 from attrs import evolve
 from torch import Tensor
 
-from minfer import sample
 from minfer.effects.execution import cuda_backend
 from minfer.kernels.sample import sample as draw
-from minfer.request import Request, SamplingParams
+from minfer.records.request import Request, SamplingParams
+from minfer.sampling import reference_sampler as sample
 from tests.effects.execution.tiny_engine import (
     GREEDY,
     VOCAB,

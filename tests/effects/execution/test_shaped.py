@@ -7,8 +7,8 @@ import random
 import pytest
 from attrs import evolve
 
-from minfer.messages import Preempted
-from minfer.request import Request
+from minfer.records.messages import Preempted
+from minfer.records.request import Request
 from tests.circles import claimed
 from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens, requests
 

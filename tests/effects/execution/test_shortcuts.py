@@ -21,8 +21,8 @@ from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.models.model import forward as model_forward
 from minfer.kernels import linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK
-from minfer.messages import Voided
-from minfer.request import Request
+from minfer.records.messages import Voided
+from minfer.records.request import Request
 from tests.effects.execution.tiny_engine import GREEDY, Model, Run, Tokens, requests
 
 pytestmark = [

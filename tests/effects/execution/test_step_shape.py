@@ -5,7 +5,6 @@ from itertools import product
 import pytest
 from attrs import asdict, evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.step_shape import (
     CHUNK_SIZES,
     DECODE,
@@ -16,7 +15,8 @@ from minfer.effects.execution.step_shape import (
     most_lines,
 )
 from minfer.effects.models.shapes import most_drafts
-from minfer.speculate.settings import HOST, Speculation
+from minfer.records.config import EngineConfig
+from minfer.records.speculation import HOST, Speculation
 
 SAME = ("filtered", "scored", "splits", "apart", "proposes")
 SIZES = ("decode_rows", "tokens", "chunks", "draws", "longest", "verified", "drafts")

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from minfer.request import Request
+from minfer.records.request import Request
 from tests.effects.execution.tiny_engine import Model, Run
 
 pytestmark = pytest.mark.usefixtures("kind")

@@ -17,9 +17,9 @@ from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.packing import Packer
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.models.model import forward as model_forward
-from minfer.messages import Admitted, Cancel, Failed, Preempted, Submit, Voided
-from minfer.plan import Draft, Fill, Grow, Move, Plan
-from minfer.request import Request, SamplingParams
+from minfer.records.messages import Admitted, Cancel, Failed, Preempted, Submit, Voided
+from minfer.records.plan import Draft, Fill, Grow, Move, Plan
+from minfer.records.request import Request, SamplingParams
 from tests.circles import claimed
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import (

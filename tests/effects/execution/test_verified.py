@@ -8,14 +8,14 @@ import pytest
 import torch
 from attrs import define, evolve, field
 
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
 from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.messages import Executed, Failed, Preempted, Voided
-from minfer.plan import Draft, Fill, Plan, TokenLogprobs
-from minfer.request import Request, SamplingParams
-from minfer.speculate.settings import DEVICE, HOST, Speculation
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Executed, Failed, Preempted, Voided
+from minfer.records.plan import Draft, Fill, Plan, TokenLogprobs
+from minfer.records.request import Request, SamplingParams
+from minfer.records.speculation import DEVICE, HOST, Speculation
+from minfer.values.checks import ConfigError
 from tests.circles import claimed
 from tests.core.executing import opened
 from tests.effects.execution.drafting import guessing, speculation

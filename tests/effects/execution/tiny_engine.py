@@ -11,16 +11,16 @@ import torch
 from attrs import asdict, define, evolve, field, has
 from torch import Tensor
 
-from minfer import sample
-from minfer.config import EngineConfig
 from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.driver import Driver
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
-from minfer.messages import Emit, Finished, Submit
-from minfer.plan import TokenLogprobs
-from minfer.request import Request, SamplingParams
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Finished, Submit
+from minfer.records.plan import TokenLogprobs
+from minfer.records.request import Request, SamplingParams
+from minfer.sampling import reference_sampler as sample
 
 VOCAB: Final = 101
 GREEDY: Final = SamplingParams(temperature=0)

@@ -9,12 +9,12 @@ from typing import Any
 
 from attrs import define, field
 
-from minfer.config import EngineConfig
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.grammar_masks import GrammarMasks
 from minfer.effects.text.grammars.store import Grammars
-from minfer.messages import Emit, Event, Finished, Pause, Submit
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Event, Finished, Pause, Submit
+from minfer.records.request import Request
 from minfer.runs.oracle import Oracle
 from tests.effects.live.walkers import ByHand, Clock, Compiler, Counting
 

@@ -19,7 +19,7 @@ from minfer.effects.live.errors import EngineDeadError, OverloadedError, Request
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.effects.text.outputs import RequestOutput
-from minfer.messages import (
+from minfer.records.messages import (
     Cancel,
     Emit,
     Executed,
@@ -28,8 +28,8 @@ from minfer.messages import (
     Preempted,
     Submit,
 )
+from minfer.records.state import Turn
 from minfer.runs.oracle import Oracle
-from minfer.state import Turn
 from tests.core.recorded import Seen
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched

@@ -14,12 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from minfer import LLM, BeamSearchOutput, BeamSearchParams, ParameterError, SamplingParams
-from minfer.beam import MAX_BEAMS, MAX_CANDIDATES, NEVER
 from minfer.effects.live.beam_rounds import replayed
 from minfer.effects.live.errors import DrainingError, RequestError
 from minfer.effects.live.journal_files import read_journal
-from minfer.messages import Admitted, Preempted, Submit
-from minfer.params import MAX_LOGPROBS
+from minfer.records.messages import Admitted, Preempted, Submit
+from minfer.sampling.beam import MAX_BEAMS, MAX_CANDIDATES, NEVER
+from minfer.sampling.params import MAX_LOGPROBS
 from tests.circles import claimed
 from tests.effects.tiny_model import write_checkpoint
 

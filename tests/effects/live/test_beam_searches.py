@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 
-from minfer.beam import BeamSearch
 from minfer.effects.live.beam_rounds import SearchRequest
 from minfer.effects.live.beam_searches import Searches
 from minfer.effects.live.client import Died, EngineClient, News
@@ -15,9 +14,10 @@ from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.text.outputs import Found
-from minfer.messages import Admitted, Finished, Preempted
-from minfer.plan import TokenLogprobs
-from minfer.request import Request
+from minfer.records.messages import Admitted, Finished, Preempted
+from minfer.records.plan import TokenLogprobs
+from minfer.records.request import Request
+from minfer.sampling.beam import BeamSearch
 from tests.effects.live.test_front import Stub
 
 VOCAB, STOP, WIDTH = 7, 6, 3

@@ -10,7 +10,7 @@ import pytest
 
 from minfer import LLM, SamplingParams
 from minfer.effects.live.client import Died, Message, News, Snapshot
-from minfer.messages import Admitted, Ended, Held, Missed, Preempted
+from minfer.records.messages import Admitted, Ended, Held, Missed, Preempted
 from tests.effects.tiny_model import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,8 +9,8 @@ import pytest
 from minfer.effects.live.compiling import Compiling
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import THREADS, Grammars
-from minfer.request import Request, SamplingParams
-from minfer.structured import StructuredOutputs
+from minfer.records.request import Request, SamplingParams
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.one_by_one import OneByOne
 
 

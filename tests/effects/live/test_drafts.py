@@ -6,20 +6,28 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.live.drafts import MOST_SKIPPED, READ_IN_A_TURN, HostDrafts
 from minfer.effects.live.driver import Driver
-from minfer.messages import Cancel, Emit, Execute, Executed, Failed, Propose, Submit
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
+    Cancel,
+    Emit,
+    Execute,
+    Executed,
+    Failed,
+    Propose,
+    Submit,
+)
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.speculation import HOST, Speculation
+from minfer.records.state import Transition
 from minfer.runs.drafts import judged, tally_of
 from minfer.runs.oracle import Oracle
-from minfer.sequence import SampleId
 from minfer.speculate.length import Costs
 from minfer.speculate.lookup import Lookup
 from minfer.speculate.proposer import Proposal, Proposer
-from minfer.speculate.settings import HOST, Speculation
 from minfer.speculate.tally import NO_DRAFTS
-from minfer.state import Transition
 from tests.circles import seeds
 
 VOCAB = 3  # so small that everything has been there before

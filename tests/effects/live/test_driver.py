@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.effects.live.driver import SWITCH, Driver, prompt_switches, quiet_collector
-from minfer.messages import Cancel, Executed, Failed, Submit, Tick
-from minfer.plan import Plan
-from minfer.policy import FirstCome, Load
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Executed, Failed, Submit, Tick
+from minfer.records.plan import Plan
+from minfer.records.policy import FirstCome, Load
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Turn
 from minfer.runs.oracle import Oracle
-from minfer.state import EngineState, Turn
 
 CONFIG = EngineConfig(num_blocks=20, block_size=4, max_num_seqs=4, vocab_size=100)
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.masks import Masked
-from minfer.messages import Executed, Failed, Pause, Submit
-from minfer.plan import Mask, Plan
-from minfer.request import SamplingParams
-from minfer.state import EngineState
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Executed, Failed, Pause, Submit
+from minfer.records.plan import Mask, Plan
+from minfer.records.request import SamplingParams
+from minfer.records.state import EngineState
 from tests.effects.live.test_driver_apart import (
     CONFIG,
     VOCAB,

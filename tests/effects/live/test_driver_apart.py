@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.execution.dry import Dry
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.masks import Masked, NoMasks
-from minfer.messages import Emit, Executed, Failed, Finish, Submit
-from minfer.plan import Mask, Plan, SampleApart
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Executed, Failed, Finish, Submit
+from minfer.records.plan import Mask, Plan, SampleApart
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState
 from minfer.runs.oracle import Oracle
-from minfer.sequence import SampleId
-from minfer.state import EngineState
 
 VOCAB = 40
 CONFIG = EngineConfig(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.blocks.keys import block_keys
 from minfer.effects.live.edge import (
     Asked,
     RequestError,
@@ -18,8 +19,7 @@ from minfer.effects.live.edge import (
 )
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
-from minfer.keys import block_keys
-from minfer.request import Request, SamplingParams
+from minfer.records.request import Request, SamplingParams
 from tests.effects.tiny_model import write_checkpoint
 
 

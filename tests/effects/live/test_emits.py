@@ -1,8 +1,8 @@
 """Columns of several emits are one, and of those that say nothing, none."""
 
 from minfer.effects.live.emits import column_of, joined, logprobs_of, pooled_of
-from minfer.messages import Emit
-from minfer.plan import TokenLogprobs
+from minfer.records.messages import Emit
+from minfer.records.plan import TokenLogprobs
 from minfer.runs.drafts import Drafted
 
 A, B = ("a", 0), ("b", 0)

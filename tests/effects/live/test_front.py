@@ -12,8 +12,8 @@ from minfer.effects.live.front import Front
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.messages import Admitted, Finish, Finished, Preempted
-from minfer.request import Request, SamplingParams
+from minfer.records.messages import Admitted, Finish, Finished, Preempted
+from minfer.records.request import Request, SamplingParams
 
 
 @define

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from attrs import define, evolve, field
 
-from minfer.config import EngineConfig
 from minfer.effects.live.grammar_masks import STUCK, GrammarMasks
 from minfer.effects.live.masks import Masked
 from minfer.effects.live.walks import Allowed
@@ -14,10 +13,11 @@ from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.engine import step
-from minfer.messages import Execute, Executed, Finish, Pause, Submit, Tick
-from minfer.plan import Mask, Plan
-from minfer.request import Request, SamplingParams
-from minfer.state import EngineState, initial
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Execute, Executed, Finish, Pause, Submit, Tick
+from minfer.records.plan import Mask, Plan
+from minfer.records.request import Request, SamplingParams
+from minfer.records.state import EngineState, initial
 from tests.effects.live.walkers import EOS, Compiler, ask
 
 CONFIG = EngineConfig(

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.checks import ConfigError
 from minfer.effects.live.journal_files import read_journal, write_journal
 from minfer.runs.journal import MAGIC, JournalError
 from minfer.runs.journal_reading import read_head
 from minfer.runs.journal_writing import head_record
+from minfer.values.checks import ConfigError
 from tests.core.recorded import recorded
 from tests.effects.live.test_journal_writer import full, live
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.live import journal_writer as journals
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.live.journal_writer import FIRST_PAUSE, LOOK, Writer
 from minfer.effects.live.worker import Worker
-from minfer.messages import Submit
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Submit
+from minfer.records.request import Request
+from minfer.records.state import EngineState, Turn
 from minfer.runs.oracle import Oracle
-from minfer.state import EngineState, Turn
 from tests.effects.live.test_journal_writer import CONFIG, full
 
 

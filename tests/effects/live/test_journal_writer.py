@@ -14,21 +14,21 @@ import pytest
 from attrs import evolve, frozen
 
 from minfer import LLM, SamplingParams
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
 from minfer.effects.live import journal_writer as journals
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.live.journal_writer import Writer
-from minfer.messages import Cancel, Submit
-from minfer.pmap import Map
-from minfer.policy import FirstCome, Policy
-from minfer.policy_fair import FairQueue
-from minfer.request import Request
+from minfer.policies.fair_queue import FairQueue
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Submit
+from minfer.records.policy import FirstCome, Policy
+from minfer.records.request import Request
+from minfer.records.state import Turn, initial
 from minfer.runs.journal import JournalError
 from minfer.runs.journal_reading import payloads
 from minfer.runs.oracle import Oracle
-from minfer.state import Turn, initial
+from minfer.values.checks import ConfigError
+from minfer.values.pmap import Map
 from tests.effects.tiny_model import write_checkpoint
 
 CONFIG = EngineConfig(

@@ -22,10 +22,10 @@ from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.effects.text.outputs import RequestOutput
-from minfer.messages import Executed, Failed
-from minfer.plan import Plan
-from minfer.policy import FirstCome
-from minfer.request import Request
+from minfer.records.messages import Executed, Failed
+from minfer.records.plan import Plan
+from minfer.records.policy import FirstCome
+from minfer.records.request import Request
 from minfer.runs.oracle import Oracle
 from tests.effects.tiny_model import EOS, write_checkpoint
 

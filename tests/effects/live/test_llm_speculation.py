@@ -25,8 +25,8 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.speculation import METHODS
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.messages import Admitted
-from minfer.sample import draw_key, gumbel, noise_bits, stream
+from minfer.records.messages import Admitted
+from minfer.sampling.reference_sampler import draw_key, gumbel, noise_bits, stream
 from tests.circles import claimed
 from tests.effects.watched import Watched
 

@@ -3,7 +3,7 @@
 from minfer.effects.live.mask_batch import STUCK, Batch
 from minfer.effects.live.walks import Walk
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.messages import Finish
+from minfer.records.messages import Finish
 from tests.effects.live.walkers import ask
 
 

@@ -1,11 +1,11 @@
 """Who makes no masks lets every row draw what it likes, and keeps nobody waiting."""
 
-from minfer.config import EngineConfig
 from minfer.effects.live.masks import Masked, NoMasks, at_once
-from minfer.messages import Finish
-from minfer.plan import Mask, Plan
-from minfer.request import Request
-from minfer.state import initial
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Finish
+from minfer.records.plan import Mask, Plan
+from minfer.records.request import Request
+from minfer.records.state import initial
 
 
 def test_masks_that_have_been_made_are_there() -> None:

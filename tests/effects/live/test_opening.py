@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.checks import ConfigError
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.dry import Dry
 from minfer.effects.execution.progress import WEIGHTS, Progress
@@ -19,8 +18,9 @@ from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.records.state import initial
 from minfer.runs.oracle import Oracle
-from minfer.state import initial
+from minfer.values.checks import ConfigError
 from tests.effects.tiny_model import write_checkpoint
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from minfer import LLM, AsyncLLM, SamplingParams
 from minfer.effects.live.policy_warnings import MOST_KINDS, PolicyWarnings
-from minfer.messages import Missed, Overruled
-from minfer.policy import FirstCome, Load, Rank
-from minfer.request import Request
+from minfer.records.messages import Missed, Overruled
+from minfer.records.policy import FirstCome, Load, Rank
+from minfer.records.request import Request
 
 PARAMS = SamplingParams(max_tokens=3)
 

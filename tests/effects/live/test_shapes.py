@@ -8,7 +8,7 @@ from minfer.effects.live.errors import RequestError
 from minfer.effects.live.shapes import check_shape, read_bad_words
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.params import SamplingParams
+from minfer.sampling.params import SamplingParams
 
 VOCAB = 50
 

@@ -14,7 +14,7 @@ from minfer.effects.live.grammar_masks import (
 from minfer.effects.live.walks import Due
 from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError
 from minfer.effects.text.grammars.store import Grammars
-from minfer.messages import Cancel, Ignored, Pause
+from minfer.records.messages import Cancel, Ignored, Pause
 from tests.effects.live.slow import SLOW, Engine, on, plain
 from tests.effects.live.walkers import Clock, Counting, ask, counted
 

@@ -11,7 +11,7 @@ import torch
 from minfer import LLM, SamplingParams
 from minfer.effects.execution.packing import Forward, Packer
 from minfer.effects.execution.runner import ModelRunner
-from minfer.plan import Plan
+from minfer.records.plan import Plan
 from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS, Tally
 from tests.circles import claimed

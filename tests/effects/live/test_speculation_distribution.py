@@ -2,8 +2,9 @@
 
 By chi-squared, of whole outputs on a vocabulary of four words: how often each sequence
 comes, against its probability by transformers' logits and the definitions of
-`minfer.sample`. 100,000 outputs of each with `--all`, fewer always. By both rules of
-acceptance; one that is wrong by a little is caught, and so is noise that is used twice.
+`minfer.sampling.reference_sampler`. 100,000 outputs of each with `--all`, fewer always.
+By both rules of acceptance; one that is wrong by a little is caught, and so is noise that
+is used twice.
 """
 
 import math
@@ -26,7 +27,7 @@ from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.setup.speculation import SAME, STANDARD
 from minfer.kernels import plain, reject
 from minfer.kernels.sample_reference import uniform
-from minfer.sample import RowSampling, scores
+from minfer.sampling.reference_sampler import RowSampling, scores
 from minfer.speculate.rejection import Streams, chances
 from tests.circles import claimed
 from tests.effects.tiny_model import write_checkpoint

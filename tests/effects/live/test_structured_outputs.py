@@ -11,7 +11,7 @@ import pytest
 
 from minfer import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputs
 from minfer.effects.live import grammar_masks
-from minfer.messages import Preempted
+from minfer.records.messages import Preempted
 from tests.effects.live.stuck import stick_at_the_end
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64}

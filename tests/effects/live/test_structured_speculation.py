@@ -14,8 +14,8 @@ import torch
 from attrs import define, field, frozen
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from minfer.messages import Preempted
-from minfer.plan import Plan
+from minfer.records.messages import Preempted
+from minfer.records.plan import Plan
 from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import Tally
 from tests.circles import claimed

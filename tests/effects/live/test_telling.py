@@ -4,15 +4,15 @@ import threading
 
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.live.client import Died, Message, News
 from minfer.effects.live.telling import Telling
 from minfer.engine import step
-from minfer.messages import Admitted, Ended, Event, Execute, Held, Submit, Tick
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Ended, Event, Execute, Held, Submit, Tick
+from minfer.records.request import Request
+from minfer.records.state import Transition, initial
 from minfer.runs.drafts import Drafted
 from minfer.runs.oracle import Oracle
-from minfer.state import Transition, initial
 
 CONFIG = EngineConfig(num_blocks=20, block_size=4, max_num_seqs=1, vocab_size=100)
 MORE = 1.0  # seconds from turn to turn

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from minfer import LLM, SamplingParams
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.text.outputs import RequestOutput
-from minfer.messages import Admitted, Preempted
+from minfer.records.messages import Admitted, Preempted
 from tests.effects.served import Serving, Slow, events, serving
 from tests.effects.serving.test_metrics import read, settle
 from tests.effects.serving.wire import asking

@@ -10,7 +10,6 @@ import pytest
 from attrs import evolve
 
 from minfer import LLM, SamplingParams
-from minfer.config import EngineConfig
 from minfer.effects.live.totals import (
     ACCEPTED_AT,
     COUNTERS,
@@ -23,11 +22,20 @@ from minfer.effects.live.totals import (
     Histogram,
     Tally,
 )
-from minfer.messages import Admitted, Emit, Ended, Execute, Overruled, Preempted, Voided
-from minfer.plan import Yields
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
+    Admitted,
+    Emit,
+    Ended,
+    Execute,
+    Overruled,
+    Preempted,
+    Voided,
+)
+from minfer.records.plan import Yields
+from minfer.records.state import EngineState, Transition, Turn, initial
 from minfer.runs.drafts import drafted, judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS
-from minfer.state import EngineState, Transition, Turn, initial
 from tests.core.recorded import recorded, storm
 from tests.core.runs.clocked import Run
 from tests.core.runs.drafted import by_device, by_host

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.messages import Submit
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Submit
+from minfer.records.sequence import Running
 from minfer.runs.oracle import Oracle
-from minfer.sequence import Running
 from tests.effects.live.walkers import EOS, ask
 
 BLOCK = 4

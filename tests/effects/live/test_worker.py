@@ -30,11 +30,11 @@ from minfer.effects.live.errors import (
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.grammars.store import Grammars
-from minfer.messages import Admitted, Cancel, Ended, Finish, Finished
-from minfer.plan import Plan
-from minfer.policy import FirstCome, Load
-from minfer.request import Request
-from minfer.structured import StructuredOutputs
+from minfer.records.messages import Admitted, Cancel, Ended, Finish, Finished
+from minfer.records.plan import Plan
+from minfer.records.policy import FirstCome, Load
+from minfer.records.request import Request
+from minfer.sampling.structured import StructuredOutputs
 from tests.core.recorded import Seen
 from tests.effects.served import Slow
 from tests.effects.text.grammars.one_by_one import OneByOne

@@ -12,8 +12,8 @@ from attrs import define, field
 from minfer.effects.live.walks import Due
 from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, Move
-from minfer.request import Request, SamplingParams
-from minfer.structured import StructuredOutputs
+from minfer.records.request import Request, SamplingParams
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.one_by_one import OneByOne
 
 ASKED = StructuredOutputs(regex="any")

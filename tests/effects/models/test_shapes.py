@@ -4,7 +4,6 @@ import pytest
 import transformers
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.shapes import (
     REJECTING,
@@ -18,7 +17,8 @@ from minfer.effects.models.shapes import (
     weight_bytes,
 )
 from minfer.effects.models.spec_reader import parse_spec
-from minfer.speculate.settings import DEVICE, HOST, REJECTION, SAME_NOISE, Speculation
+from minfer.records.config import EngineConfig
+from minfer.records.speculation import DEVICE, HOST, REJECTION, SAME_NOISE, Speculation
 from tests.effects.tiny_families import config_of
 from tests.effects.tiny_model import CONFIG, expected_tensors, with_windows
 

@@ -6,12 +6,12 @@ from random import Random
 import pytest
 from attrs import evolve
 
+from minfer.blocks.keys import block_keys
 from minfer.effects.live.journal_writer import Writer
 from minfer.effects.runs.arrivals import Row, Trace, TraceError
 from minfer.effects.runs.traces import read_trace
-from minfer.keys import block_keys
-from minfer.messages import Cancel
-from minfer.request import Request
+from minfer.records.messages import Cancel
+from minfer.records.request import Request
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from tests.core.runs.test_simulate import EVEN, asked, config_of
 from tests.effects.runs.test_traces import azure, recorded, requests

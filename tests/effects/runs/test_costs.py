@@ -8,14 +8,14 @@ from random import Random
 import pytest
 from attrs import astuple, evolve
 
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import Step, fit, read_cost, steps, write_cost
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.traces import read_trace
+from minfer.records.config import EngineConfig
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
+from minfer.values.checks import ConfigError
 from tests.effects.runs.test_simulate import COST, told
 
 

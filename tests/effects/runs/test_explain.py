@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from minfer import LLM, SamplingParams
-from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain import SIZES, figures
-from minfer.messages import Submit
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Submit
+from minfer.records.state import Turn
 from minfer.runs.explain import explain
 from minfer.runs.redact import redacted, redacted_config
-from minfer.state import Turn
 from tests.core.recorded import recorded
 from tests.core.runs.clocked import Run, config, request
 from tests.core.runs.drafted import by_device

@@ -9,7 +9,7 @@ import pytest
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain_list import SHOWN, lines, listed
-from minfer.messages import Emit, Submit
+from minfer.records.messages import Emit, Submit
 from tests.core.runs.clocked import Run, config, request
 from tests.effects.runs.test_explain import hostile as hostile
 from tests.effects.runs.test_explain import saved

@@ -14,16 +14,16 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
-from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain import figures
 from minfer.effects.runs.page.columns import Run
 from minfer.effects.serving.metrics import Metrics
-from minfer.messages import Admitted, Submit
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Submit
+from minfer.records.request import Request
+from minfer.records.state import Turn
 from minfer.runs.explain import explain
-from minfer.state import Turn
 from tests.core.recorded import recorded, storm
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.effects.storms import hits_by_plans, tally_of, weather

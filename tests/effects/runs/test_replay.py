@@ -10,11 +10,12 @@ from typing import NoReturn
 
 import pytest
 
-from minfer import LLM, SamplingParams, consult
+from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.setup.folders import bundled_folder
-from minfer.messages import Preempted
+from minfer.policies import consult
+from minfer.records.messages import Preempted
 from tests.core.changed import CHANGES
 from tests.core.runs.test_fork import recorded
 from tests.effects.runs.replays import found, said

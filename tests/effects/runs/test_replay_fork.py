@@ -8,8 +8,8 @@ from attrs import evolve
 from minfer import LLM, SamplingParams
 from minfer.effects.live.journal_files import read_journal, write_journal
 from minfer.effects.runs.costs import write_cost
-from minfer.messages import Preempted
-from minfer.request import Request
+from minfer.records.messages import Preempted
+from minfer.records.request import Request
 from minfer.runs.simulate import Simulated, Simulation
 from tests.core.runs.drafted import by_device, by_host
 from tests.core.runs.test_fork import CONFIG, COST, recorded

@@ -6,9 +6,9 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.live.journal_files import write_journal
-from minfer.messages import Submit
-from minfer.pmap import Map
-from minfer.policy_fair import FairQueue
+from minfer.policies.fair_queue import FairQueue
+from minfer.records.messages import Submit
+from minfer.values.pmap import Map
 from tests.core.runs.clocked import Run, config, request
 from tests.core.runs.test_fork import recorded
 from tests.effects.runs.replays import found, said

@@ -9,14 +9,22 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.runs.report import Report, Spread
-from minfer.messages import Admitted, Cancel, Emit, Executed, Failed, Preempted, Submit
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
+    Admitted,
+    Cancel,
+    Emit,
+    Executed,
+    Failed,
+    Preempted,
+    Submit,
+)
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+from minfer.records.state import Turn
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Arrival, Simulated, Simulation
-from minfer.sequence import SampleId
-from minfer.state import Turn
 from tests.circles import seeds
 from tests.core.runs.clocked import Run, config, request
 from tests.core.runs.test_simulate import EVEN, asked, config_of, random_arrivals

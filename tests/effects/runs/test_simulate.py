@@ -14,14 +14,14 @@ import pytest
 from attrs import frozen
 
 import minfer
-from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.traces import read_trace
-from minfer.policy import FirstCome, Rank
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.policy import FirstCome, Rank
+from minfer.records.request import Request
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
 from tests.circles import claimed
@@ -49,8 +49,8 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 OWN = """
 from __future__ import annotations
 from attrs import frozen
-from minfer.policies import Priority
-from minfer.policy import FirstCome
+from minfer.policies.builtin import Priority
+from minfer.records.policy import FirstCome
 
 @frozen
 class Longest(FirstCome):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import H200, write_cost
 from minfer.effects.runs.simulate import _goodness
 from minfer.effects.runs.traces import read_trace
+from minfer.records.config import EngineConfig
 from minfer.runs.simulate import Simulated, Simulation
 from tests.effects.runs.test_simulate import COST, SMALL, told
 

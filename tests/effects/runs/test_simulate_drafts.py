@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report, drafts_told
 from minfer.effects.runs.simulate_drafts import DRAFTERS, with_drafts
 from minfer.effects.setup.speculation import METHODS
-from minfer.speculate.settings import DEVICE, HOST, Speculation
+from minfer.records.config import EngineConfig
+from minfer.records.speculation import DEVICE, HOST, Speculation
 from tests.core.runs.drafted import by_device
 from tests.effects.runs.test_simulate import told
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.arrivals import LONGEST, Row, Trace, TraceError
 from minfer.effects.runs.traces import read_trace
-from minfer.messages import Cancel
-from minfer.request import Request
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel
+from minfer.records.request import Request
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from tests.core.runs.test_simulate import EVEN, asked, config_of, ends
 

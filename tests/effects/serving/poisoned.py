@@ -9,7 +9,7 @@ from typing import Any
 
 from minfer.effects.cli.main import main
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.plan import Plan
+from minfer.records.plan import Plan
 
 MARK = (7, 7)
 _left: dict[int, int] = {}  # steps, by row

@@ -7,7 +7,7 @@ from openai import OpenAI
 from minfer.effects.serving.authentication import Caller, caller_of
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.keys import Key, Keys, digest
-from minfer.messages import Submit
+from minfer.records.messages import Submit
 from tests.effects.served import serving
 from tests.effects.serving.wire import SLOW
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from minfer.checks import ConfigError
 from minfer.effects.cli.serve import add_options
 from minfer.effects.serving.bounds import Bounds, bounds_of
+from minfer.values.checks import ConfigError
 
 
 def said(*arguments: str) -> Bounds:

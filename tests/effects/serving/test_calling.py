@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 import pytest
 
-from minfer import structured
 from minfer.effects.serving import calling
 from minfer.effects.text.grammars.by_llguidance import MISSING
 from minfer.effects.text.grammars.protocol import MissingLibraryError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.tools.formats import NONE, Parsers
 from minfer.effects.text.tools.forms import FORMS
+from minfer.sampling import structured
 from tests.effects.served import Serving, events, serving
 
 SCHEMA: Final[dict[str, Any]] = {

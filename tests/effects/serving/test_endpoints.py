@@ -28,7 +28,7 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event, Failure
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 from tests.effects.serving.wire import asgi
 
 # --- what would be a protocol's module --------------------------------------------------

@@ -15,7 +15,7 @@ from minfer.effects.live.errors import (
 )
 from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError, told_of
 from minfer.effects.text.chat import ChatTemplateError
-from minfer.request import ParameterError
+from minfer.records.request import ParameterError
 from tests.effects.served import serving
 from tests.effects.serving.wire import SLOW, asking
 

@@ -10,9 +10,9 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from minfer.checks import ConfigError
 from minfer.effects.cli.serve import add_options
 from minfer.effects.serving.hosts import Hosts, hosts_of
+from minfer.values.checks import ConfigError
 from tests.circles import claimed, long
 from tests.effects.serving.test_server import process
 

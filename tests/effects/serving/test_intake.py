@@ -29,8 +29,8 @@ from minfer.effects.serving.transports.envelope import Envelope
 from minfer.effects.serving.transports.transport import Failure, Transport, Watcher
 from minfer.effects.serving.transports.websocket import Channel
 from minfer.effects.text.grammars import store as grammars
-from minfer.messages import Submit
-from minfer.structured import StructuredOutputs
+from minfer.records.messages import Submit
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.served import Serving, events, serving
 from tests.effects.serving.wire import NEIGHBOUR, SLOW, raw
 from tests.effects.text.grammars.one_by_one import OneByOne

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from minfer.checks import ConfigError
 from minfer.effects.serving.keys import Keys, digest, read_keys
+from minfer.values.checks import ConfigError
 
 
 def test_keys_of_the_command_line() -> None:

@@ -22,7 +22,7 @@ from minfer.effects.serving.limits import (
     largest_body,
 )
 from minfer.effects.serving.protocol import GenerationRequest, Include
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 from tests.effects.served import Serving
 from tests.effects.serving.wire import HEAD, exchange, raw
 

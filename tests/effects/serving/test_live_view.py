@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import ACCEPTED_AT, FIRST, GAP, Histogram, Totals
 from minfer.effects.serving import live_view
 from minfer.effects.serving.live_view import Figures
 from minfer.effects.serving.shared import Shared
+from minfer.records.config import EngineConfig
 from tests.effects.served import Serving, events, serving
 
 DRY: dict[str, Any] = {"executor": "dry", "num_gpu_blocks_override": 400}

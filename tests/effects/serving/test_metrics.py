@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from minfer import LLM, SamplingParams
 from minfer.effects.serving.metric_help import HELP
 from minfer.effects.serving.metrics import Metrics
-from minfer.messages import Admitted, Emit, Execute
-from minfer.policy import FirstCome
+from minfer.records.messages import Admitted, Emit, Execute
+from minfer.records.policy import FirstCome
+from minfer.records.state import Transition
 from minfer.runs.oracle import Oracle
-from minfer.state import Transition
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched
 

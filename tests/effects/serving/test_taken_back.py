@@ -18,7 +18,7 @@ from minfer.effects.text.outputs import CompletionOutput, RequestMetrics
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools import deepseek
 from minfer.effects.text.tools.formats import NONE, Parsers
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 from tests.circles import long
 from tests.effects.text.grammars.bundled import FOLDER
 

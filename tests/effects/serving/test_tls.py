@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from minfer.checks import ConfigError
 from minfer.effects.cli.main import main
 from minfer.effects.serving.tls import Tls
+from minfer.values.checks import ConfigError
 from tests.effects.serving.test_server import process
 
 WORD = "of-a-test"

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from minfer.checks import ConfigError
 from minfer.effects.serving import traces as module
 from minfer.effects.serving.traces import Traces, check_endpoint, traced
+from minfer.values.checks import ConfigError
 from tests.effects.served import Serving
 from tests.effects.serving.test_server import process
 from tests.effects.test_imports import loaded_by

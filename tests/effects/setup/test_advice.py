@@ -11,7 +11,7 @@ from minfer.effects.models.json_files import CorruptFileError
 from minfer.effects.setup.advice import NOT_APPLIED, advised_params, not_applied
 from minfer.effects.setup.prepare import prepare, prepared_elsewhere
 from minfer.effects.setup.settings import EngineArgs
-from minfer.params import ADVISED
+from minfer.sampling.params import ADVISED
 from tests.effects.tiny_model import write_checkpoint
 
 

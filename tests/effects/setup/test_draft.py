@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.checks import ConfigError
 from minfer.effects.models.shapes import kv_bytes_per_token, weight_bytes
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import describe
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
+from minfer.values.checks import ConfigError
 
 DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from minfer.checks import ConfigError
 from minfer.effects.cli.main import main
 from minfer.effects.setup.folders import bundled_folder, model_folder
+from minfer.values.checks import ConfigError
 from tests.effects.tiny_model import write_checkpoint
 
 

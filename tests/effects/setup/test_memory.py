@@ -9,10 +9,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.arrive import objection
-from minfer.blocks import blocks_for
-from minfer.checks import ConfigError
-from minfer.config import EngineConfig
+from minfer.blocks.ownership import blocks_for
 from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.sampler import Sampler
@@ -40,8 +37,11 @@ from minfer.effects.setup.memory import (
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
 from minfer.kernels.shape import Kept
-from minfer.request import Request
-from minfer.state import initial
+from minfer.lifecycle.arrive import objection
+from minfer.records.config import EngineConfig
+from minfer.records.request import Request
+from minfer.records.state import initial
+from minfer.values.checks import ConfigError
 from tests.effects.tiny_model import CONFIG, with_feed_forward, with_windows
 
 SPEC = parse_spec(CONFIG)

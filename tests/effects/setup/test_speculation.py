@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from minfer.checks import ConfigError
 from minfer.effects.setup.speculation import (
     HOST_ROWS,
     SpeculativeConfig,
     read_json,
     speculative_config,
 )
+from minfer.records.speculation import DEVICE, HOST, REJECTION, SAME_NOISE
 from minfer.speculate.lookup import Lookup
-from minfer.speculate.settings import DEVICE, HOST, REJECTION, SAME_NOISE
+from minfer.values.checks import ConfigError
 
 
 def config(**given: Any) -> SpeculativeConfig:

@@ -4,10 +4,10 @@ import argparse
 
 import pytest
 
-from minfer.checks import ConfigError
 from minfer.effects.setup.values import policy_of, read_bytes, whole
-from minfer.policies import Priority
-from minfer.policy import FirstCome
+from minfer.policies.builtin import Priority
+from minfer.records.policy import FirstCome
+from minfer.values.checks import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.outputs import Logprob, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.messages import Finish, Finished
-from minfer.plan import TokenLogprobs
-from minfer.request import Request, SamplingParams
+from minfer.records.messages import Finish, Finished
+from minfer.records.plan import TokenLogprobs
+from minfer.records.request import Request, SamplingParams
 
 
 @pytest.fixture(scope="module")

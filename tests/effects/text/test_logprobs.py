@@ -6,8 +6,8 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.logprobs import PromptScores, by_id
 from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.plan import TokenLogprobs
-from minfer.prompt_logprobs import PromptPart, packed
+from minfer.records.plan import TokenLogprobs
+from minfer.records.prompt_logprobs import PromptPart, packed
 
 PROMPT = (5, 6, 7, 8, 9)
 

@@ -10,8 +10,8 @@ from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.pieces import Pieces
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.messages import Finished
-from minfer.plan import TokenLogprobs
+from minfer.records.messages import Finished
+from minfer.records.plan import TokenLogprobs
 from tests.effects.text.languages import LANGUAGES
 from tests.effects.text.test_stops import begun, drawn, searched
 

@@ -3,7 +3,7 @@
 import pytest
 
 from minfer.effects.text.timeline import Timeline
-from minfer.messages import Admitted, Preempted
+from minfer.records.messages import Admitted, Preempted
 
 LET_IN = Admitted("a", 0, 0.0, 0, 1)
 BACK = Preempted("a", 0, ("b", 0), 1, 1)

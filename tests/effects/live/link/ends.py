@@ -12,8 +12,8 @@ from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.shares import Session
 from minfer.effects.live.totals import NOTHING_COUNTED
-from minfer.messages import Admitted, Finish, Finished
-from minfer.request import Request
+from minfer.records.messages import Admitted, Finish, Finished
+from minfer.records.request import Request
 
 READY = wire.Ready("cpu", 9, b"print")
 IDLE = Snapshot(

@@ -11,9 +11,9 @@ from minfer.effects.live.link.host import PATIENCE, STAGE, Host
 from minfer.effects.live.link.quarantine import FEW
 from minfer.effects.live.link.shares import Session
 from minfer.effects.live.totals import Totals
-from minfer.messages import Finish, Finished, Held
-from minfer.request import SamplingParams
-from minfer.structured import StructuredOutputs
+from minfer.records.messages import Finish, Finished, Held
+from minfer.records.request import SamplingParams
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.live.link.ends import IDLE, READY, Ends, MadeUp, linked, request
 
 

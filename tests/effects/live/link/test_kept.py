@@ -5,9 +5,9 @@ from attrs import evolve
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.kept import Requests
 from minfer.effects.live.link.quarantine import GUILTY
-from minfer.messages import Admitted, Finish, Finished
-from minfer.request import Request, SamplingParams
-from minfer.structured import StructuredOutputs
+from minfer.records.messages import Admitted, Finish, Finished
+from minfer.records.request import Request, SamplingParams
+from minfer.sampling.structured import StructuredOutputs
 
 
 def request(name: str = "a", n: int = 1, first_sample: int = 0) -> Request:

@@ -7,14 +7,22 @@ import attrs
 import msgspec
 import pytest
 
-from minfer.beam import BeamRound, BeamSearch
 from minfer.effects.live.client import News, Snapshot
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.totals import Histogram, Totals
-from minfer.messages import Admitted, Ended, Finish, Finished, Held, Missed, Preempted
-from minfer.plan import TokenLogprobs
-from minfer.request import Request, SamplingParams
-from minfer.structured import StructuredOutputs
+from minfer.records.messages import (
+    Admitted,
+    Ended,
+    Finish,
+    Finished,
+    Held,
+    Missed,
+    Preempted,
+)
+from minfer.records.plan import TokenLogprobs
+from minfer.records.request import Request, SamplingParams
+from minfer.sampling.beam import BeamRound, BeamSearch
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.live.link.ends import IDLE, linked, other
 
 SAMPLING = other(

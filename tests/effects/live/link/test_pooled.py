@@ -5,8 +5,8 @@ from attrs import evolve
 
 from minfer.effects.live.client import Message, News
 from minfer.effects.live.link import messages as wire
-from minfer.request import Request
-from minfer.sequence import SampleId
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
 from tests.circles import seeds
 from tests.core.world import pooled_reference
 from tests.effects.live.link.world import CONFIG, Front, World

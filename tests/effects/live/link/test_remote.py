@@ -15,7 +15,7 @@ from minfer.effects.live.errors import (
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import FEW, GIVEN_UP, GUILTY
 from minfer.effects.live.link.remote import Remote
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 from tests.circles import seeds
 from tests.effects.live.link.ends import IDLE, linked, request
 from tests.effects.live.link.world import Poison, World

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from minfer.effects.live.client import News
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.shares import Session, Shares
-from minfer.messages import Finished
+from minfer.records.messages import Finished
 
 NAMES = "abcdef"
 BATCHES = st.lists(st.lists(st.sampled_from(NAMES), unique=True), min_size=1, max_size=6)

@@ -13,7 +13,6 @@ from typing import Never
 
 from attrs import define, field, frozen
 
-from minfer.config import EngineConfig
 from minfer.effects.live.client import Message, News
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.link import messages as wire
@@ -26,12 +25,13 @@ from minfer.effects.live.totals import NOTHING_COUNTED
 from minfer.effects.live.worker import Worker
 from minfer.effects.text.grammars.protocol import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
-from minfer.messages import Finish, Finished
-from minfer.plan import Open, Plan
-from minfer.request import Request, SamplingParams
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Finish, Finished
+from minfer.records.plan import Open, Plan
+from minfer.records.request import Request, SamplingParams
+from minfer.records.sequence import SampleId
 from minfer.runs.oracle import Oracle
-from minfer.sequence import SampleId
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 
 VOCAB = 50
 CONFIG = EngineConfig(

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from minfer import LLM, SamplingParams
-from minfer.checks import ConfigError as SettingError
 from minfer.effects.cli.main import main
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
+from minfer.values.checks import ConfigError as SettingError
 from tests.effects.tiny_fallback import CONFIGS, VOCAB, save
 
 SMALL: dict[str, Any] = {

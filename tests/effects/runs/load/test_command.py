@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from minfer.checks import ConfigError
 from minfer.effects.cli.bench import serve
 from minfer.effects.runs.load import metrics
 from minfer.effects.runs.load.client import Client, Outcome
 from minfer.effects.runs.load.command import bench_serve
 from minfer.effects.runs.load.record import LoadError
+from minfer.values.checks import ConfigError
 from tests.effects.runs.load.stub import NEVER, WHOLE, Stub, plain, stream, stub, token
 from tests.effects.runs.load.test_options import options
 

@@ -10,14 +10,14 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from minfer.config import EngineConfig
 from minfer.effects.runs.page.make import write_page
 from minfer.engine import step
-from minfer.messages import Cancel, Event, Execute, Executed, Submit, Tick
-from minfer.plan import Plan
-from minfer.policies import Priority
-from minfer.request import Request
-from minfer.state import Turn, initial
+from minfer.policies.builtin import Priority
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Event, Execute, Executed, Submit, Tick
+from minfer.records.plan import Plan
+from minfer.records.request import Request
+from minfer.records.state import Turn, initial
 from tests.effects.browser import browser
 
 PICTURE: Final = Path("bench/results/viewer.png")

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.effects.runs.page.make import write_page
 from minfer.engine import step
-from minfer.messages import (
+from minfer.policies.builtin import Priority
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Cancel,
     Event,
     Execute,
@@ -22,10 +23,9 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.plan import Plan
-from minfer.policies import Priority
-from minfer.request import Request
-from minfer.state import Turn, initial
+from minfer.records.plan import Plan
+from minfer.records.request import Request
+from minfer.records.state import Turn, initial
 from tests.effects.browser import Browser, found
 
 seen = pytest.mark.skipif(

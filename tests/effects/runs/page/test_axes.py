@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from minfer.config import EngineConfig
-from minfer.messages import Event
-from minfer.state import Turn
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event
+from minfer.records.state import Turn
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import (
     PIXEL,

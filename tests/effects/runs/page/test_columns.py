@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.effects.runs.page.make import page
-from minfer.messages import (
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Emit,
     Ended,
     Event,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from minfer.state import Turn
+from minfer.records.state import Turn
 from tests.core.runs.clocked import Run
 from tests.core.runs.drafted import by_device, by_host
 from tests.core.runs.test_drafts import of

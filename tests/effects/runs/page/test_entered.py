@@ -1,7 +1,7 @@
 """Which of several requests of one id a turn took on."""
 
-from minfer.config import EngineConfig
 from minfer.effects.runs.page.make import page
+from minfer.records.config import EngineConfig
 from tests.effects.runs.page.scenes import asked, turns_of, unpacked
 
 

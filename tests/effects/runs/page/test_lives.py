@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from minfer.messages import (
+from minfer.records.messages import (
     Emit,
     Execute,
 )
-from minfer.state import Turn
+from minfer.records.state import Turn
 from tests.core.recorded import recorded
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import seen, shown

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from minfer.config import EngineConfig
 from minfer.effects.runs.page.make import page, template, write_page
-from minfer.messages import (
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Cancel,
     Event,
     Failed,

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from minfer.config import EngineConfig
-from minfer.record import evolve
-from minfer.state import Turn
+from minfer.records.config import EngineConfig
+from minfer.records.state import Turn
+from minfer.values.record import evolve
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import asked, scene, seen, shown, turns_of, words
 

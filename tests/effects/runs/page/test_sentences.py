@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import get_args
 
-from minfer.config import EngineConfig
 from minfer.effects.runs.page.columns import KINDS
 from minfer.effects.runs.page.scripts import SCRIPTS
-from minfer.messages import (
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Admitted,
     Reason,
 )

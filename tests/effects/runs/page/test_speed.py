@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from minfer.config import EngineConfig
 from minfer.effects.runs.page.make import write_page
-from minfer.messages import (
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
     Event,
 )
-from minfer.record import evolve
-from minfer.state import Turn
+from minfer.records.state import Turn
+from minfer.values.record import evolve
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import asked, seen, turns_of
 

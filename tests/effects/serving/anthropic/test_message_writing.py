@@ -11,7 +11,7 @@ from minfer.effects.serving.anthropic.message_writing import writer
 from minfer.effects.serving.protocol import GenerationRequest, Include, Writer
 from minfer.effects.serving.stamp import Stamp
 from minfer.effects.text.tools.formats import Parsing
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 from tests.effects.scripted import hermes
 from tests.effects.serving.openai.asked import delta, served
 

@@ -14,7 +14,7 @@ from minfer.effects.serving.anthropic.messages import ENDPOINT
 from minfer.effects.serving.protocol import GenerationRequest, Include, Writer
 from minfer.effects.serving.stamp import Stamp
 from minfer.effects.text.outputs import CompletionOutput
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 from tests.effects.served import Serving
 from tests.effects.serving.anthropic.asked import HI, body, refused
 from tests.effects.serving.openai.asked import served

@@ -21,7 +21,7 @@ from minfer.effects.serving.transports.transport import Event
 from minfer.effects.text.outputs import CompletionOutput, Logprob, RequestMetrics
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsing
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 HI = [{"role": "user", "content": "hi"}]

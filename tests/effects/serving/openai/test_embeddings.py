@@ -16,7 +16,7 @@ from minfer.effects.serving.openai.embeddings import (
     EmbeddingBody,
     EmbeddingList,
 )
-from minfer.plan import POOLINGS
+from minfer.records.plan import POOLINGS
 from tests.effects.served import Serving
 from tests.effects.serving.openai.asked import STAMP, delta, refused
 

@@ -8,8 +8,8 @@ import pytest
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
-from minfer.params import ADVISED, SamplingParams
-from minfer.request import ParameterError
+from minfer.records.request import ParameterError
+from minfer.sampling.params import ADVISED, SamplingParams
 from tests.effects.serving.openai.asked import HI, chat, completion, refused
 
 

@@ -13,7 +13,7 @@ from minfer.effects.serving.openai.response_writing import writer
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 from tests.effects.serving.openai.asked import delta, served
 
 ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -9,7 +9,7 @@ from openai import OpenAI
 from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.responses import ResponsesBody
-from minfer.structured import MAX_CONSTRAINT, StructuredOutputs
+from minfer.sampling.structured import MAX_CONSTRAINT, StructuredOutputs
 from tests.effects.live.stuck import stick_at_the_end
 from tests.effects.served import Serving, events
 from tests.effects.serving.openai.asked import HI, chat, completion

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from minfer.effects.text.tools.formats import Parsers
-from minfer.messages import Cancel
+from minfer.records.messages import Cancel
 from tests.effects.browser import Browser
 from tests.effects.served import Serving, serving
 from tests.effects.serving.page.visits import (

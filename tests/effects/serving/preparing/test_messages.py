@@ -18,7 +18,7 @@ from minfer.effects.serving.preparing.messages import (
 from minfer.effects.serving.preparing.task import Prepared
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.text.tools.formats import Parsing
-from minfer.request import SamplingParams
+from minfer.records.request import SamplingParams
 
 REQUEST = GenerationRequest(
     prompts=(Asked("a text", [1, 2**31], b"\x00salt"), Asked(None, [5])),

@@ -9,7 +9,7 @@ import minfer.effects
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 
 FOLDER = Path(minfer.effects.__path__[0]) / "bundled" / "target"
 ENDS = frozenset({0, 2})

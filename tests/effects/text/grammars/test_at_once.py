@@ -17,7 +17,7 @@ from minfer.effects.text.grammars.protocol import (
     Matcher,
     Move,
 )
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
     ENDS,
     allowed,

@@ -8,7 +8,7 @@ import pytest
 from minfer.effects.text.grammars import walking
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
     ENDS,
     allowed,

@@ -13,7 +13,7 @@ from minfer.effects.text.grammars.idle import (
     Idle,
 )
 from minfer.effects.text.grammars.protocol import Matcher
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.live.walkers import Walker
 from tests.effects.text.grammars.bundled import compiler
 

@@ -8,7 +8,7 @@ import pytest
 
 from minfer.effects.text.grammars.lark import MOST_DEEP, as_compiled, checked_lark
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.structured import MAX_CONSTRAINT
+from minfer.sampling.structured import MAX_CONSTRAINT
 from tests.effects.text.grammars.bundled import ids, matcher, refusal, takes
 from tests.quick import at_most
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.text.grammars.spelled import spelled
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import ids, matcher, refusal, takes
 
 CALL = {

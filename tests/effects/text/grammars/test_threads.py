@@ -99,7 +99,7 @@ def test_who_waits_for_a_turn_that_never_comes_is_told() -> None:
         "import threading, time\n"
         "from concurrent.futures import CancelledError\n"
         "from minfer.effects.text.grammars.store import Grammars\n"
-        "from minfer.structured import StructuredOutputs\n"
+        "from minfer.sampling.structured import StructuredOutputs\n"
         "class Slow:\n"
         "    def compile(self, asked):\n"
         f"        time.sleep({SECONDS})\n"

@@ -23,7 +23,7 @@ from minfer.effects.text.tools.forms import (
     grammar,
 )
 from minfer.effects.text.tools.thinking import BRACKETS, THINK
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import ENDS, allowed, tokenizer
 from tests.effects.text.tools.cuts import found
 from tests.effects.text.tools.test_deepseek import call as called

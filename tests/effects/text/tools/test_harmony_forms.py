@@ -10,7 +10,7 @@ from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.spelled import json_rule
 from minfer.effects.text.tools.forms import grammar
 from minfer.effects.text.tools.harmony_forms import CALL
-from minfer.structured import StructuredOutputs
+from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import ENDS, allowed
 from tests.effects.text.tools.cuts import found
 from tests.effects.text.tools.test_forms import both, calling, message, vocabulary

@@ -1,0 +1,1 @@
+"""Committing the results of a step, or discarding them."""

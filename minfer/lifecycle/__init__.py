@@ -1,0 +1,1 @@
+"""The transitions of a sample's life: arrival, seats, publication, preemption, end."""

@@ -1,0 +1,158 @@
+"""Arrival of requests: those that could never run are rejected, the others get a place in
+the waiting queue.
+
+Consecutive requests enter at once: each is checked and ranked in turn, but the queue,
+which is persistent, is rebuilt once.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from operator import attrgetter
+
+from minfer.blocks.keys import extend_keys
+from minfer.blocks.ownership import blocks_for
+from minfer.policies import consult
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit, Ended, Finished, Ignored, Reason, clip
+from minfer.records.request import Request
+from minfer.records.sequence import Place, Sequence
+from minfer.records.state import EngineState, Live, Transition
+from minfer.sampling.params import MAX_SAMPLES
+from minfer.values.record import evolve
+
+
+def objection(
+    config: EngineConfig, state: EngineState, request: Request, coming: int = 0
+) -> str:
+    """Why a request could never run here, or nothing; `coming` samples arrive
+    before it.
+    """
+    prompt = len(request.prompt)
+    known = prompt + len(request.output)
+    most = request.most_known(config.max_model_len)
+    needs = blocks_for(most, config.block_size)
+    if not prompt:
+        return "the prompt is empty"
+    if not 1 <= request.n <= MAX_SAMPLES or (request.n > 1 and request.output):
+        return f"n must be from 1 to {MAX_SAMPLES}, and 1 for a resumed request"
+    if why := _misfit(request):
+        return why
+    if request.ends_with_prompt and prompt > config.max_model_len:
+        return (
+            f"the prompt has {prompt} tokens; this model's maximum context length is "
+            f"{config.max_model_len} tokens"
+        )
+    if not request.ends_with_prompt and prompt >= config.max_model_len:
+        return (
+            f"the prompt has {prompt} tokens; this model's maximum context length is "
+            f"{config.max_model_len} tokens, of which at least one must be left for the "
+            f"output"
+        )
+    if known >= most:
+        return f"the request was resumed with all of its {most - prompt} output tokens"
+    if needs > config.num_blocks:
+        what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
+        return f"{what}; the cache has {config.num_blocks}"
+    full = len(state.waiting) + coming + request.n > config.max_waiting
+    if full and request.place is None:
+        return f"the waiting line is full ({config.max_waiting} samples)"
+    if request.largest >= config.vocab_size:
+        return f"token ids must be from 0 to {config.vocab_size - 1}"
+    return ""
+
+
+def _misfit(request: Request) -> str:
+    """Why parameters of a request exclude each other, or nothing."""
+    if request.max_tokens < 0:
+        return "max_tokens must be at least 0"
+    if request.tails is not None and request.max_tokens > 1:
+        return "a request with keys of its last block yields one token at most"
+    if not (request.pooling or request.ends_with_prompt):
+        return ""
+    if request.max_tokens or request.n != 1 or request.output or request.lockstep:
+        return (
+            "a request that is pooled, or ends with its prompt, yields no token: "
+            "max_tokens must be 0 and n 1, without output and lockstep"
+        )
+    return ""
+
+
+def submitted(
+    config: EngineConfig, state: EngineState, requests: Iterable[Request]
+) -> Transition:
+    """Add requests to the waiting queue, in order; the queue and the requests are rebuilt
+    once.
+    """
+    came = _Arrivals(config, state)
+    for request in requests:
+        came.submit(request)
+    return came.done()
+
+
+def being_served(name: str) -> str:
+    """The detail of `Ignored` for a request whose id is still in use."""
+    return f"{clip(repr(name))} is being served"
+
+
+class _Arrivals:
+    """Requests being added to the queue. Never kept, never shared."""
+
+    def __init__(self, config: EngineConfig, state: EngineState) -> None:
+        self.config, self.state = config, state
+        self.live, self.new = state.requests.mutate(), list[Sequence]()
+        self.places = set[Place]()  # of the new ones
+        self.arrivals, self.last = state.arrivals, consult.last_rank(state)
+        self.rejected, self.reasons = list[Finished](), list[Reason]()
+
+    def submit(self, request: Request) -> None:
+        """Place a request's samples in the queue, or reject it with a reason."""
+        config = self.config
+        if request.id in self.live:  # its end would be taken for that of the other one
+            self.reasons.append(Ignored("submit", being_served(request.id)))
+            return
+        why = objection(config, self.state, request, len(self.new))
+        if why:
+            for sample in range(max(1, min(request.n, MAX_SAMPLES))):
+                self.rejected.append(Finished(request.id, sample, "rejected", 0, why))
+                self.reasons.append(Ended(request.id, sample, "rejected", why))
+            return
+        rank, self.state = consult.rank(config, self.state, request, self.last)
+        place = self._kept(request) or (rank, self.arrivals, 0)
+        self.last = max(self.last, place[0])
+        history = request.prompt + request.output
+        given = request.keys[: len(request.prompt) // config.block_size]
+        keys = extend_keys(given, request.root, history, config.block_size)
+        for sample in range(request.n):
+            own = (*place[:2], place[2] + sample)
+            self.new.append(
+                Sequence(request, sample, own, self.state.time, history, keys)
+            )
+            self.places.add(own)
+        self.live[request.id] = Live(place, request.n)
+        self.arrivals += 1
+
+    def _kept(self, request: Request) -> Place | None:
+        """The place that a request brings along, if it can have that: one that was given
+        before, and that no sequence has now.
+        """
+        place = request.place
+        if place is None or place[1] >= self.arrivals or request.n > 1:
+            return None
+        seqs = self.state.running.seqs
+        at = bisect_left(seqs, place, key=attrgetter("place"))
+        if place in self.places or any(seq.place == place for seq in seqs[at : at + 1]):
+            return None
+        return None if self.state.waiting.find(place) else place
+
+    def done(self) -> Transition:
+        """The state with all of them in the queue, and one `Emit` with those that were
+        rejected.
+        """
+        state = evolve(
+            self.state,
+            waiting=self.state.waiting.insert_many(self.new),
+            requests=self.live.finish(),
+            arrivals=self.arrivals,
+        )
+        emits = (Emit((), (), tuple(self.rejected)),) if self.rejected else ()
+        return Transition(state, emits, tuple(self.reasons))

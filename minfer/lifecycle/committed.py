@@ -1,0 +1,36 @@
+"""The committed KV of a running sequence: what neither a failing step nor a plan in
+flight can still change.
+"""
+
+from collections.abc import Collection
+
+from minfer.records.config import EngineConfig
+from minfer.records.state import EngineState
+
+
+def committed(config: EngineConfig, state: EngineState, i: int) -> int:
+    """Committed KV positions of the sequence at `i`, without plans in flight."""
+    return all_committed(config, state, (i,))[i]
+
+
+def all_committed(
+    config: EngineConfig, state: EngineState, spots: Collection[int]
+) -> dict[int, int]:
+    """Committed KV positions of each of the sequences at `spots`."""
+    run = state.running
+    sure = {i: run.known[i] - 1 for i in spots}
+    # A sequence that has not yielded since its generation began has the KV below the
+    # start of its first plan in flight.
+    rest = {run.gens[i]: i for i in spots if run.known[i] == run.base[i]}
+    for i in rest.values():
+        sure[i] = run.sched[i]
+    for plan in reversed(state.inflight) if rest else ():
+        copied = {copy.target for copy in plan.copies}
+        for gen, start in zip(plan.gens, plan.starts, strict=True):
+            if gen in rest:
+                i = rest[gen]
+                # A copied partial block has KV only once the plan that copies it is
+                # committed.
+                into = copied and run.tables[i][start // config.block_size] in copied
+                sure[i] = run.chains[i].sealed * config.block_size if into else start
+    return sure

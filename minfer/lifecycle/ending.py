@@ -1,0 +1,73 @@
+"""Ends samples, waiting or running."""
+
+from collections.abc import Iterable
+from functools import reduce
+
+from attrs import frozen
+
+from minfer.lifecycle.retire import retire
+from minfer.policies import consult
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import NOTHING_DRAFTED, Drafting
+from minfer.records.messages import Finished
+from minfer.records.sequence import Running, SampleId, Sequence
+from minfer.records.state import EngineState
+from minfer.values.record import evolve
+
+
+@frozen
+class Leaver:
+    """A sample to be ended, with its position."""
+
+    seq: Sequence
+    known: int  # tokens, up to its end
+    reason: str
+    error: str = ""
+    at: int | None = None  # position among the running, if it runs
+
+
+def leaver(run: Running, i: int, reason: str, error: str = "") -> Leaver:
+    """The running sample at `i`, to be ended with all its known tokens."""
+    return Leaver(run.seqs[i], run.known[i], reason, error, i)
+
+
+def end(
+    config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
+) -> tuple[EngineState, tuple[Finished, ...]]:
+    """End samples, waiting or running, in this order; the blocks of running ones stay
+    cached.
+
+    The queue, the columns and the requests are rebuilt once for all of them.
+    """
+    leavers = tuple(leavers)
+    state, finished = _counted_out(config, state, leavers)
+    waiting = [one.seq.place for one in leavers if one.at is None]
+    if waiting:
+        state = evolve(state, waiting=state.waiting.remove_many(waiting))
+    return retire(
+        config, state, [one.at for one in leavers if one.at is not None]
+    ), finished
+
+
+def _counted_out(
+    config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
+) -> tuple[EngineState, tuple[Finished, ...]]:
+    """Count samples as ended; a request is removed with its last one."""
+    requests, finished, gone = state.requests.mutate(), list[Finished](), set[SampleId]()
+    for one in leavers:
+        seq, request = one.seq, one.seq.request
+        live, output = requests[request.id], one.known - len(request.prompt)
+        if live.ended + 1 == live.samples:
+            del requests[request.id]
+        else:
+            requests[request.id] = evolve(live, ended=live.ended + 1)
+        ran = one.at is not None or seq.preempted > 0
+        state = consult.ended(config, state, request, output, ran=ran)
+        finished.append(Finished(*seq.id, one.reason, output, one.error, seq.cached))
+        gone.add(seq.id)
+    faults = tuple(fault for fault in state.faults if fault[0] not in gone)
+    if state.paused:
+        state = evolve(state, paused=state.paused - gone)
+    if state.drafting is not NOTHING_DRAFTED:
+        state = evolve(state, drafting=reduce(Drafting.without, gone, state.drafting))
+    return evolve(state, requests=requests.finish(), faults=faults), tuple(finished)

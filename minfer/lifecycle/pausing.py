@@ -1,0 +1,94 @@
+"""Pausing: a sample that waits for the host must not hold up the others.
+
+Theory. A row in lockstep with the host is sampled with a mask that the host makes. If
+that takes long, the whole step would wait for the row; so the host sends `Pause`, and the
+row skips every step until a `Pause` with `paused` false. Only sampling needs a mask: a
+paused sample is prefilled like any other, up to its last input, which would yield a
+token. So a prompt is computed while its first mask is made, and samples that wait for the
+KV of a paused sibling get it.
+
+In the queue a paused sample is like any other, too. It is admitted in its turn, so that
+no sample behind it waits for its mask; if it needs no prefill it gets a row and skips
+steps. It then copies no partial block of a sibling, as copies go with the plan that opens
+a row: it recomputes those tokens. It holds its row and blocks, as running samples do, and
+is preempted like them, if the policy chooses it.
+
+A paused suspect, which has to run alone, would stop all others. So it is not planned at
+all until it continues, and the others are. They may preempt it meanwhile: when it is
+admitted again it skips a step, and then runs alone.
+"""
+
+from collections.abc import Sequence
+
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Ignored, Pause, Reason, clip
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Transition
+from minfer.values.record import evolve
+
+
+def told_of_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
+    """Record for which samples the host is not ready, of those that have not ended and
+    are in lockstep with it.
+    """
+    paused, reasons = set(state.paused), list[Reason]()
+    names = {(pause.id, pause.sample) for pause in pauses}
+    run = state.running
+    known = {run.ids[i]: run.seqs[i] for i in _places(run.ids, names)}
+    for pause in pauses:
+        name = pause.id, pause.sample
+        live = state.requests.get(pause.id)
+        seq = known.get(name)
+        if seq is None and live is not None:
+            seq = state.waiting.find(live.place_of(pause.sample))
+        if seq is None or not seq.request.lockstep:
+            who = f"sample {pause.sample} of {clip(repr(pause.id))}"
+            reasons.append(Ignored("pause", f"{who} waits for no mask here"))
+        elif pause.paused:
+            paused.add(name)
+        else:
+            paused.discard(name)
+    if paused != state.paused:
+        state = evolve(state, paused=frozenset(paused))
+    return Transition(state, (), tuple(reasons))
+
+
+def _places(
+    ids: tuple[SampleId, ...], names: set[SampleId] | frozenset[SampleId]
+) -> list[int]:
+    return [i for i, name in enumerate(ids) if name in names]
+
+
+def accused(config: EngineConfig, state: EngineState) -> list[SampleId]:
+    """The suspects, whose next failure could end them: each has to run alone, so that it
+    does not end by the fault of another sequence.
+    """
+    few = min(2, config.max_failures - 1)
+    return [sample for sample, count in state.faults if count >= few]
+
+
+def resting(config: EngineConfig, state: EngineState) -> list[int]:
+    """The generations of paused samples that need no prefill but the last input, and of
+    paused suspects.
+    """
+    run = state.running
+    alone = accused(config, state) if state.faults else ()
+    return [
+        run.gens[i]
+        for i in _places(run.ids, state.paused)
+        if run.sched[i] + 1 >= run.base[i] or run.ids[i] in alone
+    ]
+
+
+def all_rest(config: EngineConfig, state: EngineState) -> bool:
+    """Whether a sample is paused, and all running ones skip the step as `resting`."""
+    run, paused = state.running, state.paused
+    enough = bool(paused) and len(paused) >= len(run)  # others are in the queue
+    return enough and len(resting(config, state)) == len(run)
+
+
+def sits(config: EngineConfig, state: EngineState, name: SampleId) -> bool:
+    """Whether a newcomer is admitted but skips the step that is being planned: a suspect,
+    which has to run alone.
+    """
+    return name in accused(config, state)

@@ -1,0 +1,73 @@
+"""Preemption and restart: a preempted sequence goes back to the waiting queue; after a
+failed step sequences restart in place. Neither loses a token: the known tokens become the
+history of the next generation.
+"""
+
+from minfer.blocks.keys import extend_keys
+from minfer.lifecycle.committed import all_committed, committed
+from minfer.lifecycle.retire import retire
+from minfer.lifecycle.seat import ripe_at
+from minfer.policies import consult
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Preempted, Reason
+from minfer.records.policy import Rank
+from minfer.records.sequence import Running, SampleId, Sequence, edited
+from minfer.records.state import EngineState, Live
+from minfer.values.pmap import Map
+from minfer.values.record import evolve
+
+
+def preempt(
+    config: EngineConfig, state: EngineState, i: int, by: SampleId
+) -> tuple[EngineState, Reason]:
+    """Move a running sequence back to the waiting queue, at its place or before it, with
+    all its known tokens.
+    """
+    seq = _anew(config, state.running, i)
+    rank, arrival, sample = seq.place
+    done = len(seq.history) - len(seq.request.prompt)
+    rank, state = consult.again(config, state, rank, seq.request, seq.arrived, done)
+    back = evolve(seq, preempted=seq.preempted + 1, place=(rank, arrival, sample))
+    reason = Preempted(*seq.id, by, len(seq.history), committed(config, state, i))
+    if rank != seq.place[0]:
+        state = evolve(state, requests=_moved(state.requests, seq, rank))
+    state = retire(config, state, (i,))
+    return evolve(state, waiting=state.waiting.insert(back), held=None), reason
+
+
+def _moved(requests: Map[str, Live], seq: Sequence, rank: Rank) -> Map[str, Live]:
+    """The requests with the new rank of one sample, so that it can be found in the
+    queue.
+    """
+    live = requests[seq.request.id]
+    moved = {**dict(live.moved), seq.sample: rank}
+    return requests.set(seq.request.id, evolve(live, moved=tuple(moved.items())))
+
+
+def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> EngineState:
+    """Begin new generations in place, from committed KV; plans in flight are discarded.
+
+    Known tokens stay where they are; the next plans carry those whose KV is not computed.
+    """
+    run = state.running
+    size = config.block_size
+    starts = all_committed(config, state, spots)
+    starts |= {i: 0 for i in spots if run.seqs[i].request.begins_anew}
+    run = edited(
+        run,
+        gens={i: gen for gen, i in enumerate(spots, state.next_gen)},
+        starts=starts,
+        base={i: run.known[i] for i in spots},
+        sched=starts,
+        ripe={i: ripe_at(config, run.known[i] // size, run.last[i]) for i in spots},
+    )
+    return evolve(state, running=run, next_gen=state.next_gen + len(spots), filling=True)
+
+
+def _anew(config: EngineConfig, run: Running, i: int) -> Sequence:
+    """The sequence at `i`, with all its known tokens as its history."""
+    seq = run.seqs[i]
+    tokens = run.tokens(i, config.block_size)
+    have = tuple(run.chains[i].keys)
+    keys = extend_keys(have, seq.request.root, tokens, config.block_size)
+    return evolve(seq, history=tokens, keys=keys)

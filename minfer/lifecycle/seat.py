@@ -1,0 +1,60 @@
+"""The columns of a sequence that joins the running ones.
+
+Two of them find the sequences with something to do by one comparison per column: `mark`,
+the position at which the table should grow, and `ripe`, the number of tokens at which a
+block can be published or the sequence has its last token.
+"""
+
+from minfer.records.config import EngineConfig
+from minfer.records.sequence import Chain, Running, Sequence, Table
+
+
+def mark_of(config: EngineConfig, entries: int, last: int) -> int:
+    """The position from which a table of `entries` blocks should grow: a quarter block
+    early, so that growth can be spread over steps when many tables end at once. At most
+    the last position.
+    """
+    return min(last, entries * config.block_size - config.block_size // 4)
+
+
+def ripe_at(config: EngineConfig, blocks: int, last: int) -> int:
+    """How many tokens must be known to fill more than `blocks` blocks, or to have the
+    last one.
+    """
+    return min(last, (blocks + 1) * config.block_size) + 1
+
+
+def seated(
+    config: EngineConfig,
+    seq: Sequence,
+    *,
+    gen: int,
+    row: int,
+    table: Table,
+    chain: Chain,
+    start: int,
+) -> Running:
+    """A new generation of `seq` as columns of one entry; the KV below `start` is cached
+    or copied.
+    """
+    request = seq.request
+    base = len(seq.history)
+    last = request.most_known(config.max_model_len) - 1
+    whole = base // config.block_size  # blocks
+    return Running(
+        seqs=(seq,),
+        ids=(seq.id,),
+        gens=(gen,),
+        rows=(row,),
+        starts=(start,),
+        base=(base,),
+        known=(base,),
+        sched=(start,),
+        last=(last,),
+        ripe=(ripe_at(config, whole, last),),
+        mark=(mark_of(config, len(table), last),),
+        tables=(table,),
+        chains=(chain,),
+        tails=(seq.history[whole * config.block_size :],),
+        fresh=((),),
+    )

@@ -1,0 +1,90 @@
+"""Samples ended by a client or the text layer: cancelled, or finished.
+
+Consecutive events are handled at once: each sample is looked up by itself, but the queue
+and the columns are rebuilt once.
+"""
+
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+from minfer.lifecycle.ending import Leaver, end, leaver
+from minfer.records.config import EngineConfig
+from minfer.records.messages import (
+    Cancel,
+    Emit,
+    Ended,
+    Finish,
+    Finished,
+    Ignored,
+    Reason,
+    clip,
+)
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Transition
+from minfer.values.record import evolve
+
+Stop = Cancel | Finish
+
+
+def stopped(
+    config: EngineConfig, state: EngineState, stops: Sequence[Stop]
+) -> Transition:
+    """End the samples of the events `stops`, in their order, and report them in one
+    `Emit`.
+    """
+    names = {stop.id for stop in stops}
+    seats = {one: i for i, one in enumerate(state.running.ids) if one[0] in names}
+    left = set[SampleId]()
+    leavers = list[list[Leaver]]()
+    for stop in stops:
+        leavers.append(
+            [one for one in _asked(state, stop, seats) if one.seq.id not in left]
+        )
+        left.update(one.seq.id for one in leavers[-1])
+    after, finished = end(config, state, [one for each in leavers for one in each])
+    unread, done, reasons = iter(finished), list[Finished](), list[Reason]()
+    for stop, each in zip(stops, leavers, strict=True):
+        own = [_cut(stop, next(unread)) for _ in each]
+        own.sort(key=attrgetter("sample"))
+        done += own
+        reasons += [Ended(one.id, one.sample, one.reason, one.error) for one in own] or [
+            _ignored(stop)
+        ]
+    return Transition(after, (Emit((), (), tuple(done)),) if done else (), tuple(reasons))
+
+
+def _asked(
+    state: EngineState, stop: Stop, seats: dict[SampleId, int]
+) -> Iterator[Leaver]:
+    """The samples to end, waiting ones first; those that have ended are not found."""
+    live = state.requests.get(stop.id)
+    if live is None:
+        return
+    samples, reason, error = tuple(range(live.samples)), "cancelled", ""
+    if isinstance(stop, Finish):
+        samples, reason, error = (stop.sample,), stop.reason, clip(stop.error)
+    running = []
+    for sample in samples:
+        at = seats.get((stop.id, sample))
+        if at is not None:
+            running.append(at)
+        elif seq := state.waiting.find(live.place_of(sample)):
+            yield Leaver(seq, len(seq.history), reason, error)
+    for at in sorted(running):
+        yield leaver(state.running, at, reason, error)
+
+
+def _cut(stop: Stop, done: Finished) -> Finished:
+    """The end with the length of the text layer, which may drop some of the last
+    tokens.
+    """
+    if isinstance(stop, Cancel):
+        return done
+    return evolve(done, length=max(0, min(stop.length, done.length)))
+
+
+def _ignored(stop: Stop) -> Ignored:
+    name = clip(repr(stop.id))
+    if isinstance(stop, Cancel):
+        return Ignored("cancel", f"no request {name}")
+    return Ignored("finish", f"sample {stop.sample} of {name} is not being served")

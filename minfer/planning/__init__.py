@@ -1,0 +1,1 @@
+"""Planning a step: growth, admission from the queue, and the plan itself."""

@@ -1,0 +1,51 @@
+"""The next step while it is planned."""
+
+from collections import Counter
+
+from attrs import define, field
+
+from minfer.planning.admit import Admission
+from minfer.planning.grow import Grown
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Reason, WakeAt
+from minfer.records.request import Request
+from minfer.records.state import EngineState
+
+
+def weight(config: EngineConfig, request: Request) -> int:
+    """Budget that a prefill token takes, but for the first of its row in a step."""
+    return 1 if request.sampling.prompt_logprobs is None else config.scored_cost
+
+
+def spent(config: EngineConfig, request: Request, tokens: int) -> int:
+    """Budget that the tokens of a row take; there is at least one."""
+    return 1 + weight(config, request) * (tokens - 1)
+
+
+@define
+class Work:
+    """What has been decided about the next step. Never kept, never shared.
+
+    A sequence is named by its generation: positions shift when others are preempted.
+    """
+
+    config: EngineConfig
+    state: EngineState
+    idle: set[int] = field(factory=set)  # generations that skip this step
+    grown: Grown = field(factory=dict)  # growth of tables
+    shares: dict[int, int] = field(factory=dict)  # generation in prefill -> its tokens
+    room: int = 0  # tokens of the budget that are left
+    newcomers: list[Admission] = field(factory=list)
+    came: Counter[str] = field(factory=Counter)  # newcomers by client
+    most: tuple[int, ...] | None = None  # tokens each row may yield; None: one
+    # Generation with drafts -> those from the host; none: the draft model makes them.
+    drafts: dict[int, tuple[int, ...]] = field(factory=dict)
+    reasons: list[Reason] = field(factory=list)
+    wakes: tuple[WakeAt, ...] = ()
+
+    def forget(self, gone: set[int]) -> None:
+        """Remove generations that were preempted from the step."""
+        self.idle -= gone
+        for gen in gone:
+            self.grown.pop(gen, None)
+            self.shares.pop(gen, None)

@@ -1,0 +1,1 @@
+"""Scheduling policies: those that come with minfer, and checked calls of any."""

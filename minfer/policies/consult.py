@@ -1,0 +1,255 @@
+"""Calls of the policy, with checked answers.
+
+A policy is third-party code. It may raise, or return what is not usable (NaN, None, a
+rank that cannot be ordered), and the engine must go on: then the answer of first come,
+first served is used, and a reason reports which call was overruled and why. The reasons
+of a turn are collected in its state and leave with the transition.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Overruled, clip
+from minfer.records.policy import Load, Policy, Rank
+from minfer.records.request import Request
+from minfer.records.sequence import Place
+from minfer.records.state import EngineState
+from minfer.values.checks import LEAST, MOST
+from minfer.values.record import evolve
+
+
+class _UnusableError(Exception):
+    """An answer is not usable; the message explains why."""
+
+
+def _number(answer: Any) -> float:
+    """A float or integer that is not NaN, as a plain number; infinities are allowed."""
+    if isinstance(answer, float):
+        if math.isnan(answer):
+            raise _UnusableError("returned NaN")
+        return float(answer)
+    if not isinstance(answer, int) or isinstance(answer, bool):
+        raise _UnusableError(f"returned a {type(answer).__name__}")
+    if not LEAST <= answer <= MOST:
+        raise _UnusableError("returned a number too large to hold")
+    return int(answer)
+
+
+def _rank(answer: Any) -> Rank:
+    """A plain tuple of plain numbers: comparing other types could run any code."""
+    if not isinstance(answer, tuple):
+        raise _UnusableError(f"returned a {type(answer).__name__}")
+    return tuple([_number(one) for one in answer])
+
+
+def _placing(answer: Any) -> tuple[Rank, Any]:
+    if type(answer) is not tuple or len(answer) != 2:
+        raise _UnusableError("returned no pair of rank and state")
+    return _rank(answer[0]), answer[1]
+
+
+def _flag(answer: Any) -> bool:
+    if type(answer) is not bool:
+        raise _UnusableError(f"returned a {type(answer).__name__}")
+    return answer
+
+
+def _holding(answer: Any) -> tuple[bool, Any]:
+    if type(answer) is not tuple or len(answer) != 2:
+        raise _UnusableError("returned no pair of yes or no and state")
+    return _flag(answer[0]), answer[1]
+
+
+def _count(answer: Any) -> int:
+    if type(answer) is not int:
+        raise _UnusableError(f"returned a {type(answer).__name__}")
+    return int(_number(answer))
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer  # the engine does not look into a policy's state
+
+
+def _asked(
+    config: EngineConfig,
+    state: EngineState,
+    question: str,
+    *about: Any,
+    read: Callable[[Any], Any],
+    instead: Any,
+) -> tuple[Any, EngineState]:
+    """The policy's answer as `read` gives it, or `instead` if it cannot be used."""
+    try:
+        return read(getattr(config.policy, question)(state.policy, *about)), state
+    except _UnusableError as error:
+        told = Overruled(question, str(error))
+    except Exception as error:  # any error is the policy's and not the engine's
+        why = f"raised {type(error).__name__}"
+        told = Overruled(question, why, _text(error), _line(error))
+    return instead, evolve(state, overruled=(*state.overruled, told))
+
+
+def _text(error: Exception) -> str:
+    """The text of an error; nothing if its `str` raises."""
+    try:
+        return clip(str(error))
+    except Exception:  # str() of a third-party error may do anything
+        return ""
+
+
+def _line(error: Exception) -> str:
+    """The file and line of code that raised an error."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return ""
+    return f"{last.tb_frame.f_code.co_filename}, line {last.tb_lineno}"
+
+
+def _with_policy(state: EngineState, policy: Any) -> EngineState:
+    return state if policy is state.policy else evolve(state, policy=policy)
+
+
+def last_rank(state: EngineState) -> Rank:
+    """The last rank among all that wait or run."""
+    last: Rank = state.waiting.last().place[0] if state.waiting else ()
+    return max(last, state.running.seqs[-1].place[0]) if len(state.running) else last
+
+
+def rank(
+    config: EngineConfig, state: EngineState, request: Request, last: Rank
+) -> tuple[Rank, EngineState]:
+    """The rank of a new request. First come: `last`, behind all others."""
+    instead = last, state.policy
+    (found, policy), state = _asked(
+        config, state, "rank", request, state.time, read=_placing, instead=instead
+    )
+    return found, _with_policy(state, policy)
+
+
+def again(
+    config: EngineConfig,
+    state: EngineState,
+    old: Rank,
+    request: Request,
+    arrived: float,
+    done: int,
+) -> tuple[Rank, EngineState]:
+    """The rank of a preempted sequence: never behind its `old` one, which is the default.
+
+    `arrived` is a time in seconds, `done` counts its output tokens.
+    """
+    found, state = _asked(
+        config, state, "again", old, request, arrived, done, read=_rank, instead=old
+    )
+    return min(old, found), state
+
+
+def admit_from(
+    config: EngineConfig, state: EngineState, load: Load
+) -> tuple[float, EngineState]:
+    """The time in seconds from which the head of the queue may start. First come: now."""
+    found, state = _asked(
+        config, state, "admit_from", load, read=_number, instead=load.time
+    )
+    return found, state
+
+
+def may_hold_back(config: EngineConfig) -> bool:
+    """Whether the policy overrides `holds_back`, so that it can defer clients."""
+    return getattr(type(config.policy), "holds_back", None) is not Policy.holds_back
+
+
+def holds_back(
+    config: EngineConfig, state: EngineState, request: Request, load: Load, came: int
+) -> tuple[bool, EngineState]:
+    """Whether the client of `request` is deferred. First come: no."""
+    instead = False, state.policy
+    (found, policy), state = _asked(
+        config, state, "holds_back", request, load, came, read=_holding, instead=instead
+    )
+    return found, _with_policy(state, policy)
+
+
+def admitted(
+    config: EngineConfig, state: EngineState, place: Rank, request: Request, load: Load
+) -> EngineState:
+    """Notify the policy that a sample starts for the first time."""
+    policy, state = _asked(
+        config,
+        state,
+        "admitted",
+        place,
+        request,
+        load,
+        read=_as_it_is,
+        instead=state.policy,
+    )
+    return _with_policy(state, policy)
+
+
+def ended(
+    config: EngineConfig, state: EngineState, request: Request, output: int, *, ran: bool
+) -> EngineState:
+    """Notify the policy that a sample has ended after `output` tokens."""
+    policy, state = _asked(
+        config, state, "ended", request, output, ran, read=_as_it_is, instead=state.policy
+    )
+    return _with_policy(state, policy)
+
+
+def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:
+    """The victim among the running sequences, at least two. First come: the last."""
+    ranks = tuple(seq.place[0] for seq in state.running.seqs)
+
+    def seat(answer: Any) -> int:
+        if not 0 < _count(answer) < len(ranks):
+            # recorded in journals: other words would be another decision
+            raise _UnusableError("chose nobody who may")
+        return int(answer)
+
+    found, state = _asked(
+        config, state, "victim", ranks, read=seat, instead=len(ranks) - 1
+    )
+    return found, state
+
+
+def displaces(
+    config: EngineConfig, state: EngineState, first: Place
+) -> tuple[bool, EngineState]:
+    """Whether the head of the queue may preempt the last running sequence. First come:
+    no.
+
+    Never one that is ahead of it, whatever the policy answers, or two could preempt each
+    other forever.
+    """
+    running = state.running.seqs[-1].place
+    if first > running:
+        return False, state
+    found, state = _asked(
+        config, state, "displaces", first[0], running[0], read=_flag, instead=False
+    )
+    return found, state
+
+
+def budget(
+    config: EngineConfig, state: EngineState, load: Load
+) -> tuple[int, EngineState]:
+    """The tokens of a step, within the engine's limit. First come: the limit.
+
+    While nothing runs it is at least one, or the engine would never progress.
+    """
+    found, state = _asked(config, state, "budget", load, read=_count, instead=load.budget)
+    least = 0 if len(state.running) else 1
+    return max(least, min(found, config.max_num_batched_tokens)), state
+
+
+def drafts(
+    config: EngineConfig, state: EngineState, load: Load, most: int
+) -> tuple[int, EngineState]:
+    """How many drafts a row may have in a step. First come: `most`, the limit."""
+    found, state = _asked(config, state, "drafts", load, most, read=_count, instead=most)
+    return max(0, min(found, most)), state

@@ -1,0 +1,1 @@
+"""The frozen records: configuration, requests, state, events, commands, plans."""

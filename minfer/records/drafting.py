@@ -1,0 +1,68 @@
+"""The state of speculation in the engine: proposals, and recent acceptance."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from attrs import frozen
+
+from minfer.records.sequence import SampleId
+from minfer.speculate.length import Learning, Record
+from minfer.values.pmap import Map
+from minfer.values.record import evolve
+
+
+@frozen
+class Proposed:
+    """Tokens that may follow the first `known` tokens of a sample."""
+
+    known: int
+    tokens: tuple[int, ...]
+
+
+@frozen
+class Learnt:
+    """A record of acceptance, as it was after a step."""
+
+    record: Record = Record()
+    step: int = -1
+
+    def by(self, how: Learning, step: int) -> Record:
+        """The record before another step, if there were no drafts in those between."""
+        return self.record.rested(how, max(0, step - self.step - 1))
+
+
+@frozen
+class Drafting:
+    """The state of speculation. Samples without drafts are in none of the maps."""
+
+    proposals: Map[SampleId, Proposed] = Map()  # not used yet
+    learnt: Map[SampleId, Learnt] = Map()
+    overall: Learnt = Learnt()  # of all samples together
+
+    def likelihoods(
+        self, how: Learning, names: Iterable[SampleId], step: int
+    ) -> list[float]:
+        """The probability that the next draft of each sample is accepted in a step."""
+        assumed = self.overall.by(how, step).likelihood(how, how.assumed)
+        found, behind = list[float](), step - 1
+        for own in map(self.learnt.get, names):
+            if own is None:
+                found.append(assumed)
+            else:
+                record = own.record if own.step == behind else own.by(how, step)
+                found.append(record.likelihood(how, assumed))
+        return found
+
+    def without(self, name: SampleId) -> "Drafting":
+        """The state without an ended sample."""
+        proposals, learnt = self.proposals, self.learnt
+        if name in proposals:
+            proposals = proposals.delete(name)
+        if name in learnt:
+            learnt = learnt.delete(name)
+        if proposals is self.proposals and learnt is self.learnt:
+            return self
+        return evolve(self, proposals=proposals, learnt=learnt)
+
+
+NOTHING_DRAFTED: Final = Drafting()

@@ -1,0 +1,309 @@
+"""The engine's interface: events, commands, and reasons of decisions.
+
+Events made by a client are checked when they are made: a wrong value raises
+ParameterError there. Results of steps are not checked there, as their sender could not
+correct them and the step would never end. The engine checks them, and counts a step with
+invalid results as failed.
+"""
+
+import sys
+from math import inf
+from typing import Final, get_args
+
+from attrs import field, frozen
+
+from minfer.records.plan import Logprobs, Plan, Pooled, Scores, Yields
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId, SampleIds
+from minfer.records.speculation import MOST_DRAFTS
+from minfer.values.checks import (
+    ParameterError,
+    check_flag,
+    check_number,
+    check_text,
+    check_tokens,
+    check_whole,
+)
+
+# the engine's reasons of ends
+OWN_ENDS: Final = frozenset({"cancelled", "rejected", "error"})
+LARGEST: Final = sys.float_info.max  # times are finite
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+@frozen
+class OfSample:
+    """Base of messages about one sample of one request."""
+
+    id: str  # the request's
+    sample: int
+
+
+@frozen
+class Tick:
+    """The time of this turn, in seconds on a clock that never goes back."""
+
+    time: float
+
+    def __attrs_post_init__(self) -> None:
+        # the usual case first
+        if type(self.time) is not float or not -inf < self.time < inf:
+            check_number(self.time, "time", -LARGEST, LARGEST)
+            # as a journal gives it back
+            object.__setattr__(self, "time", float(self.time))
+
+
+@frozen
+class Submit:
+    """A request arrives."""
+
+    request: Request
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.request, Request):
+            raise ParameterError(
+                "request", f"must be a Request, not {_kind(self.request)}"
+            )
+
+
+@frozen
+class Cancel:
+    """The client cancels a request: all its samples end."""
+
+    id: str
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.id, "id")
+
+
+@frozen
+class Finish(OfSample):
+    """The text layer ends a sample after `length` output tokens, for example at a stop
+    string; or because it cannot go on: then the reason is "error", and `error` explains
+    it.
+    """
+
+    length: int
+    reason: str = "stop"
+    error: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.id, "id")
+        check_whole(self.sample, "sample")
+        check_whole(self.length, "length")
+        check_text(self.reason, "reason")
+        check_text(self.error, "error")
+        told = self.reason == "error" and self.error
+        if self.error and not told:
+            raise ParameterError("error", "needs the reason 'error'")
+        if self.reason in OWN_ENDS and not told:
+            raise ParameterError("reason", f"{self.reason!r} is the engine's own to give")
+
+
+@frozen
+class Pause(OfSample):
+    """The host is not ready for a sample's next token, for example as its mask takes
+    long: the sample is not planned any further until a `Pause` with `paused` false. Steps
+    that are planned already are executed.
+    """
+
+    paused: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.id, "id")
+        check_whole(self.sample, "sample")
+        check_flag(self.paused, "paused")
+
+
+@frozen
+class Propose(OfSample):
+    """The host drafts for a sample: `tokens` may follow its first `known` tokens. The
+    next step that is planned while nothing of the sample is in flight uses them, if no
+    more tokens are known then.
+    """
+
+    known: int
+    tokens: tuple[int, ...]
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.id, "id")
+        check_whole(self.sample, "sample")
+        check_whole(self.known, "known")
+        check_tokens(self.tokens, "tokens", MOST_DRAFTS)
+
+
+@frozen
+class Executed:
+    """A step is done: per row of its plan, the tokens it yielded.
+
+    `scores` are log-probabilities of these tokens, on which the engine's decisions may
+    depend, for rows that were opened with them; empty if there is no such row.
+    `logprobs`, and `pooled` (vectors or log-probabilities of prompts), are for clients:
+    they pass through and no decision depends on them. Journals keep those of rows that
+    are beams of a search, and no others.
+    """
+
+    step: int
+    yields: Yields
+    scores: Scores = ()
+    logprobs: Logprobs = field(default=(), eq=False, repr=False)
+    pooled: Pooled = field(default=(), eq=False, repr=False)
+
+
+@frozen
+class Failed:
+    """A step failed; no plan from it on has been or will be executed."""
+
+    step: int
+    error: str = ""
+
+
+Event = Tick | Submit | Cancel | Finish | Pause | Propose | Executed | Failed
+# A subclass of one is not an event: it could not be written to a journal and read again.
+EVENTS: Final = frozenset(get_args(Event))
+
+
+@frozen
+class Finished(OfSample):
+    """A sample has ended; the last message about it."""
+
+    # "stop" (or the text layer's reason), "length", "cancelled", "rejected" (it could
+    # never have run: see `error`) or "error" (its steps failed too often)
+    reason: str
+    length: int  # output tokens
+    error: str = ""
+    # prompt tokens that the prefix cache gave at the sample's first admission
+    cached: int = 0
+
+
+@frozen
+class Execute:
+    """Hand this plan to the executor."""
+
+    plan: Plan
+
+
+@frozen
+class Emit:
+    """New tokens by sample, as columns, then the samples that ended."""
+
+    ids: SampleIds
+    tokens: Yields
+    finished: tuple[Finished, ...] = ()
+    logprobs: Logprobs = field(default=(), eq=False, repr=False)  # a column too, or none
+    # A column too, or none: results of prompts.
+    pooled: Pooled = field(default=(), eq=False, repr=False)
+
+
+@frozen
+class WakeAt:
+    """No step can be planned now, but one can at `time` (seconds): send a Tick then."""
+
+    time: float
+
+
+Command = Execute | Emit | WakeAt
+
+
+@frozen
+class Admitted(OfSample):
+    """A sample starts to run, for the first time or again.
+
+    A run's prefix-hit share is sum(cached) / sum(prompt) over all its admissions: tokens
+    from the cache at each sample's first admission, over the prompt tokens of those
+    samples. For an admission after a preemption both are 0, as its hits are blocks that
+    it computed itself.
+    """
+
+    waited: float  # seconds since it arrived
+    hit: int  # leading tokens whose KV was cached
+    known: int  # tokens known, of which hit
+    copied: int = 0  # tokens whose KV is copied from a sibling
+    cached: int = 0  # of `hit`, tokens of the prompt, if it has not run before
+    prompt: int = 0  # tokens of the prompt, if it has not run before
+
+
+@frozen
+class Held(OfSample):
+    """The head of the queue has to wait; reported once until the cause changes."""
+
+    # "blocks", "rows", "budget", "sibling", "policy" or "share": all waiting clients are
+    # deferred, as each has its share of seats or joins
+    cause: str
+    needs: int = 0  # blocks, if that is the cause
+    available: int = 0
+
+
+@frozen
+class Preempted(OfSample):
+    """A sample released its blocks and its row, and waits at its old rank."""
+
+    by: SampleId  # the sequence that needed the blocks, row or tokens
+    known: int  # tokens it keeps
+    # positions of KV it releases; published ones may stay cached
+    computed: int
+
+
+@frozen
+class Missed(OfSample):
+    """An admitted sample found only `block` of its `blocks` full prefix blocks in the
+    cache.
+    """
+
+    block: int
+    blocks: int
+
+
+@frozen
+class Ended(OfSample):
+    """A sample left the engine."""
+
+    reason: str
+    error: str = ""
+
+
+@frozen
+class Voided:
+    """A step failed: its results and those of the plans after it are discarded."""
+
+    step: int
+    error: str
+    plans: int
+    rows: int
+
+
+@frozen
+class Ignored:
+    """An event had no meaning: an unknown step, an unknown request."""
+
+    event: str
+    detail: str
+
+
+@frozen
+class Overruled:
+    """The policy's answer to `question` could not be used: that of first come, first
+    served was used instead.
+    """
+
+    question: str  # a method of minfer.records.policy.Policy
+    why: str
+    # Where it raised, what and in which line: for people, and no part of a decision.
+    error: str = field(default="", eq=False)
+    line: str = field(default="", eq=False)
+
+
+Reason = Admitted | Held | Preempted | Missed | Ended | Voided | Ignored | Overruled
+MAX_TEXT: Final = 200  # characters of an error that are kept: errors may quote user data
+
+
+def clip(text: object) -> str:
+    """`text`, cut to the length that a record keeps; for other types, the name of the
+    type.
+    """
+    if not isinstance(text, str):
+        return _kind(text)
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."

@@ -1,0 +1,237 @@
+"""A plan: the work of one step, as the executor gets it; and its results.
+
+A plan has positions. It names the device rows that take part, how many inputs each takes
+from which position on, and how many tokens it may yield. It has token values only where
+the host must supply them, in `fills` and `drafts`: so the next step can be planned before
+the last one's tokens are known. What a row needs besides (known tokens, sampling values,
+block tables) was sent when it was opened, or when it changed: an executor never sees a
+request. All is plain data, so a plan has a wire form (`minfer.runs.wire`) for executors
+in other processes.
+
+Contract of an executor:
+
+- Plans are executed in order. Within a plan: `moves`, then `opens`, then `grows`, then
+  `copies`, then the rows.
+- A row that is not in `fills` is a decode row: its input is the last token it sampled, at
+  the position after its last input; `starts` is the latest position that is possible, and
+  exact unless a plan in flight may yield less than its most.
+- Row i yields from min(1, most[i]) to most[i] tokens; if most is 0 it yields none (a
+  prefill chunk that is not the last, or any of a request that ends with its prompt).
+- A row in `drafts` is a decode row with drafts as further inputs: counts[i] is 1 more
+  than there are drafts. If the plan has no draft tokens for it, the executor's draft
+  model makes them. At each input the row samples as it would without drafts, and it
+  continues as long as that token is the next draft: it yields the accepted drafts and the
+  token after them. The KV of rejected drafts is overwritten: the row's next input is at
+  the position of the first of them.
+- A row that was opened with `pooling` yields no token. The plan with the last input of
+  its prompt yields a vector instead: the hidden state of that input, or the mean over all
+  inputs since the row was opened, which then are the whole prompt. It is sent beside the
+  tokens, as log-probabilities are.
+- For a row that was opened with `prompt_logprobs`, each plan that has inputs of its
+  prompt yields the log-probabilities of the prompt tokens that follow these inputs
+  (`minfer.records.prompt_logprobs`): in the place of a vector, as such a row is never
+  pooled.
+- A row in `apart` is sampled when the host sends `SampleApart`, with a mask of the
+  allowed tokens (deferred sampling). The other rows do not wait for it, but the plan's
+  results do. The next plan, with the row as a decode row, may have been made meanwhile;
+  it is handed over once the host has sent the mask.
+- A row in `apart` and in `drafts` has drafts from the plan and its exact position. It has
+  a mask for each of its places: for the token after its last one, and for the token after
+  each draft. The host may allow fewer drafts than were planned: the row yields no more
+  tokens than it has masks. All rows of such a plan are sampled before the next plan is
+  handed over.
+- A failure is reported once, for the earliest plan that failed, and after it no plan that
+  had been handed over may touch the cache any more.
+"""
+
+from itertools import chain
+from math import isfinite
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.records.sequence import SampleId
+from minfer.sampling.reference_sampler import RowSampling
+
+Yields = tuple[tuple[int, ...], ...]  # token ids per row
+Scores = tuple[tuple[float, ...], ...]  # per row, one for each token it yielded, or none
+DEVICE: Final = "device"  # the tier of the blocks that rows read and write
+
+
+def tokens_of(yields: Any) -> tuple[int, ...] | None:
+    """All tokens of results, row after row; None if `yields` is not a tuple of tuples of
+    integers.
+    """
+    if type(yields) is not tuple or not set(map(type, yields)) <= {tuple}:
+        return None
+    tokens = tuple(chain.from_iterable(yields))
+    return tokens if set(map(type, tokens)) <= {int} else None
+
+
+@frozen
+class TokenLogprobs:
+    """The log-probability of a token, and of the likeliest tokens at its place."""
+
+    logprob: float  # natural
+    rank: int  # 1: the likeliest token
+    likeliest: tuple[int, ...] = ()  # token ids, the likeliest first
+    logprobs: tuple[float, ...] = ()  # of `likeliest`
+
+
+Logprobs = tuple[tuple[TokenLogprobs, ...], ...]  # per row, one for each token
+LAST: Final = "last"  # ways of pooling: the hidden state of the last input,
+MEAN: Final = "mean"  # or the mean over all inputs
+POOLINGS: Final = (LAST, MEAN)
+# Per row, the result of its prompt: a pooled vector, float32 in little-endian order, at
+# its end; or log-probabilities of some of its tokens; or nothing.
+Pooled = tuple[bytes, ...]
+
+
+def flaw_beside(scores: Any, logprobs: Any, pooled: Any, sizes: tuple[int, ...]) -> str:
+    """What is wrong with scores, log-probabilities or pooled results, or nothing; `sizes`
+    are the tokens that each row yielded.
+    """
+    if not _is_nothing(scores) and not _are_scores(scores, sizes):
+        return "scores must be none or one finite number for each token of a row"
+    if not _is_nothing(logprobs) and not _are_by_row(logprobs, sizes):
+        return "log-probabilities must be none or one for each token of a row"
+    if not _is_nothing(pooled) and not _are_vectors(pooled, len(sizes)):
+        return "pooled vectors must be none or bytes for each row"
+    return ""
+
+
+def _is_nothing(column: Any) -> bool:
+    return type(column) is tuple and not column
+
+
+def _are_vectors(column: Any, rows: int) -> bool:
+    right = type(column) is tuple and len(column) == rows
+    return right and set(map(type, column)) <= {bytes}
+
+
+def _are_by_row(column: Any, sizes: tuple[int, ...]) -> bool:
+    """Whether a column has, for each row, nothing or one entry for each token."""
+    if type(column) is not tuple or len(column) != len(sizes):
+        return False
+    each = zip(column, sizes, strict=True)
+    return all(type(some) is tuple and len(some) in (0, size) for some, size in each)
+
+
+def _are_scores(scores: Any, sizes: tuple[int, ...]) -> bool:
+    if not _are_by_row(scores, sizes):
+        return False
+    every = tuple(chain.from_iterable(scores))
+    return set(map(type, every)) <= {float} and all(map(isfinite, every))
+
+
+@frozen
+class Fill:
+    """Prefill tokens for one row: `tokens` at positions starts[index] and on."""
+
+    index: int  # in the plan's columns
+    tokens: tuple[int, ...]
+
+
+@frozen
+class Draft:
+    """Tokens that are expected to follow a row's last one, to be verified."""
+
+    index: int  # in the plan's columns
+    tokens: tuple[int, ...] = ()  # none: the executor's draft model makes them
+
+
+@frozen
+class Open:
+    """A new generation takes over a row: all that the device keeps for it."""
+
+    index: int  # in the plan's columns
+    name: SampleId  # for messages about it; nothing depends on it
+    known: tuple[int, ...]  # token ids of prompt and output that are known
+    prompt: int  # how many of them are prompt tokens
+    last: int  # the index of the last token that it may have
+    sampling: RowSampling
+    tables: tuple[tuple[int, ...], ...]  # blocks, for each group of layers
+    # an adapter (LoRA) to be added to the model's weights; none is loaded yet
+    adapter: str = ""
+    # how its prompt is pooled to one vector; the row then yields no token
+    pooling: str = ""
+
+
+@frozen
+class Grow:
+    """A row's table gets more blocks, from entry `at` on."""
+
+    row: int
+    at: int
+    blocks: tuple[int, ...]
+    group: int = 0  # the group of layers whose table it is
+
+
+@frozen
+class Copy:
+    """The first `count` positions of block `source` are copied to block `target`."""
+
+    source: int
+    target: int
+    count: int
+
+
+@frozen
+class Move:
+    """A whole block is copied between tiers: from the device, or to it."""
+
+    source: int  # its number in the tier it comes from
+    target: int  # and in the tier it goes to
+    origin: str = DEVICE  # names of tiers
+    tier: str = DEVICE
+
+
+@frozen
+class Plan:
+    """One step. The columns have one entry for each row that takes part, in batch
+    order.
+    """
+
+    step: int
+    gens: tuple[int, ...]  # generation of the sequence in the row
+    rows: tuple[int, ...]  # device rows
+    starts: tuple[int, ...]  # position of the first input, or the latest it may be
+    counts: tuple[int, ...]  # inputs
+    most: tuple[int, ...]  # tokens the row may yield
+    fills: tuple[Fill, ...] = ()
+    opens: tuple[Open, ...] = ()
+    grows: tuple[Grow, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    drafts: tuple[Draft, ...] = ()
+    moves: tuple[Move, ...] = ()
+    apart: tuple[int, ...] = ()  # places in the columns: rows with deferred sampling
+
+
+@frozen
+class Mask:
+    """The tokens that one row may sample."""
+
+    index: int  # in the plan's columns
+    bits: bytes = b""  # a bit for each token id, the lowest first; none: all are allowed
+    place: int = 0  # how many drafts of the row come before
+
+
+@frozen
+class Stand:
+    """How many drafts of a row may be accepted: for more the host has made no masks."""
+
+    index: int  # in the plan's columns
+    most: int
+
+
+@frozen
+class SampleApart:
+    """The host's message to sample the rows in `apart` of a step now."""
+
+    step: int
+    masks: tuple[Mask, ...] = ()  # of some of these rows; the others may sample any token
+    # Whether all masks are in memory that the executor lent for this step, one line for
+    # each entry of `apart`. An executor behind a wire lends none.
+    written: bool = False
+    # of some rows with drafts; for others all drafts may be accepted
+    stands: tuple[Stand, ...] = ()

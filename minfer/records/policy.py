@@ -1,0 +1,122 @@
+"""Scheduling policy: who goes first, who is preempted, how much a step takes, and whether
+to wait.
+
+A policy is an object with eleven pure functions. It decides order and amounts only: the
+engine ensures, whatever a policy answers, that blocks are conserved, budgets are kept and
+no sequence is planned twice. A policy's own state is part of `EngineState` and is passed
+in; policy objects hold none.
+"""
+
+from typing import Any, Protocol
+
+from attrs import frozen
+
+from minfer.records.request import Request
+
+Rank = tuple[float, ...]  # lower goes first; the engine breaks ties by arrival
+
+
+@frozen
+class Load:
+    """The load of the engine, on which a policy may base its decisions for a step."""
+
+    time: float  # of this turn, seconds
+    waiting: int  # samples that wait
+    running: int  # running sequences, with those that this step admits
+    available: int  # blocks free or evictable
+    arrived: float  # arrival time of the head of the queue, seconds; now if none waits
+    budget: int  # tokens a step may take, from the configuration
+    seats: int = 0  # sequences that may run at once, from the configuration
+    step: int = 0  # number of the step that is planned
+    # Whether all running and newly admitted sequences are paused: if no other is
+    # admitted, there is no step, and its number stays until one of them continues.
+    paused: bool = False
+
+
+class Policy(Protocol):
+    """The questions of the engine. Every answer must be a function of the arguments
+    alone.
+
+    The answers here are those of first come, first served: a policy overrides only what
+    differs.
+    """
+
+    def start(self) -> Any:
+        """Return the policy's first state: an immutable value."""
+        return None
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        """Return the rank of a new request in the queue. Lower goes first.
+
+        For one that brings a place along (`Request.place`), only the new state is used.
+        """
+        return (), state
+
+    def again(
+        self, state: Any, rank: Rank, request: Request, arrived: float, done: int
+    ) -> Rank:
+        """Return the rank of a sequence preempted with `done` output tokens; never behind
+        `rank`.
+        """
+        return rank
+
+    def admit_from(self, state: Any, load: Load) -> float:
+        """Return the time from which the head of the queue may start; now or earlier: at
+        once.
+
+        Infinity waits for another event; it is ignored while nothing runs.
+        """
+        return load.time
+
+    def holds_back(
+        self, state: Any, request: Request, load: Load, came: int
+    ) -> tuple[bool, Any]:
+        """Return whether a client is deferred for now: its next request is `request`, and
+        this step has admitted `came` of its samples.
+
+        It is not called while nothing runs, nor for a sequence that was preempted.
+        """
+        return False, state
+
+    def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Any:
+        """Return the state after a sample starts for the first time; `load` is from just
+        before it.
+        """
+        return state
+
+    def ended(self, state: Any, request: Request, output: int, ran: bool) -> Any:
+        """Return the state after a sample has ended after `output` tokens; `ran`: it ever
+        ran.
+        """
+        return state
+
+    def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
+        """Return the victim to preempt, as an index into the sorted `ranks`; never the
+        first.
+        """
+        return len(ranks) - 1
+
+    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+        """Return whether the head of the queue may preempt the last running sequence."""
+        return False
+
+    def budget(self, state: Any, load: Load) -> int:
+        """Return the tokens to schedule in this step; the engine keeps it within its
+        limits.
+        """
+        return load.budget
+
+    def drafts(self, state: Any, load: Load, most: int) -> int:
+        """Return how many drafts a row may have in this step; the engine keeps it within
+        `most`.
+        """
+        return most
+
+
+@frozen
+class FirstCome(Policy):
+    """First come, first served.
+
+    Guarantee: a request is admitted after all that arrived before it, a finite number
+    each of which ends. The latest arrival is preempted when blocks run out.
+    """

@@ -1,0 +1,193 @@
+"""The request as it enters the engine."""
+
+import math
+from array import array
+from typing import Any
+
+from attrs import field, frozen
+
+from minfer.blocks.keys import Key, Keys, Tails
+from minfer.sampling.beam import BeamRound
+from minfer.sampling.params import MAX_ADJUSTMENTS
+from minfer.sampling.params import MAX_SAMPLES as MAX_SAMPLES
+from minfer.sampling.params import SamplingParams as SamplingParams
+from minfer.values.checks import (
+    LARGEST_TOKEN,
+    MAX_PRIORITY,
+    MOST,
+    check_number,
+    check_text,
+    check_whole,
+)
+from minfer.values.checks import ParameterError as ParameterError
+
+
+@frozen(kw_only=True)
+class Request:
+    """A request as the engine takes it: all parameters are resolved, and it has no text.
+
+    `keys` are the content keys of the prompt's first full blocks; the engine computes the
+    others from `root`. `output` holds the tokens already produced for the only sample,
+    when a request is resumed. Raises ParameterError for values of a wrong type, for token
+    ids that are not from 0 to 2^32 - 1, and for numbers out of range; whether a request
+    can be served is decided by the engine.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    # token ids that end a sample, and are part of it
+    stop_ids: frozenset[int] = frozenset()
+    # Token sequences that it may not output: the words of `sampling.bad_words`.
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    n: int = 1
+    # The number of its first sample in the noise of the seed: so one of several samples
+    # can be resumed with its own noise.
+    first_sample: int = 0
+    seed: int = 0
+    # for the executor; the engine does not look inside
+    sampling: SamplingParams = SamplingParams()
+    priority: int = 0  # lower runs first, under a policy that uses it
+    client: str = ""  # the client; used by fair shares
+    deadline: float = math.inf  # seconds after its arrival; used by earliest deadline
+    root: Key = b""  # the key before the first block: fingerprint and salt
+    # Trusted: a wrong key gives this request the KV of another one, and keys that
+    # contradict those of others break the pool, which no other field can do. So they are
+    # computed in this process; between processes (a journal, a wire) only tokens are
+    # sent, and the receiver computes the keys again.
+    keys: Keys = ()
+    output: tuple[int, ...] = ()
+    # Its next token depends on the host: its sampling is deferred, so that a mask may
+    # come late, and it is never more than one token ahead of its known tokens.
+    lockstep: bool = False
+    # How its prompt is pooled to one vector ("last", "mean"), for the executor. For the
+    # engine, such a request yields no token and ends with its prompt.
+    pooling: str = ""
+    # Whether its prompt may be read from the cache. A mean is over all positions, and
+    # prompt log-probabilities are of each: such a request computes all of them.
+    reads_cache: bool = True
+    # For a request that yields one token at most: the keys of its partial last block,
+    # without its last token and with it (`keys.tail_keys`), trusted as `keys` are. It
+    # begins with a copy of the block cached under the first key, and its own block is
+    # cached under the second. So a tree of prompts costs one input for each node.
+    tails: Tails | None = None
+    # The place in the waiting queue of an earlier request that this one continues: rank,
+    # number of arrival, and a number that separates those that share both. It then counts
+    # as having run before: it is neither rejected nor deferred for others. None: it comes
+    # last in its rank.
+    place: tuple[tuple[float, ...], int, int] | None = None
+    search: BeamRound | None = None  # set for a beam of a round of a search
+    # token id: computed once, on creation
+    largest: int = field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        why = "token ids must be whole numbers from 0, in a tuple"
+        if not type(self.prompt) is type(self.output) is tuple:
+            raise ParameterError("prompt", why)
+        try:
+            ids = array("I", self.prompt + self.output)
+        except (TypeError, OverflowError):
+            raise ParameterError("prompt", why) from None
+        object.__setattr__(self, "largest", max(ids, default=-1))
+        self._check_types()
+
+    def _check_types(self) -> None:
+        for param in ("id", "client", "pooling"):
+            check_text(getattr(self, param), param)
+        for param in ("max_tokens", "n", "seed"):
+            check_whole(getattr(self, param), param)
+        check_number(self.first_sample, "first_sample", 0, MAX_SAMPLES, whole=True)
+        check_number(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY, whole=True)
+        if type(self.deadline) is not float or not self.deadline >= 0:
+            check_number(self.deadline, "deadline", 0, MOST)
+            object.__setattr__(self, "deadline", float(self.deadline))
+        if not isinstance(self.sampling, SamplingParams):
+            raise ParameterError("sampling", "must be SamplingParams")
+        if not isinstance(self.stop_ids, frozenset):
+            raise ParameterError("stop_ids", "must be a frozenset of token ids")
+        for token in self.stop_ids:
+            check_number(token, "stop_ids", 0, LARGEST_TOKEN, whole=True)
+        self._check_bad_words()
+        for param in ("lockstep", "reads_cache"):
+            if not isinstance(getattr(self, param), bool):
+                raise ParameterError(param, "must be true or false")
+        if not isinstance(self.root, bytes):
+            raise ParameterError("root", "must be bytes")
+        if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:
+            raise ParameterError("keys", "must be a tuple of bytes")
+        self._check_search()
+
+    def _check_search(self) -> None:
+        if not (self.search is None or isinstance(self.search, BeamRound)):
+            raise ParameterError("search", "must be a BeamRound or None")
+        if self.place is not None and not _is_place(self.place):
+            why = "must be a rank (numbers, in a tuple) and two whole numbers, in a tuple"
+            raise ParameterError("place", why)
+        if not (self.tails is None or _are_keys(self.tails)):
+            raise ParameterError("tails", "must be two of bytes, in a tuple")
+
+    @property
+    def ends_with_prompt(self) -> bool:
+        """Whether it yields no token: it is pooled or scored, or fills the cache."""
+        return not self.max_tokens
+
+    @property
+    def given(self) -> int:
+        """Tokens of the client's prompt: the tokens after them in the prompt of a beam
+        are its output.
+        """
+        return len(self.prompt) if self.search is None else self.search.prompt
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether its whole prompt must be computed in one generation, after every
+        restart again: its pooled result is not in the cache.
+        """
+        return bool(self.pooling) and not self.reads_cache
+
+    def _check_bad_words(self) -> None:
+        """Check that words are not empty, and that a device has room for all changes of
+        tokens.
+        """
+        words = self.bad_words
+        if type(words) is not tuple or not all(type(word) is tuple for word in words):
+            raise ParameterError("bad_words", "must be tuples of token ids, in a tuple")
+        for word in words:
+            if not word:
+                raise ParameterError("bad_words", "a word has no token")
+            for token in word:
+                check_number(token, "bad_words", 0, LARGEST_TOKEN, whole=True)
+        said = self.sampling
+        stops = len(self.stop_ids) if said.min_tokens else 0
+        count = len(said.logit_bias) + stops + sum(map(len, words))
+        if count > MAX_ADJUSTMENTS:
+            raise ParameterError(
+                "bad_words" if words else "logit_bias",
+                f"{count} single tokens are to be changed (biases, stop ids until "
+                f"min_tokens, tokens of bad words); at most {MAX_ADJUSTMENTS} can be",
+            )
+
+    def most_known(self, max_model_len: int) -> int:
+        """The tokens that a sample may have at most, with the prompt.
+
+        For one that ends with its prompt, one more, which it never gets: so its last
+        input is due as that of any other request is, for the token after it.
+        """
+        if self.ends_with_prompt:
+            return len(self.prompt) + 1
+        return min(len(self.prompt) + self.max_tokens, max_model_len)
+
+
+def _is_place(value: Any) -> bool:
+    """Whether a value can be compared with places in the waiting queue."""
+    if type(value) is not tuple or len(value) != 3 or type(value[0]) is not tuple:
+        return False
+    rank, *numbers = value
+    whole = all(type(one) is int and 0 <= one <= MOST for one in numbers)
+    return whole and all(type(one) in (int, float) and one == one for one in rank)
+
+
+def _are_keys(value: Any) -> bool:
+    """Whether a value is a pair of keys of partial blocks."""
+    pair = type(value) is tuple and len(value) == 2
+    return pair and set(map(type, value)) == {bytes}

@@ -1,0 +1,210 @@
+"""Sequences: one sample of one request, as a cold record and hot columns.
+
+Theory. A sequence has known tokens, and KV for some of them; there are no phases. While
+it runs it is one position of the columns of `Running`, so that a step advances all
+sequences with a few passes in C and touches records only where something happens:
+
+    position 0       start        sched           base         known            last
+    |---- cached ----|-- planned --|               |             |               |
+    |-------------- carried by plans --------------|-- sampled, the device's own -|
+
+`known`  tokens whose values are committed: the prompt, and the tokens sampled since.
+`sched`  positions whose KV is computed or will be by plans in flight.
+`base`   tokens known when this *generation* started (admission, or restart after a failed
+         step). Inputs below it come from the host, in plans: at admission they are
+         `history`, which a restart leaves unchanged. From it on the device uses its own
+         last token as input. So a row with sched < base is in prefill, any other is a
+         decode row.
+`start`  the first position that this generation computes; everything below was a hit.
+
+`last`   the index of the last token it may have: known > last ends it, and no input is
+         due at it.
+`ripe`   when `known` reaches it, a block can be published, or the sequence has its last
+         token. `mark`: when `sched` reaches it, the table should grow, or nothing is left
+         to be scheduled. So a turn finds all exceptions with one comparison per column.
+
+A decode row has sched = known - 1 + (its tokens in flight): one input is always due.
+
+`tails` hold the known tokens from the last block boundary in `history` on that have no
+key yet, the newest apart in `fresh`: copying whole tails would be a third of a turn's
+cost. `chains` hold the keys, the tokens of output blocks with a key, and the leaf.
+"""
+
+from bisect import bisect
+from collections.abc import Callable, Container, Mapping
+from itertools import compress
+from operator import attrgetter
+from typing import Any, Final, TypeVar
+
+import attrs
+from attrs import frozen
+
+from minfer.blocks.keys import Key, Keys
+from minfer.blocks.prefix import ROOT
+from minfer.records.policy import Rank
+from minfer.records.request import Request
+from minfer.values.log import Log
+from minfer.values.record import evolve
+
+T = TypeVar("T")
+Place = tuple[Rank, int, int]  # rank by policy, arrival number of the request, sample
+SampleId = tuple[str, int]  # request id, sample
+SampleIds = tuple[SampleId, ...]
+Table = Log[int]  # the blocks of a sequence, in order
+
+
+@frozen
+class Sequence:
+    """The part of a sequence that does not change while a generation runs."""
+
+    request: Request
+    sample: int
+    place: Place
+    arrived: float  # seconds
+    # tokens known when it last entered the queue, or now if it waits
+    history: tuple[int, ...]
+    keys: Keys = ()  # of history's full blocks, as far as computed
+    preempted: int = 0  # times
+    cached: int = 0  # prompt tokens from the prefix cache at its first admission
+
+    @property
+    def id(self) -> SampleId:
+        """Request id and sample."""
+        return self.request.id, self.sample
+
+    @property
+    def ran_before(self) -> bool:
+        """Whether it, or the request that it continues, has run before."""
+        return self.preempted > 0 or self.request.place is not None
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether it may read its known tokens from the cache.
+
+        If a prompt must be computed, its first sample does that, once.
+        """
+        done = self.sample > 0 or len(self.history) > len(self.request.prompt)
+        return done or self.request.reads_cache
+
+
+@frozen
+class Chain:
+    """The published blocks of a running sequence."""
+
+    keys: Log[Key]  # of its full blocks, at least `sealed` of them
+    sealed: int  # leading blocks of the table whose KV is committed and published
+    leaf: Key = ROOT  # of the published block that it holds
+    # tokens of blocks with a key, which left the tail
+    chunks: Log[tuple[int, ...]] = Log()
+    # leading blocks of the table that were released: they are outside the window
+    low: int = 0
+
+
+@frozen
+class Running:
+    """Columns over the running sequences, in rank order; all have the same length."""
+
+    seqs: tuple[Sequence, ...] = ()
+    ids: SampleIds = ()
+    gens: tuple[int, ...] = ()  # generation: unique over the life of the engine
+    rows: tuple[int, ...] = ()  # device row
+    starts: tuple[int, ...] = ()
+    base: tuple[int, ...] = ()
+    known: tuple[int, ...] = ()
+    sched: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    ripe: tuple[int, ...] = ()
+    mark: tuple[int, ...] = ()
+    tables: tuple[Table, ...] = ()
+    chains: tuple[Chain, ...] = ()
+    tails: tuple[tuple[int, ...], ...] = ()
+    fresh: tuple[tuple[int, ...], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.gens)
+
+    def tokens(self, i: int, block_size: int) -> tuple[int, ...]:
+        """All known tokens of the sequence at position `i`."""
+        history = self.seqs[i].history
+        known = list(history[: len(history) // block_size * block_size])
+        for chunk in self.chains[i].chunks:
+            known += chunk
+        known += self.tails[i]
+        known += self.fresh[i]
+        return tuple(known)
+
+    def inputs(self, i: int, start: int, stop: int, block_size: int) -> tuple[int, ...]:
+        """Known tokens of the sequence at position `i`, from `start` to before `stop`."""
+        history = self.seqs[i].history
+        if stop <= len(history):
+            return history[start:stop]
+        # in the tail, as tokens with a key are not
+        first = len(self.chains[i].keys) * block_size
+        if start < first:
+            return self.tokens(i, block_size)[start:stop]
+        return (self.tails[i] + self.fresh[i])[start - first : stop - first]
+
+
+# Whether a sequence's next token depends on the host.
+is_bound: Final[Callable[[Sequence], bool]] = attrgetter("request.lockstep")
+COLUMNS: Final = tuple(a.name for a in attrs.fields(Running))
+_columns: Final = attrgetter(*COLUMNS)
+
+
+def less(column: tuple[T, ...], out: list[int]) -> tuple[T, ...]:
+    """`column` without the entries at the positions `out`, which are sorted."""
+    if not out:
+        return column
+    kept = list(column)
+    for i in reversed(out):
+        del kept[i]
+    return tuple(kept)
+
+
+def without(run: Running, gone: list[int]) -> Running:
+    """`run` without the sequences at the positions `gone`, which are sorted."""
+    return Running(*[less(column, gone) for column in _columns(run)]) if gone else run
+
+
+def joined(run: Running, added: list[Running]) -> Running:
+    """`run` with the single-row `added`, which are in rank order, at their places.
+
+    Entries before the first of them are not moved: mostly that is all of them, and a
+    column is copied once.
+    """
+    places = [_place_among(run, one) for one in added]
+    first = places[0] if places else len(run)
+    tails = [list(column[first:]) for column in _columns(run)]
+    for at, one in reversed([*zip(places, added, strict=True)]):
+        for tail, new in zip(tails, _columns(one), strict=True):
+            tail[at - first : at - first] = new
+    each = zip(_columns(run), tails, strict=True)
+    return Running(*[column[:first] + tuple(tail) for column, tail in each])
+
+
+def _place_among(run: Running, one: Running) -> int:
+    return bisect(run.seqs, one.seqs[0].place, key=attrgetter("place"))
+
+
+def edited_column(column: tuple[T, ...], cells: Mapping[int, T]) -> tuple[T, ...]:
+    """`column` with other values at some positions."""
+    new = list(column)
+    for i, value in cells.items():
+        new[i] = value
+    return tuple(new)
+
+
+def edited(run: Running, **changes: dict[int, Any]) -> Running:
+    """`run` with single cells changed: column name -> {position: value}."""
+    new = {}
+    for name, cells in changes.items():
+        if cells:
+            new[name] = edited_column(getattr(run, name), cells)
+    return evolve(run, **new) if new else run
+
+
+def positions(run: Running, gens: Container[int]) -> list[int]:
+    """The positions of the given generations, in order."""
+    return (
+        list(compress(range(len(run)), map(gens.__contains__, run.gens))) if gens else []
+    )

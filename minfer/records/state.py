@@ -1,0 +1,160 @@
+"""The engine's state: one frozen value."""
+
+from typing import Any
+
+from attrs import frozen
+
+from minfer.blocks.keys import Keys
+from minfer.blocks.ownership import Blocks
+from minfer.blocks.pool import Pool
+from minfer.records.config import EngineConfig
+from minfer.records.drafting import NOTHING_DRAFTED, Drafting
+from minfer.records.messages import (
+    Command,
+    Emit,
+    Ended,
+    Event,
+    Finished,
+    Ignored,
+    Overruled,
+    Reason,
+)
+from minfer.records.plan import Logprobs, Plan, Pooled, Yields
+from minfer.records.policy import Rank
+from minfer.records.sequence import Place, Running, SampleId, SampleIds, Sequence
+from minfer.records.waiting import Line
+from minfer.values.checks import ConfigError
+from minfer.values.pmap import Map
+
+
+@frozen
+class Live:
+    """A request that has not ended: the queue places of its samples, and how many have
+    ended.
+    """
+
+    place: Place  # of sample 0; the others differ in the sample only
+    samples: int
+    ended: int = 0
+    # samples that got a better rank when preempted
+    moved: tuple[tuple[int, Rank], ...] = ()
+
+    def place_of(self, sample: int) -> Place:
+        """The place of a sample in the order, waiting or running."""
+        rank, arrival, first = self.place
+        if self.moved:
+            rank = dict(self.moved).get(sample, rank)
+        return rank, arrival, first + sample
+
+
+@frozen
+class Fence:
+    """Blocks released while plans in flight may use them: free once step `until` is
+    over.
+    """
+
+    until: int
+    held: Keys  # of published blocks
+    private: tuple[int, ...]
+
+
+@frozen
+class Hold:
+    """The last reason why the head of the queue was not admitted."""
+
+    place: Place
+    cause: str  # as in `Held`
+
+
+@frozen(slots=False)  # changed ten times a turn, and read little more often
+class EngineState:
+    """All that decisions depend on: equal states lead to equal decisions."""
+
+    blocks: Blocks
+    free_rows: tuple[int, ...]  # free device rows, the next one last
+    policy: Any  # the policy's own state
+    time: float = 0.0  # seconds
+    next_step: int = 0
+    next_gen: int = 0
+    arrivals: int = 0
+    waiting: Line = Line()
+    running: Running = Running()
+    stops: frozenset[int] = frozenset()  # at least the stop ids of all running sequences
+    filling: bool = False  # whether a running sequence may be in prefill
+    lockstep: bool = False  # whether a running sequence may be unable to run ahead
+    requests: Map[str, Live] = Map()
+    inflight: tuple[Plan, ...] = ()  # in order of execution
+    fences: tuple[Fence, ...] = ()
+    faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
+    paused: frozenset[SampleId] = frozenset()  # those for which the host is not ready
+    drafting: Drafting = NOTHING_DRAFTED
+    held: Hold | None = None  # the last one that was reported
+    shut: frozenset[str] = frozenset()  # clients that the last plan deferred
+    overruled: tuple[Overruled, ...] = ()  # within a turn; they leave it as reasons
+
+
+def next_in_line(state: EngineState) -> Sequence:
+    """The head of the queue for the last plan: the first sequence whose client was not
+    deferred, or if all were, the first of all. The queue must not be empty.
+    """
+    found = state.waiting.first_but(state.shut) if state.shut else None
+    return found or state.waiting.first()
+
+
+@frozen
+class Transition:
+    """The result of a turn: the next state, commands and reasons."""
+
+    state: EngineState
+    commands: tuple[Command, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+
+
+@frozen
+class Turn:
+    """One turn with its input and output: a journal replays it, and a simulation makes
+    it.
+    """
+
+    number: int  # from 0
+    before: EngineState
+    events: tuple[Event, ...]
+    transition: Transition
+
+
+def emitted(
+    state: EngineState,
+    finished: tuple[Finished, ...],
+    ids: SampleIds = (),
+    tokens: Yields = (),
+    logprobs: Logprobs = (),
+    pooled: Pooled = (),
+) -> Transition:
+    """The transition that emits tokens and ends, with a reason for each sample that
+    ended.
+    """
+    ended = [Ended(done.id, done.sample, done.reason, done.error) for done in finished]
+    return Transition(
+        state, (Emit(ids, tokens, finished, logprobs, pooled),), tuple(ended)
+    )
+
+
+def ignored(state: EngineState, event: str, detail: str) -> Transition:
+    """The transition of an event that has no meaning in this state."""
+    return Transition(state, (), (Ignored(event, detail),))
+
+
+def initial(config: EngineConfig) -> EngineState:
+    """The state before the first event. Raises ConfigError for a policy that cannot
+    start.
+    """
+    rows = tuple(reversed(range(config.max_num_seqs)))
+    blocks = Blocks(Pool(config.num_blocks, config.freed_run))
+    try:
+        policy = config.policy.start()
+    except Exception as error:
+        kind = type(config.policy).__name__
+        raise ConfigError(
+            f"scheduling policy {kind}: start() raised {error!r}"
+        ) from error
+    return EngineState(blocks, rows, policy)

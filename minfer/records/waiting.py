@@ -1,0 +1,127 @@
+"""The waiting queue: a persistent sorted sequence, in buckets of bounded size.
+
+Inserting or removing copies one bucket and the list of buckets: O(sqrt n) words at 10,000
+waiting, where one flat tuple would copy them all. Bulk changes copy each bucket once. The
+sequences of each client are counted, so that the queue is searched past deferred clients
+only if it has others.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Final
+
+from attrs import frozen
+
+from minfer.records.sequence import Place, Sequence
+from minfer.values import thresholds
+from minfer.values.pmap import Map
+
+_place: Final = attrgetter("place")
+
+
+@frozen
+class Line:
+    """Waiting sequences, by place. No bucket is empty."""
+
+    buckets: tuple[tuple[Sequence, ...], ...] = ()
+    size: int = 0
+    counts: Map[str, int] = Map()  # sequences by client that can be deferred with it
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain.from_iterable(self.buckets)
+
+    def first(self) -> Sequence:
+        """The head of the queue, which must not be empty."""
+        return self.buckets[0][0]
+
+    def first_but(self, shut: Collection[str]) -> Sequence | None:
+        """The first sequence whose client is not in `shut`, or that ran before and so is
+        never deferred.
+        """
+        if not shut:
+            return self.first() if self.size else None
+        if sum(self.counts.get(client, 0) for client in shut) == self.size:
+            return None
+        for seq in self:
+            if seq.ran_before or seq.request.client not in shut:
+                return seq
+        return None
+
+    def last(self) -> Sequence:
+        """The last sequence of the queue, which must not be empty."""
+        return self.buckets[-1][-1]
+
+    def find(self, place: Place) -> Sequence | None:
+        """The sequence that waits at `place`, if any."""
+        _, bucket, cut = self._spot(place)
+        return next((seq for seq in bucket[cut : cut + 1] if seq.place == place), None)
+
+    def insert(self, seq: Sequence) -> "Line":
+        """The queue with `seq` at its place, which must be unoccupied."""
+        at, old, cut = self._spot(seq.place)
+        new = (*old[:cut], seq, *old[cut:])
+        half = len(new) // 2
+        halves = (new,) if len(new) < thresholds.LINE_BUCKET else (new[:half], new[half:])
+        buckets = (*self.buckets[:at], *halves, *self.buckets[at + 1 :])
+        return Line(buckets, self.size + 1, self._counted([seq], 1))
+
+    def remove(self, place: Place) -> "Line":
+        """The queue without the sequence at `place`; the same queue if there is none."""
+        at, old, cut = self._spot(place)
+        if [seq.place for seq in old[cut : cut + 1]] != [place]:
+            return self
+        new = old[:cut] + old[cut + 1 :]
+        rest = (new,) if new else ()
+        buckets = (*self.buckets[:at], *rest, *self.buckets[at + 1 :])
+        counts = self._counted(old[cut : cut + 1], -1)
+        return Line(buckets, self.size - 1, counts)
+
+    def insert_many(self, seqs: Iterable[Sequence]) -> "Line":
+        """The queue with all of `seqs` at their places, which must be unoccupied."""
+        new, buckets = sorted(seqs, key=_place), list(self.buckets)
+        full = thresholds.LINE_BUCKET
+        firsts = [bucket[0].place for bucket in buckets]
+        groups = groupby(new, key=lambda seq: max(0, bisect_right(firsts, seq.place) - 1))
+        for at, group in reversed([(at, [*group]) for at, group in groups]):
+            together = sorted((*chain(*buckets[at : at + 1]), *group), key=_place)
+            size = len(together) if len(together) < full else max(1, full // 2)
+            starts = range(0, len(together), size)
+            buckets[at : at + 1] = [tuple(together[one : one + size]) for one in starts]
+        counts = self._counted(new, 1)
+        return Line(tuple(buckets), self.size + len(new), counts)
+
+    def remove_many(self, places: Iterable[Place]) -> "Line":
+        """The queue without the sequences at those of the `places` that are occupied."""
+        gone, buckets, out = set(places), list(self.buckets), list[Sequence]()
+        firsts = [bucket[0].place for bucket in buckets]
+        touched = {bisect_right(firsts, place) - 1 for place in gone}
+        for at in touched - {-1}:
+            out += [seq for seq in buckets[at] if seq.place in gone]
+            buckets[at] = tuple([seq for seq in buckets[at] if seq.place not in gone])
+        left = tuple(filter(None, buckets))
+        return Line(left, self.size - len(out), self._counted(out, -1))
+
+    def _counted(self, seqs: Iterable[Sequence], sign: int) -> Map[str, int]:
+        """The counts with these sequences added (`sign` 1) or removed (-1)."""
+        counts = self.counts
+        clients = [seq.request.client for seq in seqs if not seq.ran_before]
+        each = Counter(clients).items() if len(clients) > 1 else [(c, 1) for c in clients]
+        for client, many in each:
+            now = counts.get(client, 0) + sign * many
+            counts = counts.set(client, now) if now else counts.delete(client)
+        return counts
+
+    def _spot(self, place: Place) -> tuple[int, tuple[Sequence, ...], int]:
+        """The last bucket that starts at or before `place`, or the first, and the index
+        in it.
+        """
+        after = bisect_right(self.buckets, place, key=lambda bucket: bucket[0].place)
+        at = max(0, after - 1)
+        bucket = self.buckets[at] if self.buckets else ()
+        return at, bucket, bisect_left(bucket, place, key=_place)

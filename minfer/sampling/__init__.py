@@ -1,0 +1,1 @@
+"""Parameters of sampling, and its definition on plain values."""

@@ -1,0 +1,196 @@
+"""Beam search: which beams continue in the next round, and when a search is over.
+
+Theory. A search of width k keeps its k likeliest sequences. In a round each beam proposes
+its likeliest next tokens; all candidates are ranked by the log-probability of the whole
+output. Of the k best, those that end their sequence (a stop id, or the last allowed
+token) become hypotheses, scored by log-probability / length^penalty; the k best that do
+not end are the beams of the next round. The k best hypotheses are kept, and the search is
+over once none can be better, as `BeamSearch.early_stopping` defines.
+
+This is transformers' beam search (`GenerationMixin._beam_search`), with the same choices.
+That ranks (1 + stop ids) * k candidates of all beams; nothing is lost if a beam proposes
+no more than k + stop ids: at most so many of them can be among the k best, or among the k
+best that do not end.
+
+All values are plain. The engine does not know beams: each is a request of its own in
+every round.
+"""
+
+from collections.abc import Callable, Container
+from math import inf
+from operator import attrgetter
+from typing import Any, Final
+
+from attrs import evolve, field, frozen
+
+from minfer.values.checks import ParameterError, check_number
+
+NEVER: Final = "never"
+# Beams and stop ids together: a request may ask for as many top log-probabilities.
+MAX_CANDIDATES: Final = 20
+MAX_BEAMS: Final = 16  # of one search: four are left for stop ids
+MAX_LENGTH_PENALTY: Final = 10.0  # with it, the power of any length is finite
+
+
+@frozen(kw_only=True)
+class BeamSearch:
+    """How a search scores hypotheses and when it ends. Raises ParameterError if
+    invalid.
+    """
+
+    # Hypotheses are scored by log-probability / length^penalty: above 0 favours longer
+    # ones.
+    length_penalty: float = 1.0
+    # When a search with k hypotheses ends. True: at once. False: when no beam's score now
+    # is above the worst of theirs. "never": when no beam could reach it, even at the
+    # maximal length without losing more probability.
+    early_stopping: bool | str = False
+
+    def __attrs_post_init__(self) -> None:
+        most = MAX_LENGTH_PENALTY
+        check_number(self.length_penalty, "length_penalty", -most, most)
+        stopping: Any = self.early_stopping
+        if not (isinstance(stopping, bool) or stopping == NEVER):
+            raise ParameterError("early_stopping", f"must be true, false or {NEVER!r}")
+
+
+@frozen(kw_only=True)
+class BeamRound:
+    """The beam of a search that a request is, and the parameters of the search.
+
+    With the prompts and the yields of a round's requests this is enough to replay the
+    search.
+    """
+
+    id: str  # of the search
+    width: int  # beams
+    prompt: int  # tokens of the search's prompt; after them comes the beam's output
+    most: int  # tokens that an output may have
+    number: int = 0  # of the round
+    beam: int = 0
+    how: BeamSearch = BeamSearch()
+
+
+@frozen
+class Candidates:
+    """The candidates of a beam: the likeliest tokens after its last one, best first."""
+
+    index: int  # of the beam
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]  # of `tokens`, natural
+
+
+@frozen
+class Child:
+    """A continuation: a beam and one more token."""
+
+    parent: int  # the beam
+    token: int
+    logprob: float  # of the whole output, this token included
+
+
+@frozen
+class Hypothesis:
+    """An output that has ended."""
+
+    tokens: tuple[int, ...]
+    logprob: float  # natural, of all tokens together
+    score: float  # by which it is ranked
+    reason: str  # "stop" or "length"
+
+
+@frozen
+class Search:
+    """The state of a search in a round."""
+
+    logprobs: tuple[float, ...]  # of each beam's output
+    # The candidates of each beam in this round, once they are known.
+    offers: tuple[Candidates | None, ...]
+    done: tuple[Hypothesis, ...] = ()  # the best, best first; never more than beams
+
+
+@frozen
+class Round:
+    """The facts of a round besides the candidates of its beams."""
+
+    how: BeamSearch
+    stop_ids: Container[int]
+    length: int  # of an output with one more token
+    most: int  # tokens that an output may have
+    output_of: Callable[[int], tuple[int, ...]] = field(repr=False)  # of a beam so far
+
+
+@frozen
+class Choice:
+    """The result of a round."""
+
+    children: tuple[Child, ...]  # the next beams, best first; none: the search is over
+    done: tuple[Hypothesis, ...]  # the hypotheses so far, best first
+
+
+def wanted(width: int, stop_ids: int) -> int:
+    """How many candidates each beam must propose."""
+    return min(width + stop_ids, MAX_CANDIDATES)
+
+
+def choose(search: Search, this: Round) -> Choice:
+    """The next beams and hypotheses of a search whose beams all have candidates."""
+    width = len(search.logprobs)
+    ranked = _ranked(search)
+    full = this.length >= this.most
+    ended = [one for one in ranked[:width] if full or one.token in this.stop_ids]
+    done = _kept(search.done, [_hypothesis(one, this) for one in ended], width)
+    if full:
+        return Choice((), done)
+    children = [one for one in ranked if one.token not in this.stop_ids][:width]
+    if not children or _is_over(this, children[0], done, width):
+        return Choice((), done)
+    # There may be fewer if few tokens are proposed; the missing ones do not count.
+    children += [evolve(children[0], logprob=-inf)] * (width - len(children))
+    return Choice(tuple(children), done)
+
+
+def _ranked(search: Search) -> list[Child]:
+    """All continuations, the likeliest first; equals in the order of beams."""
+    every = [
+        Child(beam, token, before + logprob)
+        for beam, (before, offer) in enumerate(
+            zip(search.logprobs, search.offers, strict=True)
+        )
+        if offer is not None
+        for token, logprob in zip(offer.tokens, offer.logprobs, strict=True)
+    ]
+    return sorted(every, key=attrgetter("logprob"), reverse=True)  # stable
+
+
+def _hypothesis(one: Child, this: Round) -> Hypothesis:
+    return Hypothesis(
+        tokens=(*this.output_of(one.parent), one.token),
+        logprob=one.logprob,
+        score=one.logprob / this.length**this.how.length_penalty,
+        reason="stop" if one.token in this.stop_ids else "length",
+    )
+
+
+def _kept(
+    done: tuple[Hypothesis, ...], new: list[Hypothesis], width: int
+) -> tuple[Hypothesis, ...]:
+    """The best hypotheses; of equals the earlier ones."""
+    if not new:
+        return done
+    return tuple(sorted((*done, *new), key=attrgetter("score"), reverse=True)[:width])
+
+
+def _is_over(this: Round, best: Child, done: tuple[Hypothesis, ...], width: int) -> bool:
+    """Whether no beam is expected to beat the hypotheses done; `best` is the
+    likeliest.
+    """
+    if len(done) < width:
+        return False
+    how = this.how
+    if how.early_stopping is True:
+        return True
+    hopeful = how.early_stopping == NEVER and how.length_penalty > 0
+    length = this.most if hopeful else this.length
+    hoped: float = best.logprob / length**how.length_penalty
+    return hoped <= done[-1].score

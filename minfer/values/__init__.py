@@ -1,0 +1,1 @@
+"""Plain values that know nothing of an engine: persistent maps and logs, checks."""

@@ -1,0 +1,245 @@
+"""The prefix index: what is found, who stands on it, and what goes first."""
+
+from random import Random
+
+from attrs import evolve
+
+from minfer.blocks.ownership import Blocks, Transaction
+from minfer.blocks.pool import Pool
+from minfer.blocks.prefix import ROOT, blocks_of, live, lookup, node_of
+from minfer.values.tickets import words_of
+
+KEYS = tuple(bytes([i]) for i in range(200))
+
+
+def take(change: Transaction, count: int) -> tuple[int, ...] | None:
+    taken = change.take(count)
+    return taken.blocks if taken else None
+
+
+def counts(change: Transaction, key: bytes) -> tuple[int, int]:
+    """Users and children of what has this content."""
+    node = node_of(change.prefix, key)
+    assert node is not None
+    return node.users, node.children
+
+
+def test_published_blocks_are_found_held_and_evicted_leaf_first() -> None:
+    change = Transaction(Blocks(Pool(4)))
+    table = take(change, 3)
+    assert table is not None
+    leaf, twins = change.prefix.publish(ROOT, KEYS[:3], table)
+    assert (leaf, twins) == (KEYS[2], ())
+    assert change.available == 1
+    change.prefix.release(leaf)
+    pool = change.done()
+    assert pool.available == 4
+    assert lookup(pool.prefix, KEYS[:5]) == 3
+    assert lookup(pool.prefix, ()) == 0
+    assert lookup(pool.prefix, KEYS[5:6]) == 0
+    change = Transaction(pool)
+    assert take(change, 2) is not None  # the free one, and one that is evicted
+    assert lookup(change.prefix, KEYS[:3]) == 2, "the end of the chain goes first"
+    change.prefix.hold(KEYS[1])
+    assert change.available == 0
+    assert take(change, 1) is None
+    change.prefix.release(KEYS[1])
+    assert take(change, 2) is not None
+    assert lookup(change.prefix, KEYS[:3]) == 0
+
+
+def test_a_twin_stays_private_and_its_holder_stands_on_the_cached_one() -> None:
+    change = Transaction(Blocks(Pool(8)))
+    one, two = take(change, 2), take(change, 3)
+    assert one is not None
+    assert two is not None
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], one)
+    other, twins = change.prefix.publish(ROOT, KEYS[:3], two)
+    assert twins == two[:2]
+    assert other == KEYS[2]
+    assert blocks_of(change.prefix, KEYS[:3]) == (*one, two[2])
+    change.pool.give(twins)
+    change.prefix.release(leaf)
+    assert change.available == 5, "the second holds the whole chain"
+    change.prefix.release(other)
+    assert change.available == 8
+
+
+def test_the_longest_unused_goes_first() -> None:
+    change = Transaction(Blocks(Pool(3)))
+    for key in KEYS[:3]:
+        table = take(change, 1)
+        assert table is not None
+        change.prefix.publish(ROOT, (key,), table)
+    for i in (1, 0, 2):
+        change.prefix.release(KEYS[i])
+    change.prefix.hold(KEYS[1])
+    change.prefix.release(KEYS[1])  # used again: now the last to go
+    assert take(change, 1) == (0,)
+    assert take(change, 1) == (2,)
+    assert take(change, 1) == (1,)
+
+
+def test_a_parent_used_after_its_child_goes_after_what_is_older() -> None:
+    change = Transaction(Blocks(Pool(3)))
+    chain = take(change, 2)
+    assert chain is not None
+    child, _ = change.prefix.publish(ROOT, KEYS[:2], chain)
+    change.prefix.release(child)
+    lone = take(change, 1)
+    assert lone is not None
+    change.prefix.publish(ROOT, KEYS[9:10], lone)
+    change.prefix.release(KEYS[9])
+    change.prefix.hold(KEYS[0])
+    change.prefix.release(KEYS[0])
+    assert take(change, 1) == (chain[1],)
+    assert take(change, 1) == (lone[0],)
+    assert take(change, 1) == (chain[0],)
+
+
+def test_of_several_that_go_at_once_a_parent_waits_for_what_is_older() -> None:
+    change = Transaction(Blocks(Pool(4)))
+    chain = take(change, 2)
+    assert chain is not None
+    child, _ = change.prefix.publish(ROOT, KEYS[:2], chain)
+    change.prefix.release(child)
+    for key in KEYS[9:11]:
+        lone = take(change, 1)
+        assert lone is not None
+        change.prefix.publish(ROOT, (key,), lone)
+        change.prefix.release(key)
+    change.prefix.hold(KEYS[0])
+    change.prefix.release(KEYS[0])
+    assert change.prefix.evict(3).keys == (KEYS[1], KEYS[9], KEYS[10])
+    assert change.prefix.evict(1).keys == (KEYS[0],)
+
+
+def test_a_parent_that_was_used_before_its_child_goes_with_it() -> None:
+    change = Transaction(Blocks(Pool(4)))
+    chain = take(change, 2)
+    assert chain is not None
+    child, _ = change.prefix.publish(ROOT, KEYS[:2], chain)
+    lone = take(change, 1)
+    assert lone is not None
+    change.prefix.publish(ROOT, KEYS[9:10], lone)
+    change.prefix.release(child)
+    change.prefix.release(KEYS[9])
+    assert change.prefix.evict(2).keys == (KEYS[1], KEYS[0])
+
+
+def test_only_the_first_keys_are_looked_up_and_a_gap_ends_a_hit() -> None:
+    change = Transaction(Blocks(Pool(8)))
+    table = take(change, 5)
+    assert table is not None
+    change.prefix.publish(ROOT, KEYS[:5], table)
+    assert [lookup(change.prefix, KEYS[:9], end) for end in (0, 1, 3, 5, 9, None)] == [
+        0,
+        1,
+        3,
+        5,
+        5,
+        5,
+    ]
+    assert lookup(change.prefix, KEYS[1:2]) == 1
+    assert lookup(change.prefix, KEYS[6:9]) == 0
+
+
+def test_live_is_what_somebody_stands_on() -> None:
+    change = Transaction(Blocks(Pool(8)))
+    table = take(change, 3)
+    assert table is not None
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:3], table)
+    assert [live(change.prefix, key) for key in KEYS[:4]] == [True, True, True, False]
+    change.prefix.hold(KEYS[1])
+    change.prefix.release(leaf)
+    assert [live(change.prefix, key) for key in KEYS[:4]] == [True, True, False, False]
+    assert (change.prefix.live, change.available) == (2, 6)
+
+
+def test_a_branch_keeps_its_stem_and_counts_change_only_up_to_it() -> None:
+    change = Transaction(Blocks(Pool(8)))
+    stem = take(change, 2)
+    assert stem is not None
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], stem)
+    leaves = []
+    for key in KEYS[2:4]:
+        twig = take(change, 1)
+        assert twig is not None
+        change.prefix.hold(KEYS[1])
+        leaves.append(change.prefix.publish(KEYS[1], (key,), twig)[0])
+    change.prefix.release(leaf)
+    assert counts(change, KEYS[1]) == (2, 2), "two users, two children"
+    assert counts(change, KEYS[0]) == (1, 1)
+    change.prefix.release(leaves[0])
+    assert (counts(change, KEYS[1]), change.prefix.live) == ((1, 2), 3)
+    change.prefix.release(leaves[1])
+    assert counts(change, KEYS[0]) == (0, 1)
+    assert (change.prefix.live, len(change.prefix.idle)) == (0, 2)
+    take(change, 5)
+    assert counts(change, KEYS[1]) == (0, 1), "one child is gone"
+    assert lookup(change.prefix, (*KEYS[:2], KEYS[2])) == 2
+    assert lookup(change.prefix, (*KEYS[:2], KEYS[3])) == 3
+
+
+def test_a_stem_goes_after_what_was_used_before_it() -> None:
+    change = Transaction(Blocks(Pool(4)))
+    table = take(change, 4)
+    assert table is not None
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:4], table)
+    change.prefix.release(leaf)
+    assert take(change, 3) == (table[3], table[2], table[1])
+    assert (len(change.prefix.idle), change.prefix.idle[0]) == (1, KEYS[0])
+    assert lookup(change.prefix, KEYS[:1]) == 1
+    change.prefix.hold(KEYS[0])
+    assert not change.prefix.idle
+    assert take(change, 1) is None
+
+
+def test_a_block_named_alone_is_held_and_a_twin_is_not_named() -> None:
+    change = Transaction(Blocks(Pool(4)))
+    table = take(change, 2)
+    assert table is not None
+    assert change.prefix.publish_alone(KEYS[0], table[0])
+    assert not change.prefix.publish_alone(KEYS[0], table[1])
+    assert (change.prefix.live, change.available) == (1, 2)
+    change.prefix.release(KEYS[0])
+    assert (change.prefix.live, change.available) == (0, 3)
+    assert (len(change.prefix.idle), change.prefix.idle[0]) == (1, KEYS[0])
+
+
+def test_eviction_is_in_order_of_last_use_after_many_uses_of_some() -> None:
+    """However far apart the tickets of what is idle are."""
+    change, rng = Transaction(Blocks(Pool(40))), Random(1)
+    uses = dict[int, int]()
+    for at in range(40):
+        assert take(change, 1) == (at,)
+        change.prefix.publish(ROOT, KEYS[at : at + 1], (at,))
+        change.prefix.release(KEYS[at])
+        uses[at] = at
+    for use in range(40, 3000):
+        block = rng.choice((1, 2, 3)) if use % 500 else rng.randrange(40)
+        change.prefix.hold(KEYS[block])
+        change.prefix.release(KEYS[block])
+        uses[block] = use
+    pool = change.done()
+    assert pool == evolve(
+        pool, prefix=evolve(pool.prefix, words=words_of(pool.prefix.idle))
+    ), "the words are those of what is idle"
+    order = sorted(uses, key=uses.__getitem__)
+    for at in range(0, 40, 8):
+        change = Transaction(pool)
+        assert take(change, 8) == tuple(order[at : at + 8])
+        pool = change.done()
+
+
+def test_who_leaves_takes_the_next_ticket() -> None:
+    """Digests of journals hold it, so its steps are not anybody's to choose."""
+    change = Transaction(Blocks(Pool(4)))
+    table = take(change, 2)
+    assert table is not None
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], table)
+    for left in range(3):
+        assert change.prefix.next_use == left
+        change.prefix.release(leaf)
+        change.prefix.hold(leaf)
+    assert change.done().prefix.next_use == 3

@@ -1,0 +1,130 @@
+"""Requests that go on with the work of an earlier one, at its place in the waiting
+queue.
+"""
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.policies.builtin import POLICIES, Static, Window, policy_named
+from minfer.policies.fair_queue import FairQueue
+from minfer.records.messages import Admitted, Held, Submit
+from minfer.records.request import Request
+from minfer.values.checks import ParameterError
+from tests.core.test_engine import CONFIG, Bench, ask
+
+ONE = evolve(CONFIG, max_num_seqs=1)
+
+
+def admitted(bench: Bench) -> list[str]:
+    return [one.id for one in bench.reasons_of(Admitted)]
+
+
+def placed(bench: Bench, first: str, name: str, beam: int = 0, **more: Any) -> Request:
+    """A request at the place of one that is being served."""
+    rank, arrival, _ = bench.state.requests[first].place
+    return ask(name, max_tokens=1, place=(rank, arrival, beam), **more)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_whatever_the_policy_it_goes_before_those_that_came_later(policy: str) -> None:
+    bench = Bench(evolve(ONE, policy=policy_named(policy)))
+    bench.give(Submit(ask("first", max_tokens=1)))
+    rounds = [placed(bench, "first", f"next {beam}", beam) for beam in (1, 2, 3)]
+    bench.give(*(Submit(ask(name, max_tokens=1)) for name in ("later", "last")))
+    bench.give(*map(Submit, rounds))
+    bench.drain()
+    assert admitted(bench)[:4] == ["first", "next 1", "next 2", "next 3"]
+
+
+def test_a_full_queue_does_not_refuse_it() -> None:
+    bench = Bench(evolve(ONE, max_waiting=1))
+    bench.give(Submit(ask("first")))
+    bench.give(Submit(ask("waits")))
+    bench.give(Submit(ask("refused")), Submit(placed(bench, "first", "next", 1)))
+    assert "full" in bench.ended["refused", 0].error
+    bench.drain()
+    assert admitted(bench) == ["first", "next", "waits"]
+
+
+def test_what_it_has_had_before_counts_once() -> None:
+    """Prompt tokens and hits are those of the first request."""
+    bench = Bench()
+    bench.give(Submit(ask("first", 9, 1)))
+    prompt = ask("first", 9).prompt
+    bench.give(Submit(placed(bench, "first", "next", 1, prompt=prompt)))
+    bench.drain()
+    told = [(one.prompt, one.cached, one.hit) for one in bench.reasons_of(Admitted)]
+    assert told == [(9, 0, 0), (0, 0, 8)]
+    assert bench.ended["next", 0].cached == 0
+
+
+def test_two_that_come_together_do_not_get_one_place() -> None:
+    bench = Bench(ONE)
+    bench.give(Submit(ask("first")))
+    both = [placed(bench, "first", name, 1) for name in ("next", "twin")]
+    bench.give(*map(Submit, both))
+    assert len({seq.place for seq in bench.state.waiting}) == 2
+    bench.drain()
+
+
+def test_no_batch_is_waited_for() -> None:
+    bench = Bench(evolve(CONFIG, policy=Static()))
+    bench.give(Submit(ask("first", max_tokens=20)))
+    bench.turn(Submit(ask("new")), Submit(placed(bench, "first", "next", 1)))
+    assert admitted(bench) == ["first", "next"]
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_place_that_is_another_ones_or_was_never_given_is_not_its(
+    is_taken: bool,
+) -> None:
+    """It comes last in its rank, as any other."""
+    bench = Bench(ONE)
+    bench.give(*(Submit(ask(name, max_tokens=1)) for name in "ab"))
+    rank, arrival, sample = bench.state.requests["b"].place
+    wrong = (rank, arrival, sample) if is_taken else (rank, arrival + 1, sample)
+    bench.give(Submit(ask("c", max_tokens=1, place=wrong)))
+    places = [live.place for live in bench.state.requests.values()]
+    assert len(set(places)) == len(places)
+    bench.drain()
+    assert admitted(bench) == ["a", "b", "c"]
+
+
+def test_no_window_is_waited_for() -> None:
+    bench = Bench(evolve(CONFIG, policy=Window(wait=100.0)))
+    bench.give(Submit(ask("first", max_tokens=20)))
+    bench.turn(Submit(placed(bench, "first", "next", 1)))
+    assert admitted(bench) == ["first", "next"]
+    bench.turn(Submit(ask("new")))
+    assert admitted(bench) == ["first", "next"]
+    assert [one.cause for one in bench.reasons_of(Held)] == ["policy"]
+
+
+def test_fair_shares_charge_its_prompt_once() -> None:
+    policy = FairQueue()
+    request = ask("a", 100, 1)
+    _, state = policy.rank(policy.start(), request, 0.0)
+    assert state.by_owner[0, ""].end == 101
+    again = evolve(request, place=((0.0, 0.0), 0, 1))
+    _, state = policy.rank(state, again, 0.0)
+    assert state.by_owner[0, ""].end == 102
+    state = policy.ended(state, again, 0, ran=False)
+    assert state.by_owner[0, ""].end == 101
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (),
+        ((0.0,), 1),
+        ([0.0], 1, 0),
+        ((0.0,), -1, 0),
+        ((float("nan"),), 0, 0),
+        (("x",), 0, 0),
+    ],
+)
+def test_what_is_no_place_is_refused(wrong: Any) -> None:
+    with pytest.raises(ParameterError, match="place"):
+        ask("a", place=wrong)

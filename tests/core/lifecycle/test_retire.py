@@ -1,0 +1,87 @@
+"""What becomes of the blocks of those who leave, at once or behind a fence."""
+
+import pytest
+from attrs import evolve
+
+from minfer.blocks.prefix import blocks_of, lookup
+from minfer.records.messages import Admitted, Cancel, Submit
+from minfer.records.request import SamplingParams
+from minfer.records.sequence import Running
+from minfer.records.state import Fence
+from tests.core.test_engine import CONFIG, Bench, ask
+
+
+def only(bench: Bench) -> Running:
+    assert len(bench.state.running) == 1
+    return bench.state.running
+
+
+def test_who_leaves_gives_back_all_its_blocks_and_what_is_full_stays_cached() -> None:
+    bench = Bench()
+    request = ask("a", 9, 5)
+    bench.give(Submit(request))
+    for _ in range(3):
+        bench.turn()
+    keys = only(bench).seqs[0].keys
+    bench.turn(Cancel("a"))
+    assert bench.state.blocks.available == CONFIG.num_blocks
+    assert bench.state.blocks.live == 0
+    assert lookup(bench.state.blocks.prefix, keys) == 2
+    assert bench.state.free_rows == (3, 2, 1, 0)
+    assert bench.reasons_of(Admitted)
+
+
+def test_with_plans_in_flight_the_blocks_wait_for_the_last_of_them() -> None:
+    bench = Bench(evolve(CONFIG, depth=3))
+    bench.give(Submit(ask("a", 9, 20)), Submit(ask("bb", 9, 20)))
+    bench.turn()
+    last = bench.state.inflight[-1].step
+    (table, _) = bench.state.running.tables
+    bench.give(Cancel("a"))
+    assert [fence.until for fence in bench.state.fences] == [last]
+    (fence,) = bench.state.fences
+    assert set(fence.private) <= set(table)
+    assert len(set(fence.private)) + 2 == len(table), (
+        "two blocks of the prompt were published"
+    )
+    while bench.state.inflight[0].step <= last:
+        assert bench.state.fences == (fence,)
+        bench.turn()
+    assert not bench.state.fences
+    bench.drain()
+    assert bench.state.blocks.available == CONFIG.num_blocks
+
+
+def test_a_failed_step_opens_all_fences() -> None:
+    bench = Bench(evolve(CONFIG, depth=3))
+    bench.give(Submit(ask("a", 9, 20)), Submit(ask("bb", 9, 20)))
+    bench.turn()
+    bench.give(Cancel("a"))
+    assert isinstance(bench.state.fences[0], Fence)
+    bench.give(bench.oracle.fail("boom", halfway=False))
+    assert not bench.state.fences
+    bench.drain()
+    assert bench.out["bb", 0] == bench.right(ask("bb", 9, 20))
+
+
+def test_the_end_of_a_chain_is_evicted_before_its_beginning_with_a_window_too() -> None:
+    bench = Bench(evolve(CONFIG, window=8, num_blocks=8, max_model_len=32))
+    bench.give(Submit(ask("a", 13, 1)))
+    bench.turn()
+    prefix = bench.state.blocks.prefix
+    order = blocks_of(prefix, [key for _, key in sorted(prefix.idle.items())])
+    assert order == tuple(reversed(bench.plans[0].opens[0].tables[0][:3]))
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_cancelled_samples_leave_nothing_behind(window: int) -> None:
+    bench = Bench(evolve(CONFIG, window=window, depth=2))
+    hot = SamplingParams(temperature=1)
+    bench.give(Submit(ask("a", 11, 20, n=3, sampling=hot)))
+    for _ in range(9):
+        bench.turn()
+    bench.turn(Cancel("a"))
+    while bench.state.inflight:
+        bench.turn()
+    assert bench.state.blocks.available == CONFIG.num_blocks
+    assert bench.state.running == Running()

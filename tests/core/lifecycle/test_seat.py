@@ -1,0 +1,44 @@
+"""How a sequence takes a seat: its columns, and when to look at them again."""
+
+from attrs import evolve
+
+from minfer.lifecycle.seat import mark_of, ripe_at
+from minfer.records.messages import Submit
+from minfer.records.sequence import Running
+from tests.core.test_engine import CONFIG, Bench, ask
+
+
+def only(bench: Bench) -> Running:
+    assert len(bench.state.running) == 1
+    return bench.state.running
+
+
+def test_a_seat_counts_from_what_is_known_and_ends_with_the_limit_or_the_context() -> (
+    None
+):
+    for most, last in ((9, 14), (500, 63)):
+        bench = Bench()
+        bench.give(Submit(ask("a", 6, most)))
+        run = only(bench)
+        assert (run.base, run.known, run.starts) == ((6,), (6,), (0,))
+        assert run.last == (last,)
+        assert run.tails == (run.seqs[0].history[4:],)
+        bench.drain()
+        assert bench.ended["a", 0].length == min(most, 58)
+
+
+WIDE = evolve(CONFIG, block_size=8, num_blocks=64)
+
+
+def test_a_table_is_marked_a_quarter_block_before_its_end() -> None:
+    assert mark_of(WIDE, 3, 100) == 22
+    assert mark_of(WIDE, 3, 21) == 21
+    assert mark_of(evolve(WIDE, block_size=1), 3, 100) == 3
+    assert mark_of(evolve(WIDE, block_size=4), 3, 100) == 11
+    assert mark_of(evolve(WIDE, block_size=16), 3, 100) == 44
+
+
+def test_a_sequence_is_ripe_when_a_further_block_is_full_and_at_its_end() -> None:
+    assert ripe_at(WIDE, 2, 100) == 25
+    assert ripe_at(WIDE, 2, 24) == 25
+    assert ripe_at(WIDE, 2, 10) == 11

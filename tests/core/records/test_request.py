@@ -1,0 +1,156 @@
+"""Where each parameter's range ends: the last value that is taken, and the first that is
+not.
+"""
+
+import math
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.records.request import ParameterError, Request, SamplingParams
+from minfer.values.checks import check_number
+
+
+def ask(**more: Any) -> Request:
+    return Request(**{"id": "a", "prompt": (1,), "max_tokens": 1, **more})
+
+
+SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
+    ("n", [1, 128], [0, 129]),
+    (
+        "temperature",
+        [0, 0.0, 1.5, 100],
+        [-1e-9, 100.1, math.nan, math.inf, "1", None, True],
+    ),
+    ("top_p", [1e-9, 0.5, 1, 1.0], [0, 0.0, -1, 1.0001]),
+    ("top_k", [-1, 0, 2**31], [-2, 2**31 + 1]),
+    ("min_p", [0, 0.5, 1], [-0.001, 1.001]),
+    ("seed", [None, -(2**63), 2**63 - 1, 0], [-(2**63) - 1, 2**63]),
+    ("max_tokens", [None, 0, 1, 2**31], [-1, 2**31 + 1]),
+    ("prompt_logprobs", [None, 0, 20], [-1, 21]),
+    ("best_of", [None, 1, 128], [0, 129]),
+    ("logprobs", [None, 0, 20], [-1, 21]),
+    (
+        "stop",
+        ["a", ("a",) * 64, ("b" * 1024,), None, ()],
+        [("a",) * 65, ("b" * 1025,), ("",)],
+    ),
+    ("stop", [["a", "b"]], [("a", 1), 7]),
+    (
+        "stop_token_ids",
+        [None, (), [0], (2**31,), tuple(range(256))],
+        [(-1,), (2**31 + 1,), tuple(range(257)), (1.0,), 7, (True,)],
+    ),
+    ("ignore_eos", [True, False], [1, 0, None]),
+    ("typical_p", [1e-9, 1], [0, 1.01]),
+    ("repetition_penalty", [1e-9, 2], [0, -1, 2.01]),
+    ("frequency_penalty", [-2, 2], [-2.01, 2.01, None]),
+    ("presence_penalty", [-2, 2], [-2.01, 2.01, None]),
+    ("min_tokens", [0, 16], [-1, 17, 1.0, None]),
+    ("logit_bias", [{}, {0: -100, 2**31: 100}], [{0: -101}, {2**31 + 1: 0}]),
+    ("logit_bias", [dict.fromkeys(range(1024), 1)], [dict.fromkeys(range(1025), 1)]),
+    ("allowed_token_ids", [[0, 2**31], range(2**16)], [[2**31 + 1], range(2**16 + 1)]),
+    ("bad_words", [["x" * 128], ["x"] * 128], [["x" * 129], ["x"] * 129]),
+]
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), SAMPLING)
+def test_sampling_parameters_end_where_they_say(
+    name: str, good: list[Any], bad: list[Any]
+) -> None:
+    for value in good:
+        SamplingParams(**{name: value})
+    for value in bad:
+        with pytest.raises(ParameterError) as caught:
+            SamplingParams(**{name: value})
+        assert caught.value.param == name
+        assert str(caught.value).startswith(f"{name}: ")
+
+
+REQUEST: list[tuple[str, list[Any], list[Any]]] = [
+    ("id", ["", "x"], [1, None, b"x"]),
+    ("client", ["", "x"], [1, None]),
+    ("pooling", ["", "last"], [1, None]),
+    ("lockstep", [True, False], [1, None]),
+    ("reads_cache", [True, False], [1, None]),
+    ("max_tokens", [-(2**63), 0, 2**63 - 1], [2**63, -(2**63) - 1, 1.0, None, True]),
+    ("n", [0, 2**63 - 1], [2**63, "1"]),
+    ("seed", [-(2**63), 2**63 - 1], [2**63, None]),
+    ("priority", [-(2**53), 2**53], [2**53 + 1, -(2**53) - 1, 0.5]),
+    ("deadline", [0, 0.5, math.inf], [-0.5, math.nan, "1", True]),
+    ("sampling", [SamplingParams(n=2)], [None, {}]),
+    ("stop_ids", [frozenset(), frozenset((0, 2**32 - 1))], [{1}, frozenset((-1,))]),
+    ("stop_ids", [], [frozenset((2**32,)), frozenset((1.0,)), (1,)]),
+    ("bad_words", [(), ((1,), (2, 3))], [[], ((),), ((-1,),), ((1.0,),), (1,)]),
+    ("bad_words", [((1,) * 1024,)], [((1,) * 1025,), ((1,),) * 1025]),
+    ("root", [b"", b"x"], ["", None]),
+    ("keys", [(), (b"x", b"y")], [[b"x"], ("x",), (b"x", 1), None]),
+]
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), REQUEST)
+def test_fields_of_a_request_end_where_they_say(
+    name: str, good: list[Any], bad: list[Any]
+) -> None:
+    for value in good:
+        assert getattr(ask(**{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(ParameterError) as caught:
+            ask(**{name: value})
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["prompt", "output"])
+def test_token_ids_are_of_32_bits_without_a_sign(name: str) -> None:
+    assert ask(**{name: (0, 2**32 - 1)}).largest == 2**32 - 1
+    for wrong in ((-1,), (2**32,), (1.0,), ("a",), None, 5):
+        with pytest.raises(ParameterError) as caught:
+            ask(**{name: wrong})
+        assert caught.value.param == "prompt"
+
+
+def test_the_largest_id_is_that_of_prompt_and_output() -> None:
+    assert ask(prompt=(3, 7, 2), output=(1,)).largest == 7
+    assert ask(prompt=(3,), output=(9, 1)).largest == 9
+    assert ask(prompt=()).largest == -1
+
+
+def test_one_string_is_one_stop_and_several_stay_several() -> None:
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=["ab", "c"]).stop == ("ab", "c")
+    assert SamplingParams(stop_token_ids=[3, 1]).stop_token_ids == (3, 1)
+
+
+def test_numbers_that_nobody_could_read_are_not_written_out() -> None:
+    with pytest.raises(ParameterError, match="a number that large"):
+        check_number(10**400, "x", 0, 1)
+    with pytest.raises(ParameterError, match=str(2**199)):
+        check_number(2**199, "x", 0, 1)
+    with pytest.raises(ParameterError, match="not a list"):
+        check_number([10**400], "x", 0, 1)
+    with pytest.raises(ParameterError, match="whole number, not 'a'"):
+        check_number("a", "x", 0, 1, whole=True)
+
+
+def test_a_value_of_a_wrong_type_is_quoted_if_it_is_plain() -> None:
+    for value, quoted in ((True, "True"), (1.5, "1.5"), ("a", "'a'"), ([], "a list")):
+        with pytest.raises(ParameterError, match=f"not {quoted}$"):
+            check_number(value, "x", 0, 1, whole=True)
+
+
+def test_a_pooled_request_may_come_to_know_one_token_more_than_it_gets() -> None:
+    assert ask(prompt=(1,) * 5, max_tokens=3).most_known(16) == 8
+    assert ask(prompt=(1,) * 5, max_tokens=30).most_known(16) == 16
+    assert ask(prompt=(1,) * 5, max_tokens=0, pooling="last").most_known(16) == 6
+    assert ask(prompt=(1,) * 16, max_tokens=0, pooling="last").most_known(16) == 17
+
+
+def test_biases_stop_ids_and_bad_words_have_to_fit_together() -> None:
+    biased = SamplingParams(logit_bias=dict.fromkeys(range(1000), 1), min_tokens=1)
+    words = ((1, 2), (3,))
+    fits: dict[str, Any] = {"sampling": biased, "bad_words": words}
+    ask(**fits, stop_ids=frozenset(range(21)))
+    with pytest.raises(ParameterError, match="1025 single tokens"):
+        ask(**fits, stop_ids=frozenset(range(22)))
+    ask(sampling=evolve(biased, min_tokens=0), stop_ids=frozenset(range(99)))

@@ -1,0 +1,172 @@
+"""The line against a sorted list."""
+
+import hypothesis.strategies as st
+import pytest
+from attrs import evolve
+from hypothesis import given
+
+from minfer.records.request import Request
+from minfer.records.sequence import Sequence
+from minfer.records.waiting import Line
+from tests.circles import examples
+from tests.core.tuned import tuned
+
+
+def entry(number: int) -> Sequence:
+    request = Request(id=str(number), prompt=(1,), max_tokens=1)
+    return Sequence(request, 0, ((float(number % 7),), number, 0), 0.0, (1,))
+
+
+@examples(15)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 400)), max_size=400))
+def test_line_is_a_sorted_list(moves: list[tuple[bool, int]]) -> None:
+    line, model = Line(), dict[int, Sequence]()
+    for add, number in moves:
+        seq = entry(number)
+        before, kept = line, list(line)
+        if add and number not in model:
+            line = line.insert(seq)
+            model[number] = seq
+        elif not add:
+            line = line.remove(seq.place)
+            model.pop(number, None)
+        assert list(before) == kept, "the old line has not changed"
+        assert line.find(seq.place) == model.get(number)
+    right = sorted(model.values(), key=lambda s: s.place)
+    assert list(line) == right
+    assert len(line) == len(right)
+    if right:
+        assert line.first() == right[0]
+
+
+def test_buckets_stay_small() -> None:
+    line = Line()
+    for number in range(2000):
+        line = line.insert(entry(number))
+    assert max(map(len, line.buckets)) < 128
+    assert [s.place for s in line] == sorted(s.place for s in line)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=120),
+    st.integers(2, 4),
+)
+def test_a_line_of_tiny_buckets_is_a_sorted_list(
+    moves: list[tuple[bool, int]], full: int
+) -> None:
+    """So that heads of buckets are looked for as often as what is inside them."""
+    with tuned(LINE_BUCKET=full):
+        line, model = Line(), dict[int, Sequence]()
+        for add, number in moves:
+            seq = entry(number)
+            if add and number not in model:
+                line = line.insert(seq)
+                model[number] = seq
+            elif not add:
+                rest = line.remove(seq.place)
+                assert number in model or rest is line, "nobody was there"
+                line = rest
+                model.pop(number, None)
+            assert all(line.buckets), "no bucket is empty"
+            assert max(map(len, line.buckets), default=0) < full
+            everybody = sorted(model.values(), key=lambda s: s.place)
+            assert list(line) == everybody
+            assert len(line) == len(everybody)
+            assert all(line.find(one.place) is one for one in everybody)
+            if everybody:
+                assert (line.first(), line.last()) == (everybody[0], everybody[-1])
+
+
+@tuned(LINE_BUCKET=8)
+def test_a_full_bucket_is_split_in_the_middle() -> None:
+    line = Line()
+    for number in range(7, 7 * 9, 7):  # one rank: in order of arrival
+        line = line.insert(entry(number))
+    assert [len(bucket) for bucket in line.buckets] == [4, 4]
+    assert len(Line().insert(entry(1)).buckets) == 1
+
+
+@pytest.mark.long
+@given(st.lists(st.tuples(st.sets(st.integers(0, 200)), st.booleans()), max_size=12))
+@tuned(LINE_BUCKET=4)
+def test_many_at_once_are_as_one_by_one(moves: list[tuple[set[int], bool]]) -> None:
+    many, single, here = Line(), Line(), set[int]()
+    for numbers, add in moves:
+        if add:
+            seqs = [entry(number) for number in numbers - here]
+            many = many.insert_many(seqs)
+            for seq in seqs:
+                single = single.insert(seq)
+            here |= numbers
+        else:
+            places = [entry(number).place for number in numbers]
+            many = many.remove_many(places)
+            for place in places:
+                single = single.remove(place)
+            here -= numbers
+        assert list(many) == list(single)
+        assert len(many) == len(here)
+        assert all(0 < len(bucket) < 4 for bucket in many.buckets)
+        assert all(many.find(seq.place) is seq for seq in many)
+
+
+@tuned(LINE_BUCKET=4)
+def test_many_share_the_buckets_that_they_do_not_touch() -> None:
+    line = Line().insert_many(map(entry, range(0, 70, 7)))  # all of one rank
+    longer = line.insert_many([entry(700), entry(707)])
+    assert longer.buckets[0] is line.buckets[0]
+    assert longer.remove_many([entry(700).place]).buckets[0] is line.buckets[0]
+
+
+@tuned(LINE_BUCKET=8)
+def test_many_that_do_not_fill_a_bucket_stay_together() -> None:
+    line = Line().insert_many(entry(7 * number) for number in range(1, 8))
+    assert [len(bucket) for bucket in line.buckets] == [7]
+    line = line.insert_many(entry(7 * number) for number in range(8, 11))
+    assert [len(bucket) for bucket in line.buckets] == [4, 4, 2]
+
+
+@examples(25)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from("abc")), max_size=60),
+    st.sets(st.integers(0, 60)),
+    st.sets(st.sampled_from("abcd")),
+    st.sets(st.integers(0, 60)),
+    st.integers(2, 5),
+)
+def test_the_first_who_is_not_held_back_with_its_client(
+    entries: list[tuple[int, str]],
+    gone: set[int],
+    shut: set[str],
+    back: set[int],
+    full: int,
+) -> None:
+    """Against a list; who has been in passes."""
+    model = {}
+    for number, client in entries:
+        one = entry(number)
+        request = evolve(one.request, client=client)
+        model[number] = evolve(one, request=request, preempted=int(number in back))
+    left = [seq for number, seq in model.items() if number not in gone]
+    some = sorted(number for number in gone if number in model)
+    with tuned(LINE_BUCKET=full):
+        line = Line().insert_many(model.values())
+        for number in some[::2]:
+            line = line.remove(model[number].place)
+        line = line.remove_many(model[number].place for number in some[1::2])
+    may = [
+        seq
+        for seq in sorted(left, key=lambda seq: seq.place)
+        if seq.preempted or seq.request.client not in shut
+    ]
+    assert line.first_but(shut) == next(iter(may), None)
+    assert sum(line.counts.values()) == sum(not seq.preempted for seq in left)
+    assert all(line.counts.values())
+
+
+def test_of_no_line_nobody_is_first() -> None:
+    assert Line().first_but(set()) is Line().first_but({"a"}) is None
+
+
+def test_a_client_that_is_shut_and_has_nobody_in_line_keeps_none_back() -> None:
+    assert Line().insert(entry(1)).first_but({"gone"}) == entry(1)
