@@ -38,9 +38,9 @@ from minfer import LLM, RequestOutput, SamplingParams
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.speculation import DRAFT_MODEL, METHODS, SAME, STANDARD
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.records import acceptance
 from minfer.records.state import EngineState, Turn
 from minfer.runs.drafts import Judged, good_steps, judged, tally_of
-from minfer.speculate import length
 
 PROMPT: Final = 192  # tokens
 ROWS: Final = 16  # that run at once
@@ -150,7 +150,7 @@ def distances(pair: Pair, found: Ran, temperature: float) -> Any:
     far = [pair.distances(text, temperature) for text in found.texts]
     values, accepted = list[float](), 0
     for one in found.seen.drafts:
-        count = length.judged(one.proposed, one.accepted)
+        count = acceptance.judged(one.proposed, one.accepted)
         at = one.known - 1
         some = far[int(one.id)][at : at + count].tolist()
         values += some  # without what was drafted behind the text's end

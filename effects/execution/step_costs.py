@@ -17,9 +17,9 @@ from attrs import evolve
 from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.models.shapes import drafts_from
+from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, Speculation
-from minfer.speculate.length import Costs
 
 REPEATS: Final = 5
 # factor between two numbers of rows that a draft model is measured for

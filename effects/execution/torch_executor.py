@@ -39,11 +39,11 @@ from minfer.effects.execution.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
+from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import MEAN, POOLINGS, Plan, SampleApart
 from minfer.records.speculation import Speculation
-from minfer.speculate.length import Costs
 
 
 @define(eq=False)

@@ -13,8 +13,8 @@ from attrs import frozen
 from minfer.planning.work import Work
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Draft, Fill, Open, Plan
+from minfer.records.request import row_sampling
 from minfer.records.sequence import Running, is_bound, less, positions
-from minfer.sampling.reference_sampler import row_sampling
 from minfer.values.record import evolve
 
 

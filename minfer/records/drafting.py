@@ -5,8 +5,8 @@ from typing import Final
 
 from attrs import frozen
 
+from minfer.records.acceptance import Learning, Record
 from minfer.records.sequence import SampleId
-from minfer.speculate.length import Learning, Record
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 

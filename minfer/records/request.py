@@ -11,6 +11,7 @@ from minfer.sampling.beam import BeamRound
 from minfer.sampling.params import MAX_ADJUSTMENTS
 from minfer.sampling.params import MAX_SAMPLES as MAX_SAMPLES
 from minfer.sampling.params import SamplingParams as SamplingParams
+from minfer.sampling.reference_sampler import RowSampling
 from minfer.values.checks import (
     LARGEST_TOKEN,
     MAX_PRIORITY,
@@ -20,6 +21,7 @@ from minfer.values.checks import (
     check_whole,
 )
 from minfer.values.checks import ParameterError as ParameterError
+from minfer.values.record import evolve
 
 
 @frozen(kw_only=True)
@@ -191,3 +193,18 @@ def _are_keys(value: Any) -> bool:
     """Whether a value is a pair of keys of partial blocks."""
     pair = type(value) is tuple and len(value) == 2
     return pair and set(map(type, value)) == {bytes}
+
+
+def row_sampling(request: Request, sample: int) -> RowSampling:
+    """The sampling values of one sample of a request."""
+    number = request.first_sample + sample
+    params = request.sampling
+    told = RowSampling.of(
+        params, request.seed, number, request.stop_ids, request.bad_words
+    )
+    if params.chooses and params.logprobs is None:
+        told = evolve(told, logprobs=0)  # by which the best samples are found
+    # Only once per request: its first sample computes the prompt, before it has output.
+    once = sample == 0 and not request.output
+    scored = params.prompt_logprobs if once else None
+    return told if scored is None else evolve(told, prompt_logprobs=scored)

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from attrs import Attribute, field, frozen
 
-from minfer.speculate.length import Costs, Learning
+from minfer.records.acceptance import Costs, Learning
 from minfer.values.checks import ConfigError, flag, number
 
 # Rules of acceptance.

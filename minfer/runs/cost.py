@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from minfer.records.acceptance import Costs
 from minfer.records.plan import Plan
-from minfer.speculate.length import Costs
 from minfer.values.checks import ConfigError, number
 
 _LEAST: Final = 1e-9  # seconds

@@ -18,6 +18,7 @@ from typing import Final
 
 from attrs import define, field
 
+from minfer.records.acceptance import judged as judging
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Propose
 from minfer.records.sequence import SampleId
@@ -26,7 +27,6 @@ from minfer.records.state import Turn
 from minfer.runs.drafts import good_steps, judged
 from minfer.runs.guesses import ASSUMED, Guesses, Said
 from minfer.runs.redact import redacted_config
-from minfer.speculate.length import judged as judging
 
 _WEIGHT: Final = 2.0  # drafts: weight of the rate of all in the rate of a sample
 

@@ -52,9 +52,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from minfer.records.request import Request
 from minfer.sampling.logits import Shaping, f32, shaped
 from minfer.sampling.params import RowValues, SamplingParams, row_values
 
@@ -112,21 +111,6 @@ class RowSampling(Shaping):
             bad_words=bad_words,
             **row_values(params),
         )
-
-
-def row_sampling(request: Request, sample: int) -> RowSampling:
-    """The sampling values of one sample of a request."""
-    number = request.first_sample + sample
-    params = request.sampling
-    told = RowSampling.of(
-        params, request.seed, number, request.stop_ids, request.bad_words
-    )
-    if params.chooses and params.logprobs is None:
-        told = evolve(told, logprobs=0)  # by which the best samples are found
-    # Only once per request: its first sample computes the prompt, before it has output.
-    once = sample == 0 and not request.output
-    scored = params.prompt_logprobs if once else None
-    return told if scored is None else evolve(told, prompt_logprobs=scored)
 
 
 def stream(seed: int, sample: int) -> int:

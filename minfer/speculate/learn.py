@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final
 
+from minfer.records.acceptance import judged
 from minfer.records.drafting import Drafting, Learnt
 from minfer.records.plan import Plan
 from minfer.records.speculation import Speculation
 from minfer.records.state import EngineState
-from minfer.speculate.length import judged
 from minfer.values.record import evolve
 
 _index: Final = attrgetter("index")

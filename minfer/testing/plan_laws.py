@@ -15,9 +15,9 @@ from minfer.blocks.prefix import node_of
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted
 from minfer.records.plan import Copy, Plan
+from minfer.records.request import row_sampling
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
-from minfer.sampling.reference_sampler import row_sampling
 from minfer.testing.accounts import Account, Seat, touched
 from minfer.testing.books import Books
 from minfer.testing.draft_laws import check_drafts, each_takes, used_by

@@ -12,7 +12,7 @@ from bench.coins import NO_TOKEN, SIDES, toss, tossing
 from bench.speculation import Counted
 from bench.speculation_cases import PERIOD, going_round, model_folder, said
 from minfer import LLM, SamplingParams
-from minfer.speculate.length import judged
+from minfer.records.acceptance import judged
 
 ROWS = 600
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

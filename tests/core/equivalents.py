@@ -32,22 +32,22 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A shortcut: what is needed is never more than what would be needed with nothing "
         "cached, so that the exact number, then asked for, says the same."
     ),
-    "planning/admit.py | _prefix | comparison | len(table) > hit -> len(table) >= hit": (
+    "planning/prefix_hit.py | _blocks_of_chain | comparison | len(table) > hit -> len(table) >= hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: a table that ends with the last of them gives the same."
     ),
     (
-        "planning/admit.py | _prefix | negation | -thresholds.NEIGHBOURS -> thresholds.NEIGHBOURS"
+        "planning/prefix_hit.py | _blocks_of_chain | negation | -thresholds.NEIGHBOURS -> thresholds.NEIGHBOURS"
     ): (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: whose are looked at decides nothing."
     ),
-    "planning/admit.py | _prefix | condition | if len(table) > hit and table[hit - 1] == last -> "
+    "planning/prefix_hit.py | _blocks_of_chain | condition | if len(table) > hit and table[hit - 1] == last -> "
     "if False": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: without it they are looked up."
     ),
-    "planning/admit.py | _prefix | swap | hit - 1 -> 1 - hit": (
+    "planning/prefix_hit.py | _blocks_of_chain | swap | hit - 1 -> 1 - hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: a published block has one place in every table that holds it, so that a "
         "table in which it is found anywhere has the same path before it."

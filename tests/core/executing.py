@@ -18,11 +18,10 @@ from attrs import define, evolve, field, frozen
 
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import DEVICE, Draft, Mask, Move, Open, Plan, SampleApart, Stand
-from minfer.records.request import Request
+from minfer.records.request import Request, row_sampling
 from minfer.records.sequence import SampleId
 from minfer.runs.oracle import Oracle, Row
 from minfer.runs.wire import plan_from, plan_to, results_from, results_to
-from minfer.sampling.reference_sampler import row_sampling
 
 HOST: Final = "host"  # a tier
 NOWHERE: Final = "nowhere"  # one that holds nothing: what comes from there is spoilt

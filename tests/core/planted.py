@@ -91,12 +91,12 @@ BUGS: Final = (
         "planning/admit.py",
         "_seat",
         (
-            "hit = hit_of(config, state, change, seq.keys, _readable(seq, full))\n"
+            "hit = take_hit(config, state, change, seq.keys, readable(seq, full))\n"
             "taken = change.take(-(-known // size) - hit.blocks)"
         ),
         (
             "unheld = Transaction(state.blocks)\n"
-            "hit = hit_of(config, state, unheld, seq.keys, _readable(seq, full))\n"
+            "hit = take_hit(config, state, unheld, seq.keys, readable(seq, full))\n"
             "taken = change.take(-(-known // size) - hit.blocks)\n"
             "change.prefix.hold(hit.leaf)"
         ),
@@ -446,7 +446,7 @@ BUGS: Final = (
     Bug(
         "reserve kept from the only request",
         "v#39734, v#45388: the watermark holds even when nobody else could free a block",
-        "planning/admit.py",
+        "planning/prefix_hit.py",
         "uncached",
         "0 if alone else max(config.watermark, one_more)",
         "max(config.watermark, one_more)",
@@ -593,8 +593,8 @@ BUGS: Final = (
     Bug(
         "mean of what the cache left to be computed",
         "a kind: a cached prefix has no hidden states, and is missing from a mean",
-        "planning/admit.py",
-        "_readable",
+        "planning/prefix_hit.py",
+        "readable",
         "full if seq.reads_cache else 0",
         "full",
     ),
@@ -967,8 +967,8 @@ ESCAPED: Final = (
     Bug(
         "neighbour's table taken unseen",
         _LET,
-        "planning/admit.py",
-        "_prefix",
+        "planning/prefix_hit.py",
+        "_blocks_of_chain",
         "len(table) > hit and table[hit - 1] == last",
         "len(table) > hit",
         "planning/test_admit.py",

@@ -19,6 +19,7 @@ from minfer.blocks.window import outside
 from minfer.engine import step
 from minfer.policies.builtin import Ageing, Deadline, Priority, Shortest, Static, Window
 from minfer.policies.fair_seats import FairSeats
+from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Cancel,
@@ -42,7 +43,6 @@ from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
 from minfer.runs.oracle import START, vector_of
-from minfer.speculate.length import Costs
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
 from tests.core.executing import Busy, Habits, Mover

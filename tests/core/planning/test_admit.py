@@ -5,7 +5,8 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.planning.admit import load, needed
+from minfer.planning.admit import load
+from minfer.planning.prefix_hit import needed
 from minfer.records.messages import Admitted, Executed, Held, Missed, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import SamplingParams

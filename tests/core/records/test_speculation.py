@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.records.acceptance import Costs, Learning
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import (
     DEVICE,
@@ -17,7 +18,6 @@ from minfer.records.speculation import (
     Speculation,
 )
 from minfer.runs.codec import dump, load
-from minfer.speculate.length import Costs, Learning
 from minfer.values.checks import ConfigError
 
 GOOD: dict[str, Any] = {"drafter": HOST, "drafts": 4, "adaptive": False}

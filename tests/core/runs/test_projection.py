@@ -6,10 +6,10 @@ from typing import Any
 import attrs
 
 from minfer.blocks.prefix import every_node
+from minfer.records.acceptance import Record
 from minfer.records.drafting import Drafting, Learnt, Proposed
 from minfer.records.state import EngineState, Hold, Live
 from minfer.runs.projection import state_digest
-from minfer.speculate.length import Record
 from minfer.values.pmap import Map
 from tests.core.recorded import recorded
 

@@ -11,7 +11,7 @@ from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minfer.records.request import SamplingParams
+from minfer.records.request import SamplingParams, row_sampling
 from minfer.sampling.logits import f32
 from minfer.sampling.reference_sampler import (
     GREEDY_BELOW,
@@ -23,7 +23,6 @@ from minfer.sampling.reference_sampler import (
     kept,
     noise_bits,
     pick,
-    row_sampling,
     scores,
     stream,
 )

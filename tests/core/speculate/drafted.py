@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Event, Execute, Executed, Propose, Submit
 from minfer.records.plan import Plan
@@ -15,7 +16,6 @@ from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.state import Transition
 from minfer.runs import oracle
-from minfer.speculate.length import Costs
 from tests.core.lifecycle.test_pausing import Judged
 from tests.core.test_engine import CONFIG
 

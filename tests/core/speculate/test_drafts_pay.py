@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.records.acceptance import Costs, Learning, Record
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import Drafting, Learnt
 from minfer.records.messages import Propose, Submit
 from minfer.records.speculation import DEVICE, HOST, Speculation
-from minfer.speculate.length import Costs, Learning, Record
 from minfer.speculate.plan_drafts import (
     Drafters,
     _numbers,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from attrs import evolve
 
+from minfer.records.acceptance import Learning, Record, judged
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting, Learnt
 from minfer.records.messages import Cancel, Emit, Executed, Finished, Submit, Voided
 from minfer.records.plan import Plan
@@ -18,7 +19,6 @@ from minfer.runs.journal_reading import payloads
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import DivergenceError
 from minfer.speculate.learn import learnt
-from minfer.speculate.length import Learning, Record, judged
 from minfer.values.pmap import Map
 from tests.circles import seeds
 from tests.core.recorded import recorded

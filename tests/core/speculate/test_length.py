@@ -9,7 +9,8 @@ from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer.speculate.length import Costs, Learning, Lengths, Record, Row, judged, lengths
+from minfer.records.acceptance import Costs, Learning, Record, judged
+from minfer.speculate.length import Lengths, Row, lengths
 from minfer.values.checks import ConfigError
 from tests.circles import long
 

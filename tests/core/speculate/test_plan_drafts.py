@@ -6,11 +6,11 @@ import pytest
 from attrs import evolve, frozen
 
 from minfer.planning.work import Work
+from minfer.records.acceptance import Costs
 from minfer.records.messages import Overruled, Pause, Propose, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, DRAFTERS, HOST, Speculation
-from minfer.speculate.length import Costs
 from minfer.speculate.plan_drafts import (
     _fitting,
     _to_be_filled,

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 
+from minfer.records.acceptance import Costs
 from minfer.records.messages import Event, Executed, Finished, Propose
 from minfer.records.plan import Draft
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.runs.oracle import Oracle, Row
-from minfer.speculate.length import Costs
 from tests.circles import seeds
 from tests.core.speculate.drafted import (
     HOSTED,

@@ -17,6 +17,7 @@ from minfer.engine import step
 from minfer.policies.builtin import POLICIES, Fair, Shares
 from minfer.policies.fair_queue import Account, FairQueue
 from minfer.policies.fair_seats import Beside, FairSeats, Seats
+from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import Drafting, Proposed
 from minfer.records.messages import Event, Executed, Propose, Submit, Tick
@@ -26,7 +27,6 @@ from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.state import EngineState, Hold, initial
-from minfer.speculate.length import Costs
 from minfer.testing.invariants import InvariantError
 from minfer.testing.size_laws import bounds, check_sizes, of_policy
 from minfer.values.log import Log

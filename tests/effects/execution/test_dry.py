@@ -11,10 +11,9 @@ from minfer.effects.live.driver import Driver
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Executed, Submit, Tick
 from minfer.records.plan import Plan
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import Request, SamplingParams, row_sampling
 from minfer.records.state import Turn
 from minfer.runs.oracle import Oracle
-from minfer.sampling.reference_sampler import row_sampling
 from tests.core.recorded import Seen
 
 SENTENCES = ((10, 11, 12), (20, 21), (30,))

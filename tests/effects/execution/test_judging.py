@@ -19,8 +19,7 @@ from minfer.effects.execution.torch_executor import open_backend
 from minfer.effects.execution.verified import Further
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.records.plan import Open
-from minfer.records.request import Request, SamplingParams
-from minfer.sampling.reference_sampler import row_sampling
+from minfer.records.request import Request, SamplingParams, row_sampling
 from minfer.speculate.accept import Target, Verdict, same_noise
 from tests.effects.execution.test_runner import CONFIG
 from tests.effects.execution.tiny_engine import CUDA, VOCAB

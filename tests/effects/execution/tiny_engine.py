@@ -19,7 +19,7 @@ from minfer.effects.models.weights import Weights
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Finished, Submit
 from minfer.records.plan import TokenLogprobs
-from minfer.records.request import Request, SamplingParams
+from minfer.records.request import Request, SamplingParams, row_sampling
 from minfer.sampling import reference_sampler as sample
 
 VOCAB: Final = 101
@@ -70,7 +70,7 @@ class Model:
         out: list[int] = []
         while len(out) < request.max_tokens:
             logits = self.logits(tokens)
-            how = sample.row_sampling(request, index)
+            how = row_sampling(request, index)
             token = sample.next_token(logits, how, tokens, len(request.prompt))
             tokens.append(token)
             out.append(token)

@@ -8,6 +8,7 @@ from attrs import evolve
 
 from minfer.effects.live.drafts import MOST_SKIPPED, READ_IN_A_TURN, HostDrafts
 from minfer.effects.live.driver import Driver
+from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Cancel,
@@ -24,7 +25,6 @@ from minfer.records.speculation import HOST, Speculation
 from minfer.records.state import Transition
 from minfer.runs.drafts import judged, tally_of
 from minfer.runs.oracle import Oracle
-from minfer.speculate.length import Costs
 from minfer.speculate.lookup import Lookup
 from minfer.speculate.proposer import Proposal, Proposer
 from minfer.speculate.tally import NO_DRAFTS
