@@ -24,8 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.effects.execution import torch_executor
-from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.streams import wait
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.streams import wait
 from minfer.kernels import on_triton
 
 BLOCK: Final = 256

@@ -23,8 +23,8 @@ from typing import Any
 from bench.results import percentiles, run, show, spread
 from bench.trees import HERE, Worker, serve
 from minfer.blocks.keys import block_keys
-from minfer.effects.execution.dry import Dry
-from minfer.effects.live.driver import quiet_collector
+from minfer.effects.execution.dry_executor import Dry
+from minfer.effects.live.engine.driver import quiet_collector
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Executed

@@ -30,17 +30,17 @@ from attrs import define, field
 
 from bench.results import run, show
 from bench.structured import ENDLESS, vocabulary
-from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.inputs import most_words
-from minfer.effects.execution.late_draws import LateDraw, LatePacker
-from minfer.effects.execution.masks import Masks
-from minfer.effects.execution.packing import Forward, Packer
-from minfer.effects.execution.read_back import Ring, Slot
-from minfer.effects.execution.step_shape import StepShape, most_draws
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.step_shape import StepShape, most_draws
+from minfer.effects.execution.packing.inputs import most_words
+from minfer.effects.execution.packing.pack_plan import Forward, Packer
+from minfer.effects.execution.packing.read_back import Ring, Slot
+from minfer.effects.execution.running.deferred_sampling import LateDraw, LatePacker
+from minfer.effects.execution.running.device_masks import Masks
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.effects.live import driver as driving
-from minfer.effects.live.driver import Driver, prompt_switches, quiet_collector
-from minfer.effects.live.grammar_masks import GrammarMasks
+from minfer.effects.live.constraints.grammar_masks import GrammarMasks
+from minfer.effects.live.engine import driver as driving
+from minfer.effects.live.engine.driver import Driver, prompt_switches, quiet_collector
 from minfer.effects.text.grammars import watching
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.store import Grammars

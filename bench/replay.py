@@ -18,9 +18,9 @@ from statistics import mean, median
 from typing import Any
 
 from bench.results import percentiles, run, show
-from minfer.effects.execution.dry import Dry
-from minfer.effects.live.driver import Driver, quiet_collector
-from minfer.effects.live.journal_writer import Writer
+from minfer.effects.execution.dry_executor import Dry
+from minfer.effects.live.engine.driver import Driver, quiet_collector
+from minfer.effects.live.journal.journal_writer import Writer
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Submit
 from minfer.records.request import Request

@@ -19,10 +19,10 @@ from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
 from bench.results import RESULTS, run, show, spread
-from minfer.effects.execution.cuda_backend import CudaBackend
-from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.routes import Routes
-from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.cuda.cuda_backend import CudaBackend
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.routes import Routes
+from minfer.effects.execution.running.sampler import Sampler
 from minfer.kernels.rows import scatter
 from minfer.records.plan import Open
 from minfer.sampling.params import SamplingParams

@@ -16,8 +16,8 @@ from minfer.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from minfer.effects.live.async_llm import AsyncLLM as AsyncLLM
-    from minfer.effects.live.beam_search import BeamSearchOutput as BeamSearchOutput
-    from minfer.effects.live.beam_search import BeamSearchParams as BeamSearchParams
+    from minfer.effects.live.beams.beam_search import BeamSearchOutput as BeamSearchOutput
+    from minfer.effects.live.beams.beam_search import BeamSearchParams as BeamSearchParams
     from minfer.effects.live.errors import EngineDeadError as EngineDeadError
     from minfer.effects.live.errors import OverloadedError as OverloadedError
     from minfer.effects.live.errors import RequestError as RequestError
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "AsyncLLM": "live.async_llm",
-    "BeamSearchOutput": "live.beam_search",
-    "BeamSearchParams": "live.beam_search",
+    "BeamSearchOutput": "live.beams.beam_search",
+    "BeamSearchParams": "live.beams.beam_search",
     "ChatTemplateError": "text.chat",
     "CheckpointError": "models.config_reader",
     "EngineDeadError": "live.errors",

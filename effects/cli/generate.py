@@ -22,7 +22,7 @@ from minfer.sampling.params import ADVISED
 from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
-    from minfer.effects.live.beam_search import BeamSearchParams
+    from minfer.effects.live.beams.beam_search import BeamSearchParams
 
 DESCRIPTION: Final = "Continue a text; it is written as it comes. Ctrl-C ends it."
 # Options besides those of `ADVISED` that a beam search does not use.
@@ -112,7 +112,7 @@ def _search(options: argparse.Namespace) -> "BeamSearchParams | None":
         if options.length_penalty is not None:
             raise ParameterError("length_penalty", "needs --beams; leave it out")
         return None
-    from minfer.effects.live.beam_search import BeamSearchParams
+    from minfer.effects.live.beams.beam_search import BeamSearchParams
 
     for name in ADVISED:
         if getattr(options, name) is not None:

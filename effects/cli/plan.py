@@ -39,7 +39,7 @@ def _kernels(setup: Setup) -> list[tuple[str, str]]:
     """The kernels of each operation, on the GPU of this machine."""
     if not setup.device.total:
         return []
-    from minfer.effects.execution.routes import Routes  # it imports torch
+    from minfer.effects.execution.device.routes import Routes  # it imports torch
 
     routes = Routes.for_device(
         setup.spec,

@@ -227,9 +227,9 @@ def _time_options(add: Callable[..., Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
     # They import the HTTP server.
-    from minfer.effects.serving import server
-    from minfer.effects.serving.descriptors import raise_limit
-    from minfer.effects.serving.supervisor import serve_in_processes
+    from minfer.effects.serving.processes import server
+    from minfer.effects.serving.processes.supervisor import serve_in_processes
+    from minfer.effects.serving.wire.descriptors import raise_limit
 
     if options.api_key is None:
         options.api_key = [os.environ.get("MINFER_API_KEY", "")]

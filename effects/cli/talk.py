@@ -8,7 +8,10 @@ from typing import Final
 
 from minfer.effects.cli.options import sampling_params
 from minfer.effects.cli.streams import say, show_stats, write
-from minfer.effects.live.edge import RequestError, TooLongError
+from minfer.effects.live.input_processing.input_processor import (
+    RequestError,
+    TooLongError,
+)
 from minfer.effects.live.llm import LLM
 from minfer.effects.text.chat import ChatTemplateError
 

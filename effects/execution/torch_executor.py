@@ -1,13 +1,14 @@
 """The torch executor: launches plans; on a GPU results arrive a step later.
 
 A plan's changes of rows and blocks go to the model runner (`runner.py`), its forwards are
-packed (`packing.py`) and run one after the other, each with a slot of host memory for its
-tokens (`read_back.py`). On a GPU all that is launched at once, and collecting a plan
+packed (`pack_plan.py`) and run one after the other, each with a slot of host memory for
+its tokens (`read_back.py`). On a GPU all that is launched at once, and collecting a plan
 waits for its own tokens only, so the next step runs while the host reads this one. The
 CPU does the same when results are collected.
 
 If a plan has rows with deferred sampling, its forward keeps their logits; they are
-sampled when `sample` is called (`late_draws.py`), and other rows do not wait for that.
+sampled when `sample` is called (`deferred_sampling.py`), and other rows do not wait for
+that.
 """
 
 import threading
@@ -19,23 +20,23 @@ from typing import Final
 import torch
 from attrs import define, field, frozen
 
-from minfer.effects.execution.backend import Backend, Cache
-from minfer.effects.execution.background import Background
-from minfer.effects.execution.catching_up import CatchUp
-from minfer.effects.execution.cpu_backend import CpuBackend
-from minfer.effects.execution.device_rows import Wants
-from minfer.effects.execution.draft_model import DraftOf
-from minfer.effects.execution.executor import ExecutorError, UnsupportedPlanError
-from minfer.effects.execution.late_draws import Bits, LatePacker
-from minfer.effects.execution.packing import Draw, Packer
-from minfer.effects.execution.progress import Report, ignore_progress
-from minfer.effects.execution.read_back import Ring, Slot, results
-from minfer.effects.execution.runner import ModelRunner
-from minfer.effects.execution.step_costs import step_costs
-from minfer.effects.execution.streams import give_back, is_gpu, on
-from minfer.effects.execution.threads import is_for_one_thread, work_alone
-from minfer.effects.execution.verified import check_speculation, flaw_of_drafts
-from minfer.effects.execution.warm_up import SECONDS, WarmUp
+from minfer.effects.execution.contract import ExecutorError, UnsupportedPlanError
+from minfer.effects.execution.cpu.cpu_backend import CpuBackend
+from minfer.effects.execution.device.backend import Backend, Cache
+from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.streams import give_back, is_gpu, on
+from minfer.effects.execution.device.threads import is_for_one_thread, work_alone
+from minfer.effects.execution.packing.catching_up import CatchUp
+from minfer.effects.execution.packing.pack_plan import Draw, Packer
+from minfer.effects.execution.packing.read_back import Ring, Slot, results
+from minfer.effects.execution.packing.verified import check_speculation, flaw_of_drafts
+from minfer.effects.execution.running.background import Background
+from minfer.effects.execution.running.deferred_sampling import Bits, LatePacker
+from minfer.effects.execution.running.draft_model import DraftOf
+from minfer.effects.execution.running.runner import ModelRunner
+from minfer.effects.execution.warming.progress import Report, ignore_progress
+from minfer.effects.execution.warming.step_costs import step_costs
+from minfer.effects.execution.warming.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
@@ -80,7 +81,7 @@ def open_backend(
     if not kernels and not is_gpu(device):
         return CpuBackend(device)
     # Imports Triton, which the CPU does not need.
-    from minfer.effects.execution.cuda_backend import CudaBackend
+    from minfer.effects.execution.cuda.cuda_backend import CudaBackend
 
     return CudaBackend.make(spec, config, device)
 

@@ -14,16 +14,16 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from minfer.effects.live.beam_search import BeamSearchParams
+from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
-from minfer.effects.live.edge import (
+from minfer.effects.live.input_processing.input_processor import (
     Asked,
     OverloadedError,
     RequestError,
     Urgency,
     params_for,
 )
-from minfer.effects.live.prompts import Prompt
+from minfer.effects.live.input_processing.prompts import Prompt
 from minfer.effects.live.served import ServedModel
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput

@@ -13,9 +13,10 @@ submitted, detokenizes their tokens and finds their stop strings
 (`minfer.effects.live.front`). News come in the order of turns, and a turn is one message
 however many requests it concerns, so that a step's outputs cross once.
 
-Two implementations: `minfer.effects.live.worker.Worker` runs the engine in a thread of
-this process, `minfer.effects.live.link.remote.Remote` speaks to one in another process.
-Times are those of the system's monotonic clock, which all processes of a machine share.
+Two implementations: `minfer.effects.live.engine.worker.Worker` runs the engine in a
+thread of this process, `minfer.effects.live.link.remote.Remote` speaks to one in another
+process. Times are those of the system's monotonic clock, which all processes of a machine
+share.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -19,8 +19,8 @@ from typing import Final
 
 import attrs
 
-from minfer.effects.execution.progress import Progress
-from minfer.effects.live.host_memory import EVERY, Trim, bound_products
+from minfer.effects.execution.warming.progress import Progress
+from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer

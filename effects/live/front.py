@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Final
 
-from minfer.effects.live.beam_searches import Searches
+from minfer.effects.live.beams.beam_searches import Searches
 from minfer.effects.live.client import Died, EngineClient, Message, News
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.text.assembly import Assembly

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attrs import frozen
 
-from minfer.effects.live import edge
-from minfer.effects.live.beam_search import (
+from minfer.effects.live.beams.beam_search import (
     BeamSearchOutput,
     BeamSearchParams,
     searches_for,
 )
-from minfer.effects.live.edge import Asked
-from minfer.effects.live.prompts import Prompt, as_list
+from minfer.effects.live.input_processing import input_processor as edge
+from minfer.effects.live.input_processing.input_processor import Asked
+from minfer.effects.live.input_processing.prompts import Prompt, as_list
 from minfer.effects.live.served import ServedModel as ServedModel
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput

@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, Never, Self
 
 import attrs
 
-from minfer.effects.execution.progress import Report, ignore_progress
-from minfer.effects.live import edge, opening
-from minfer.effects.live.beam_search import BeamSearchParams
+from minfer.effects.execution.warming.progress import Report, ignore_progress
+from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
-from minfer.effects.live.driver import Driver
-from minfer.effects.live.edge import Asked, Urgency
+from minfer.effects.live.constraints.grammar_masks import GrammarMasks
+from minfer.effects.live.engine import opening
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.worker import Worker
 from minfer.effects.live.front import Front
-from minfer.effects.live.grammar_masks import GrammarMasks
-from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
-from minfer.effects.live.shapes import BadWords, read_bad_words
-from minfer.effects.live.worker import Worker
+from minfer.effects.live.input_processing import input_processor as edge
+from minfer.effects.live.input_processing.input_processor import Asked, Urgency
+from minfer.effects.live.input_processing.logit_checks import BadWords, read_bad_words
+from minfer.effects.live.input_processing.prompts import (
+    Prompt,
+    Renders,
+    read_prompt,
+    rendered,
+)
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import REMOVED, EngineArgs, Speculative
 from minfer.effects.text.assembly import Assembly, Sink

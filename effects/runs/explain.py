@@ -3,7 +3,7 @@ torch.
 
 The parts of a sample add up to its latency, which begins with the turn that took the
 request in. A client's id may stand for several requests, of several runs
-(`minfer.effects.live.names`): then each of them is explained.
+(`minfer.effects.live.request_names`): then each of them is explained.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from attrs import asdict
 
-from minfer.effects.live.journal_files import RunFiles, journals_with, runs_in
-from minfer.effects.live.names import answer_of, named_by, searches_named
+from minfer.effects.live.journal.journal_files import RunFiles, journals_with, runs_in
+from minfer.effects.live.request_names import answer_of, named_by, searches_named
 from minfer.effects.runs.explain_list import Listed, lines, listed
 from minfer.effects.runs.explain_list import figures as listed_figures
 from minfer.effects.runs.explain_search import search_figures, search_story

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import asdict, define
 
-from minfer.effects.live.beam_rounds import replayed
+from minfer.effects.live.beams.beam_rounds import replayed
 from minfer.records.messages import Admitted, Emit, Submit
 from minfer.records.state import Turn
 from minfer.sampling.beam import BeamRound

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from minfer.effects.live.journal_files import RunFiles, runs_in
+from minfer.effects.live.journal.journal_files import RunFiles, runs_in
 from minfer.runs.journal import JournalError
 
 Found = TypeVar("Found")

@@ -10,7 +10,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
-from minfer.effects.live.journal_files import write_journal
+from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200, fit, read_cost, steps
 from minfer.effects.runs.replay_state import line
 from minfer.effects.runs.report import Report

@@ -16,8 +16,8 @@ from typing import Any, Final
 from attrs import define, evolve, field, frozen
 from tqdm import tqdm
 
-from minfer.effects.live.driver import quiet_collector
-from minfer.effects.live.journal_files import write_journal
+from minfer.effects.live.engine.driver import quiet_collector
+from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.simulate_cost import Chosen, chosen_cost

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import FEWEST, H200, fit, read_cost, steps, write_cost
 from minfer.runs.cost import CostModel

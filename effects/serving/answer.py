@@ -18,10 +18,10 @@ from typing import Final, NoReturn
 import attrs
 from starlette.requests import ClientDisconnect
 
+from minfer.effects.live.constraints.grammar_masks import STUCK
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
-from minfer.effects.live.grammar_masks import STUCK
 from minfer.effects.live.link.quarantine import GIVEN_UP
-from minfer.effects.live.names import prompt_name
+from minfer.effects.live.request_names import prompt_name
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import CANCELLED, INTERNAL, SHUTTING_DOWN, ApiError
 from minfer.effects.serving.protocol import (
@@ -30,8 +30,8 @@ from minfer.effects.serving.protocol import (
     Served,
     Writer,
 )
-from minfer.effects.serving.stamp import Stamp
-from minfer.effects.serving.transports.transport import Connection, Event
+from minfer.effects.serving.wire.stamp import Stamp
+from minfer.effects.serving.wire.transport import Connection, Event
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 
 _GONE: Final = 499  # a status after which no client retries by itself

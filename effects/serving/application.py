@@ -17,6 +17,9 @@ import minfer
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.link.messages import Wanted
+from minfer.effects.serving.access.api_keys import Key, read_keys
+from minfer.effects.serving.access.authentication import RequireKey, caller_of, key_name
+from minfer.effects.serving.access.bounds import Bounds
 from minfer.effects.serving.addresses import (
     NOT_ALLOWED,
     NOT_FOUND,
@@ -28,34 +31,31 @@ from minfer.effects.serving.answer import Answer
 from minfer.effects.serving.anthropic import errors as anthropic_errors
 from minfer.effects.serving.anthropic import models as anthropic_models
 from minfer.effects.serving.anthropic.models import speaks_anthropic
-from minfer.effects.serving.authentication import RequireKey, caller_of, key_name
 from minfer.effects.serving.backend import Backend
-from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.description import description
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS, ROUTES
 from minfer.effects.serving.errors import ApiError, told_of
-from minfer.effects.serving.health import Health
 from minfer.effects.serving.intake import Intake
-from minfer.effects.serving.keys import Key, read_keys
-from minfer.effects.serving.limits import Limits
-from minfer.effects.serving.live_view import LiveView
-from minfer.effects.serving.lookup import Lookup
-from minfer.effects.serving.metrics import Metrics
-from minfer.effects.serving.openai import errors as openai_errors
-from minfer.effects.serving.openai.models import Models
-from minfer.effects.serving.origins import foreign
+from minfer.effects.serving.observability.health import Health
+from minfer.effects.serving.observability.live_view import LiveView
+from minfer.effects.serving.observability.lookup import Lookup
+from minfer.effects.serving.observability.metrics import Metrics
+from minfer.effects.serving.observability.records import KEPT, Records
+from minfer.effects.serving.observability.spans import begin
 from minfer.effects.serving.page.files import page_routes
 from minfer.effects.serving.page.icon import icon_route
 from minfer.effects.serving.protocol import Endpoint, Question
-from minfer.effects.serving.records import KEPT, Records
-from minfer.effects.serving.request_ids import LONGEST, RequestIds
-from minfer.effects.serving.shared import Shared
-from minfer.effects.serving.stamp import new_stamp
-from minfer.effects.serving.targets import Targets
-from minfer.effects.serving.traces import begin
-from minfer.effects.serving.transports.http import failure_response
-from minfer.effects.serving.transports.transport import Connection, Event, Failure
-from minfer.effects.serving.transports.websocket import socket_route
+from minfer.effects.serving.request_parsing.limits import Limits
+from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.serving.wire import error_form as openai_errors
+from minfer.effects.serving.wire.http import failure_response
+from minfer.effects.serving.wire.origins import foreign
+from minfer.effects.serving.wire.request_ids import LONGEST, RequestIds
+from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.serving.wire.stamp import new_stamp
+from minfer.effects.serving.wire.targets import Targets
+from minfer.effects.serving.wire.transport import Connection, Event, Failure
+from minfer.effects.serving.wire.websocket import socket_route
 from minfer.effects.text.tools.formats import Parsers
 
 

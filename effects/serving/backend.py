@@ -10,7 +10,8 @@ from typing import Final
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.client import Died, Message
 from minfer.effects.live.errors import EngineDeadError
-from minfer.effects.serving.bounds import Bounds
+from minfer.effects.serving.access.bounds import Bounds
+from minfer.effects.serving.access.retry_after import Pace
 from minfer.effects.serving.errors import (
     INTERNAL,
     OVERLOADED,
@@ -18,9 +19,8 @@ from minfer.effects.serving.errors import (
     ApiError,
     told_of,
 )
-from minfer.effects.serving.limits import Limits
-from minfer.effects.serving.pace import Pace
 from minfer.effects.serving.protocol import GenerationRequest
+from minfer.effects.serving.request_parsing.limits import Limits
 
 # Retry-After of a full queue: the time in which one in so many of its places gets free.
 _MOVED: Final = 4

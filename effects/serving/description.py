@@ -17,10 +17,10 @@ from pydantic_core.core_schema import ModelSchema
 
 import minfer
 from minfer.effects.serving.anthropic.errors import failure as anthropic_failure
-from minfer.effects.serving.bodies import ANYTHING, StrictObject
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
 from minfer.effects.serving.protocol import Endpoint, Question
-from minfer.effects.serving.typed import TypedObject
+from minfer.effects.serving.request_parsing.bodies import ANYTHING, StrictObject
+from minfer.effects.serving.request_parsing.typed import TypedObject
 
 JsonObject = dict[str, Any]
 _REF: Final = "#/components/schemas/{model}"

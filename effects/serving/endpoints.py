@@ -2,7 +2,7 @@
 
 A protocol is one more module with an `Endpoint` and a row here, a question one with a
 `Question`; a transport is one more module with a `RouteMaker` and a row. The WebSocket
-(`transports/websocket.py`) is no row: one path of its own reaches all endpoints.
+(`wire/websocket.py`) is no row: one path of its own reaches all endpoints.
 """
 
 from typing import Final
@@ -11,8 +11,8 @@ from minfer.effects.serving.anthropic import count_tokens, messages
 from minfer.effects.serving.openai import chat, completions, embeddings, responses
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.tokens import detokenize, tokenize
-from minfer.effects.serving.transports.post import post_route
-from minfer.effects.serving.transports.transport import RouteMaker
+from minfer.effects.serving.wire.post import post_route
+from minfer.effects.serving.wire.transport import RouteMaker
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     completions.ENDPOINT,

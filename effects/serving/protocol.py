@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import field, frozen
 from pydantic import BaseModel
 
-from minfer.effects.live.beam_search import BeamSearchParams
-from minfer.effects.live.edge import Urgency
-from minfer.effects.live.prompts import Asked
+from minfer.effects.live.beams.beam_search import BeamSearchParams
+from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.stamp import Stamp
-from minfer.effects.serving.transports.transport import Event, Failure
+from minfer.effects.serving.wire.stamp import Stamp
+from minfer.effects.serving.wire.transport import Event, Failure
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers, Parsing

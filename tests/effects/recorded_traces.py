@@ -28,11 +28,11 @@ import torch
 
 from bench.replay import replayed
 from bench.results import run, show
-from minfer.effects.execution.executor import Executor
-from minfer.effects.live.driver import Driver, quiet_collector
-from minfer.effects.live.journal_files import read_journal
-from minfer.effects.live.journal_writer import Writer
-from minfer.effects.live.opening import open_executor
+from minfer.effects.execution.contract import Executor
+from minfer.effects.live.engine.driver import Driver, quiet_collector
+from minfer.effects.live.engine.opening import open_executor
+from minfer.effects.live.journal.journal_files import read_journal
+from minfer.effects.live.journal.journal_writer import Writer
 from minfer.effects.runs.traces import read_trace
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs

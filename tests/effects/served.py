@@ -16,9 +16,9 @@ from attrs import define, field
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.connections import bounded
-from minfer.effects.serving.server import bound
-from minfer.effects.serving.transports.websocket import SOCKETS
+from minfer.effects.serving.processes.server import bound
+from minfer.effects.serving.wire.connections import bounded
+from minfer.effects.serving.wire.websocket import SOCKETS
 from minfer.effects.text.grammars.lines import Lines
 from minfer.records.messages import Cancel, Event, Executed, Failed
 from minfer.records.plan import Plan, SampleApart

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minfer.effects.execution.cpu_sampler import draw_keys, gumbels
+from minfer.effects.execution.cpu.cpu_sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
 from minfer.kernels import sample_reference
 from minfer.kernels.sample_launches import Sizes

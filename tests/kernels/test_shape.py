@@ -8,9 +8,9 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.effects.execution.backend import Drawn
-from minfer.effects.execution.cuda_shaper import CudaShaper
-from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.cuda.cuda_shaper import CudaShaper
+from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.kernels import plain
 from minfer.kernels import shape as kernels
 from minfer.records.plan import Open

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from hypothesis import Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.runs.page.make import page
 from minfer.engine import step
 from minfer.policies.builtin import Priority, Shortest, Window

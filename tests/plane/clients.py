@@ -7,8 +7,11 @@ from contextlib import aclosing
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minfer.effects.live.edge import OverloadedError, RequestError
-from minfer.effects.live.worker import EngineDeadError
+from minfer.effects.live.engine.worker import EngineDeadError
+from minfer.effects.live.input_processing.input_processor import (
+    OverloadedError,
+    RequestError,
+)
 from minfer.records.request import Request, SamplingParams
 from tests.core.world import reference
 from tests.plane.faults import POISON

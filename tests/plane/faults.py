@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from minfer.effects.live.journal_writer import Writer
+from minfer.effects.live.journal.journal_writer import Writer
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan
 from minfer.records.state import Turn

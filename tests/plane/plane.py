@@ -22,11 +22,14 @@ from uuid import UUID
 
 import anyio.to_thread
 
-from minfer.effects.live import async_llm, served, worker
-from minfer.effects.live import journal_files as files
-from minfer.effects.live import journal_writer as journal
-from minfer.effects.serving import application, request_ids, stamp, tenants
-from minfer.effects.serving import metrics as counters
+from minfer.effects.live import async_llm, served
+from minfer.effects.live.engine import worker
+from minfer.effects.live.journal import journal_files as files
+from minfer.effects.live.journal import journal_writer as journal
+from minfer.effects.serving import application
+from minfer.effects.serving.access import tenants
+from minfer.effects.serving.observability import metrics as counters
+from minfer.effects.serving.wire import request_ids, stamp
 from minfer.effects.text import tokenizer as text
 from minfer.effects.text.tools.formats import NONE, Parsers
 from minfer.records.messages import Emit, Submit

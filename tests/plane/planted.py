@@ -10,11 +10,11 @@ from unittest import mock
 
 from attrs import evolve
 
-from minfer.effects.live import journal_writer as journal
 from minfer.effects.live.client import Message, News
 from minfer.effects.live.front import Front
-from minfer.effects.serving import metrics
+from minfer.effects.live.journal import journal_writer as journal
 from minfer.effects.serving.answer import Answer
+from minfer.effects.serving.observability import metrics
 from minfer.effects.text import assembly
 
 Change = Callable[[Any], Callable[..., Any]]  # of a method

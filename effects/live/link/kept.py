@@ -13,7 +13,7 @@ from attrs import define, evolve, field
 from minfer.effects.live.client import About, News
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import ALIKE, FEW, GIVEN_UP, GUILTY
-from minfer.effects.live.names import again_name
+from minfer.effects.live.request_names import again_name
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId

@@ -9,9 +9,23 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
-from minfer.effects.serving.calling import CHOICE, Offer, Wish, check_names
-from minfer.effects.serving.typed import TypedObject, text_or_parts, told_content
+from minfer.effects.serving.request_parsing.bodies import (
+    ANYTHING,
+    StrictObject,
+    shown,
+    wrong,
+)
+from minfer.effects.serving.request_parsing.tool_constraints import (
+    CHOICE,
+    Offer,
+    Wish,
+    check_names,
+)
+from minfer.effects.serving.request_parsing.typed import (
+    TypedObject,
+    text_or_parts,
+    told_content,
+)
 
 MAX_ITEMS: Final = 4096  # messages; blocks of one
 _OF_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from minfer.effects.live.edge import MAX_CLIENT
+from minfer.effects.live.input_processing.input_processor import MAX_CLIENT
 from minfer.effects.serving.anthropic.blocks import (
     Blocks,
     Few,
@@ -23,10 +23,10 @@ from minfer.effects.serving.anthropic.blocks import (
     check_role,
     turns_of,
 )
-from minfer.effects.serving.bodies import ANYTHING, StrictObject
-from minfer.effects.serving.parsed import check_template
 from minfer.effects.serving.protocol import Grounds
-from minfer.effects.serving.typed import told_content
+from minfer.effects.serving.request_parsing.answer_parts import check_template
+from minfer.effects.serving.request_parsing.bodies import ANYTHING, StrictObject
+from minfer.effects.serving.request_parsing.typed import told_content
 
 # Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {

@@ -5,8 +5,8 @@ from typing import Final
 
 from minfer.effects.serving.anthropic.conversation import ConversationBody
 from minfer.effects.serving.anthropic.errors import failure
-from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.protocol import Grounds, Question
+from minfer.effects.serving.request_parsing.bodies import read_body
 
 
 class CountBody(ConversationBody):

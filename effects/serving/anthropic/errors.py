@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from minfer.effects.serving.errors import INTERNAL, TOO_LONG, ApiError, NoRoomError
-from minfer.effects.serving.transports.transport import Event, Failure
+from minfer.effects.serving.wire.transport import Event, Failure
 
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",

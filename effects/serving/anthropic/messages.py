@@ -5,20 +5,24 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from minfer.effects.live.edge import Urgency
-from minfer.effects.live.prompts import Asked
+from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.anthropic.blocks import offers_of
 from minfer.effects.serving.anthropic.conversation import ConversationBody, Metadata
 from minfer.effects.serving.anthropic.errors import failure
 from minfer.effects.serving.anthropic.message_writing import writer
-from minfer.effects.serving.bodies import read_body
-from minfer.effects.serving.calling import Wish, bound_to, with_calls
-from minfer.effects.serving.parsed import parsing_of
 from minfer.effects.serving.protocol import (
     Endpoint,
     GenerationRequest,
     Grounds,
     Include,
+)
+from minfer.effects.serving.request_parsing.answer_parts import parsing_of
+from minfer.effects.serving.request_parsing.bodies import read_body
+from minfer.effects.serving.request_parsing.tool_constraints import (
+    Wish,
+    bound_to,
+    with_calls,
 )
 from minfer.sampling.params import MAX_STOP_LENGTH, MAX_STOPS
 

@@ -9,7 +9,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.request_parsing.model_names import Models
 
 VERSION_HEADER: Final = "anthropic-version"
 

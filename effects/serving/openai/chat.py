@@ -6,16 +6,13 @@ from typing import Annotated, Any, Final, Self
 import attrs
 from pydantic import Field, model_validator
 
-from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.bodies import read_body, wrong
-from minfer.effects.serving.calling import bound_behind, bound_to, with_calls
+from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.openai.chat_writing import writer
 from minfer.effects.serving.openai.conversation import (
     Message,
     check_calls,
     speaks_of_tools,
 )
-from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.openai.fields import Few, GenerationBody, Top
 from minfer.effects.serving.openai.tools import (
     Tool,
@@ -24,8 +21,15 @@ from minfer.effects.serving.openai.tools import (
     offers_of,
     wish_of,
 )
-from minfer.effects.serving.parsed import check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds
+from minfer.effects.serving.request_parsing.answer_parts import check_template, parsing_of
+from minfer.effects.serving.request_parsing.bodies import read_body, wrong
+from minfer.effects.serving.request_parsing.tool_constraints import (
+    bound_behind,
+    bound_to,
+    with_calls,
+)
+from minfer.effects.serving.wire.error_form import failure
 
 Options: Final = Field(max_length=256)  # names for a template
 

@@ -6,9 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from minfer.effects.live.prompts import Asked, read_prompt
-from minfer.effects.serving.bodies import read_body, wrong
-from minfer.effects.serving.openai.errors import failure
+from minfer.effects.live.input_processing.prompts import Asked, read_prompt
 from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top
 from minfer.effects.serving.openai.logprobs import (
     CompletionLogprobs,
@@ -18,8 +16,10 @@ from minfer.effects.serving.openai.logprobs import (
 )
 from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Writer
-from minfer.effects.serving.stamp import Stamp
-from minfer.effects.serving.transports.transport import Event
+from minfer.effects.serving.request_parsing.bodies import read_body, wrong
+from minfer.effects.serving.wire.error_form import failure
+from minfer.effects.serving.wire.stamp import Stamp
+from minfer.effects.serving.wire.transport import Event
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 

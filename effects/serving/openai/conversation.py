@@ -5,10 +5,19 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
 from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.tools import ToolCall
-from minfer.effects.serving.typed import TypedObject, text_or_parts, told_content
+from minfer.effects.serving.request_parsing.bodies import (
+    ANYTHING,
+    StrictObject,
+    shown,
+    wrong,
+)
+from minfer.effects.serving.request_parsing.typed import (
+    TypedObject,
+    text_or_parts,
+    told_content,
+)
 
 # Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {

@@ -14,12 +14,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from minfer.effects.live.edge import Urgency
-from minfer.effects.live.prompts import read_prompt
-from minfer.effects.serving.bodies import StrictObject, read_body
+from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving.errors import INTERNAL, ApiError
 from minfer.effects.serving.openai.completions import Prompts
-from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.openai.fields import Client, Priority
 from minfer.effects.serving.openai.usage import usage_of
 from minfer.effects.serving.protocol import (
@@ -30,8 +28,10 @@ from minfer.effects.serving.protocol import (
     Pooled,
     Served,
 )
-from minfer.effects.serving.stamp import Stamp
-from minfer.effects.serving.transports.transport import Event
+from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
+from minfer.effects.serving.wire.error_form import failure
+from minfer.effects.serving.wire.stamp import Stamp
+from minfer.effects.serving.wire.transport import Event
 from minfer.effects.text.outputs import CompletionOutput, floats, normalized
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sampling.params import SamplingParams

@@ -7,13 +7,18 @@ from typing import Annotated, Any, Final, Literal, Self
 import attrs
 from pydantic import BeforeValidator, Field, model_validator
 
-from minfer.effects.live.beam_search import BeamSearchParams
-from minfer.effects.live.edge import MAX_CLIENT, Urgency
-from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
+from minfer.effects.live.beams.beam_search import BeamSearchParams
+from minfer.effects.live.input_processing.input_processor import MAX_CLIENT, Urgency
+from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.structured import ConstrainedBody
 from minfer.effects.serving.protocol import GenerationRequest, Include
+from minfer.effects.serving.request_parsing.bodies import (
+    ANYTHING,
+    StrictObject,
+    shown,
+    wrong,
+)
+from minfer.effects.serving.request_parsing.structured_fields import ConstrainedBody
 from minfer.sampling.beam import MAX_BEAMS
 from minfer.sampling.params import (
     ADVISED,

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from minfer.effects.serving.bodies import ANYTHING, shown, wrong
 from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.tools import (
     Allowed,
@@ -24,7 +23,12 @@ from minfer.effects.serving.openai.tools import (
     ToolName,
     read_choice,
 )
-from minfer.effects.serving.typed import TypedObject, text_or_parts, told_content
+from minfer.effects.serving.request_parsing.bodies import ANYTHING, shown, wrong
+from minfer.effects.serving.request_parsing.typed import (
+    TypedObject,
+    text_or_parts,
+    told_content,
+)
 
 _OF_PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "annotations": ([],),

@@ -10,12 +10,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from minfer.effects.live.edge import Urgency
-from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.bodies import ANYTHING, StrictObject, read_body, shown, wrong
-from minfer.effects.serving.calling import bound_behind, bound_to, with_calls
+from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.errors import stream_failure
 from minfer.effects.serving.openai.fields import Client, Few
 from minfer.effects.serving.openai.response_input import (
     AllowedFunctions,
@@ -28,15 +25,28 @@ from minfer.effects.serving.openai.response_input import (
     turns_of,
 )
 from minfer.effects.serving.openai.response_writing import writer
-from minfer.effects.serving.openai.structured import Constraint, schema_in
 from minfer.effects.serving.openai.tools import (
     ToolChoice,
     check_tools,
     offers_of,
     wish_of,
 )
-from minfer.effects.serving.parsed import check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
+from minfer.effects.serving.request_parsing.answer_parts import check_template, parsing_of
+from minfer.effects.serving.request_parsing.bodies import (
+    ANYTHING,
+    StrictObject,
+    read_body,
+    shown,
+    wrong,
+)
+from minfer.effects.serving.request_parsing.structured_fields import Constraint, schema_in
+from minfer.effects.serving.request_parsing.tool_constraints import (
+    bound_behind,
+    bound_to,
+    with_calls,
+)
+from minfer.effects.serving.wire.error_form import stream_failure
 
 _SCORES: Final = "message.output_text.logprobs"  # the value of `include` that is refused
 _LARGEST: Final = 2**31  # output tokens

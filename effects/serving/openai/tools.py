@@ -7,9 +7,19 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
-from minfer.effects.serving.calling import CHOICE, Offer, Wish, check_names
-from minfer.effects.serving.typed import TypedObject
+from minfer.effects.serving.request_parsing.bodies import (
+    ANYTHING,
+    StrictObject,
+    shown,
+    wrong,
+)
+from minfer.effects.serving.request_parsing.tool_constraints import (
+    CHOICE,
+    Offer,
+    Wish,
+    check_names,
+)
+from minfer.effects.serving.request_parsing.typed import TypedObject
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _OF_CALLS: Final[Mapping[str, tuple[Any, ...]]] = {"index": (ANYTHING,)}

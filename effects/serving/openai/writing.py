@@ -12,8 +12,8 @@ from typing import Final
 
 from minfer.effects.serving.openai.usage import timing_of, usage_of
 from minfer.effects.serving.protocol import Include, Served
-from minfer.effects.serving.stamp import Stamp
-from minfer.effects.serving.transports.transport import Event
+from minfer.effects.serving.wire.stamp import Stamp
+from minfer.effects.serving.wire.transport import Event
 
 JsonObject = dict[str, object]
 DONE: Final = Event("[DONE]", mark=True)  # the last of every stream

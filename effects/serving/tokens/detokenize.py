@@ -5,11 +5,11 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from minfer.effects.live.prompts import read_prompt
-from minfer.effects.serving.bodies import StrictObject, read_body
+from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.protocol import Grounds, Question
+from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
+from minfer.effects.serving.wire.error_form import failure
 
 
 class DetokenizeBody(StrictObject):

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from minfer.effects.live.prompts import encoded
-from minfer.effects.serving.bodies import StrictObject, read_body, wrong
+from minfer.effects.live.input_processing.prompts import encoded
 from minfer.effects.serving.openai.conversation import Message
-from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.tools import Tool
 from minfer.effects.serving.protocol import Grounds, Question
+from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body, wrong
+from minfer.effects.serving.wire.error_form import failure
 
 
 class TokenizeBody(StrictObject):

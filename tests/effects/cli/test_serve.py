@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.cli.main import main, parser
-from minfer.effects.serving import server
+from minfer.effects.serving.processes import server
 from minfer.effects.text.tools.formats import Parsers
 from minfer.values.checks import ConfigError
 

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from minfer.effects.cli.compare import tokens
 from minfer.effects.cli.main import main
-from minfer.effects.execution import cpu_backend, runner
-from minfer.effects.execution.cpu_sampler import choose
+from minfer.effects.execution.cpu import cpu_backend
+from minfer.effects.execution.cpu.cpu_sampler import choose
+from minfer.effects.execution.running import runner
 from minfer.effects.models.model import forward
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.prepare import prepare

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
 from minfer.effects.live.totals import ACCEPTED_AT
-from minfer.effects.serving.metrics import Metrics
+from minfer.effects.serving.observability.metrics import Metrics
 from tests.effects.deploy.room import read_json
 
 BOARD: dict[str, Any] = read_json("grafana-dashboard.json")

@@ -10,7 +10,7 @@ import pytest
 
 import minfer
 from minfer.effects.cli.main import parser
-from minfer.effects.serving.supervisor import LAST_MOMENTS
+from minfer.effects.serving.processes.supervisor import LAST_MOMENTS
 from tests.effects.deploy.room import (
     PORT,
     USER,

@@ -23,10 +23,10 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from bench.results import run, show
-from minfer.effects.execution.cuda_backend import CudaBackend
-from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.routes import Routes
-from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.cuda.cuda_backend import CudaBackend
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.routes import Routes
+from minfer.effects.execution.running.sampler import Sampler
 from minfer.kernels.rows import scatter
 from minfer.records.plan import Open
 from minfer.sampling.logits import f32, shaped

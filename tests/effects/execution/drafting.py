@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import define, field
 
-from minfer.effects.execution.draft_model import DraftOf
-from minfer.effects.live.drafts import HostDrafts
+from minfer.effects.execution.running.draft_model import DraftOf
+from minfer.effects.live.engine.host_drafts import HostDrafts
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan
 from minfer.records.sequence import SampleId

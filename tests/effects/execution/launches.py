@@ -20,10 +20,10 @@ import torch
 from attrs import evolve, frozen
 
 from minfer import kernels
-from minfer.effects.execution.draft_model import DraftOf
-from minfer.effects.execution.dummy_steps import launch_dummy_steps
+from minfer.effects.execution.running.draft_model import DraftOf
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.effects.live.driver import Driver
+from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
+from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models import products
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec

@@ -9,8 +9,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution.attention import make_cache, rope_table, rotate
-from minfer.effects.execution.reads import GROUP_TOKENS, Reads, plan_reads
+from minfer.effects.execution.cpu.attention_reads import GROUP_TOKENS, Reads, plan_reads
+from minfer.effects.execution.cpu.paged_attention import make_cache, rope_table, rotate
 from minfer.effects.models.batch import Row, make_batch
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec

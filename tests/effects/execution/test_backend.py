@@ -6,11 +6,11 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.effects.execution.backend import Backend
-from minfer.effects.execution.cpu_backend import CpuBackend
-from minfer.effects.execution.cuda_backend import CudaBackend
-from minfer.effects.execution.device_rows import DeviceRows, Wants
-from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.cpu.cpu_backend import CpuBackend
+from minfer.effects.execution.cuda.cuda_backend import CudaBackend
+from minfer.effects.execution.device.backend import Backend
+from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.torch_executor import open_backend
 from minfer.kernels import plain
 from minfer.records.config import EngineConfig

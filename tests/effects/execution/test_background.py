@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from attrs import define, field
 
-from minfer.effects.execution.background import Background
+from minfer.effects.execution.running.background import Background
 
 WAIT = 0.02
 

@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import define, evolve, field
 
-from minfer.effects.execution.capture_order import capture_order
-from minfer.effects.execution.device_rows import Wants
-from minfer.effects.execution.step_shape import DECODE, LONELY, StepShape, bucket_of
+from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.step_shape import (
+    DECODE,
+    LONELY,
+    StepShape,
+    bucket_of,
+)
+from minfer.effects.execution.warming.capture_order import capture_order
 from minfer.engine import step
 from minfer.policies.builtin import policy_named
 from minfer.records.config import EngineConfig

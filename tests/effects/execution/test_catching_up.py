@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from minfer.effects.execution.catching_up import CatchUp, Chunk, pack_chunks, parted
-from minfer.effects.execution.inputs import Inputs
+from minfer.effects.execution.packing.catching_up import (
+    CatchUp,
+    Chunk,
+    pack_chunks,
+    parted,
+)
+from minfer.effects.execution.packing.inputs import Inputs
 from minfer.records.plan import Draft, Fill, Grow, Plan
 from minfer.records.request import Request
 from tests.core.executing import opened

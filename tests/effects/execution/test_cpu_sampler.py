@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from minfer.effects.execution.cpu_sampler import (
+from minfer.effects.execution.cpu.cpu_sampler import (
     Sampling,
     choose,
     draw_keys,

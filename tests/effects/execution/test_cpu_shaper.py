@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from minfer.effects.execution.cpu_backend import CpuBackend
-from minfer.effects.execution.device_rows import DeviceRows, Wants
-from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.cpu.cpu_backend import CpuBackend
+from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.running.sampler import Sampler
 from minfer.records.plan import Open
 from minfer.sampling import reference_sampler as reference
 from minfer.sampling.params import SamplingParams

@@ -4,9 +4,9 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.effects.execution import cuda_attention
-from minfer.effects.execution.attention import make_cache
-from minfer.effects.execution.cuda_attention import CudaCache
+from minfer.effects.execution.cpu.paged_attention import make_cache
+from minfer.effects.execution.cuda import cuda_attention
+from minfer.effects.execution.cuda.cuda_attention import CudaCache
 from minfer.effects.models.batch import Row, make_batch
 from minfer.records.plan import Copy
 from tests.effects.execution.test_attention import SPEC

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from minfer.effects.execution.cuda_shaper import FOREVER, CudaShaper, Entries
-from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.cuda.cuda_shaper import FOREVER, CudaShaper, Entries
+from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.kernels.shape import CHOOSY, ENTRIES, IN_PROMPT, PENALIZED
 from minfer.records.plan import Open
 from minfer.sampling.params import SamplingParams

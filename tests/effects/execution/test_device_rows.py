@@ -7,7 +7,7 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.effects.execution.device_rows import (
+from minfer.effects.execution.device.device_rows import (
     DeviceRows,
     Wants,
     aligned,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from minfer.effects.execution.cpu_sampler import Sampling, choose
+from minfer.effects.execution.cpu.cpu_sampler import Sampling, choose
 from minfer.kernels import sample as kernels
 from minfer.sampling.logits import f32, shaped
 from minfer.sampling.params import SamplingParams

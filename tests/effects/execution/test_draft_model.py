@@ -6,9 +6,9 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.effects.execution.draft_model import DraftModel, DraftOf
-from minfer.effects.execution.inputs import History
-from minfer.effects.execution.step_shape import StepShape
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.packing.inputs import History
+from minfer.effects.execution.running.draft_model import DraftModel, DraftOf
 from minfer.effects.models.weights import random_weights
 from minfer.records.messages import Preempted, Voided
 from minfer.records.request import SamplingParams

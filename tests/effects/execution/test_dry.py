@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.execution.dry import PASSAGE, Dry, encoded_passage
-from minfer.effects.live.driver import Driver
+from minfer.effects.execution.dry_executor import PASSAGE, Dry, encoded_passage
+from minfer.effects.live.engine.driver import Driver
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Executed, Submit, Tick
 from minfer.records.plan import Plan

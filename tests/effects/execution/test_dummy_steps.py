@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from minfer.effects.execution.dummy_steps import BOUNDS, counts, shapes
-from minfer.effects.execution.step_shape import StepShape
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.warming.dummy_steps import BOUNDS, counts, shapes
 from minfer.kernels import pdl
 from minfer.records.config import EngineConfig
 from tests.circles import claimed

@@ -22,9 +22,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from minfer import LLM, SamplingParams
-from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.effects.live.edge import RequestError
+from minfer.effects.live.input_processing.input_processor import RequestError
 from minfer.effects.models.batch import Row, make_batch
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import MemoryPlan, NotEnoughMemoryError

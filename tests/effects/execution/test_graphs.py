@@ -6,7 +6,7 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.effects.execution.graphs import (
+from minfer.effects.execution.cuda.graphs import (
     MOST_KINDS,
     PAUSE,
     PRICE,
@@ -15,7 +15,7 @@ from minfer.effects.execution.graphs import (
     GraphCache,
     pays,
 )
-from minfer.effects.execution.step_shape import StepShape
+from minfer.effects.execution.device.step_shape import StepShape
 
 DECODE = StepShape(decode_rows=4, draws=4)
 PROMPT = StepShape(decode_rows=0, draws=1, tokens=64, chunks=1, longest=64)

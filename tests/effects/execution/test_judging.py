@@ -8,15 +8,15 @@ import torch
 from attrs import define, evolve
 from torch import Tensor
 
-from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.feeding import Step
-from minfer.effects.execution.inputs import Drafts
-from minfer.effects.execution.judging import judge, spread
-from minfer.effects.execution.rejecting import Guess
-from minfer.effects.execution.sampler import Sampler
-from minfer.effects.execution.step_shape import StepShape
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.packing.inputs import Drafts
+from minfer.effects.execution.packing.verified import Further
+from minfer.effects.execution.running.feeding import Step
+from minfer.effects.execution.running.rejection_sampling import Guess
+from minfer.effects.execution.running.sampler import Sampler
+from minfer.effects.execution.running.verify_drafts import judge, spread
 from minfer.effects.execution.torch_executor import open_backend
-from minfer.effects.execution.verified import Further
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.records.plan import Open
 from minfer.records.request import Request, SamplingParams, row_sampling

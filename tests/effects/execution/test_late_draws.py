@@ -10,17 +10,17 @@ import torch
 from attrs import evolve
 from numpy.typing import NDArray
 
-from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.executor import LogitsError
-from minfer.effects.execution.late_draws import (
+from minfer.effects.execution.contract import LogitsError
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.packing.pack_plan import Draw
+from minfer.effects.execution.running.deferred_sampling import (
     LateDraw,
     LatePacker,
     MaskError,
     pack_late,
     write_masks,
 )
-from minfer.effects.execution.packing import Draw
-from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.messages import Executed, Failed, Preempted, Voided
 from minfer.records.plan import Fill, Mask, Open, Plan, SampleApart

@@ -12,8 +12,8 @@ from attrs import evolve
 from transformers import AutoModelForCausalLM
 
 from minfer import LLM, SamplingParams
-from minfer.effects.live.edge import RequestError
-from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.input_processing.input_processor import RequestError
+from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.outputs import CompletionOutput

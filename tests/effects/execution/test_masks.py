@@ -6,10 +6,14 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution.late_draws import LateDraw, MaskError, mask_words
-from minfer.effects.execution.masks import TURNS, Masks
-from minfer.effects.execution.packing import Draw
-from minfer.effects.execution.step_shape import StepShape
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.packing.pack_plan import Draw
+from minfer.effects.execution.running.deferred_sampling import (
+    LateDraw,
+    MaskError,
+    mask_words,
+)
+from minfer.effects.execution.running.device_masks import TURNS, Masks
 
 VOCAB = 40  # a word, and part of another
 DRAWS = 6

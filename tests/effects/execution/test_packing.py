@@ -5,10 +5,10 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.inputs import Inputs, dummy_words, most_words
-from minfer.effects.execution.packing import Packer
-from minfer.effects.execution.step_shape import StepShape, most_draws, most_lines
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.step_shape import StepShape, most_draws, most_lines
+from minfer.effects.execution.packing.inputs import Inputs, dummy_words, most_words
+from minfer.effects.execution.packing.pack_plan import Packer
 from minfer.effects.models.shapes import most_drafts, padded_tokens
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Draft, Fill, Plan

@@ -14,9 +14,9 @@ import torch
 from attrs import evolve, frozen
 
 from minfer import LLM, AsyncLLM, EmbeddingOutput, RequestError, SamplingParams
-from minfer.effects.execution.pooling import Part, Vectors
+from minfer.effects.execution.packing.pooling import Part, Vectors
 from minfer.effects.execution.torch_executor import unsupported
-from minfer.effects.live.edge import Urgency
+from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.text.assembly import Assembly
 from minfer.records.messages import Preempted
 from minfer.records.plan import MEAN, POOLINGS, Open, Plan

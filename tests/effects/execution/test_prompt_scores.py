@@ -12,7 +12,7 @@ import torch
 from attrs import evolve
 
 from minfer import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
-from minfer.effects.execution.prompt_scores import PromptScores, Scorer, Stretch
+from minfer.effects.execution.packing.prompt_scores import PromptScores, Scorer, Stretch
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.assembly import Assembly
 from minfer.records.messages import Preempted

@@ -6,10 +6,10 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.effects.execution import runner
-from minfer.effects.execution.executor import LogitsError
-from minfer.effects.execution.packing import Draw, Forward
-from minfer.effects.execution.read_back import VOID, Ring, Slot, results
+from minfer.effects.execution.contract import LogitsError
+from minfer.effects.execution.packing.pack_plan import Draw, Forward
+from minfer.effects.execution.packing.read_back import VOID, Ring, Slot, results
+from minfer.effects.execution.running import runner
 from minfer.effects.execution.torch_executor import Flight
 from minfer.effects.models.model import forward as model_forward
 from minfer.records.messages import Executed, Preempted, Voided

@@ -12,7 +12,7 @@ import pytest
 import torch
 from attrs import define, evolve, field
 
-from minfer.effects.execution import device_rows
+from minfer.effects.execution.device import device_rows
 from minfer.records.messages import Executed, Failed, Preempted
 from minfer.records.plan import Plan
 from minfer.records.request import Request, SamplingParams

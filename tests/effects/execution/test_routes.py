@@ -2,8 +2,8 @@
 
 import pytest
 
-from minfer.effects.execution import routes
-from minfer.effects.execution.routes import FLASH_FROM, Routes
+from minfer.effects.execution.device import routes
+from minfer.effects.execution.device.routes import FLASH_FROM, Routes
 from minfer.effects.models.spec import ModelSpec
 from tests.effects.setup.test_memory import QWEN_05B
 from tests.effects.tiny_model import with_attention, with_feed_forward, with_windows

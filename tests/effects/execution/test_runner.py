@@ -8,10 +8,10 @@ import pytest
 import torch
 from attrs import define, evolve, field
 
-from minfer.effects.execution import shortcuts
-from minfer.effects.execution.packing import Packer
-from minfer.effects.execution.read_back import Ring, Slot, results
-from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.packing.pack_plan import Packer
+from minfer.effects.execution.packing.read_back import Ring, Slot, results
+from minfer.effects.execution.running import shortcuts
+from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.torch_executor import open_backend
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights, random_weights

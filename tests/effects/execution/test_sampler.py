@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution import cuda_backend
+from minfer.effects.execution.cuda import cuda_backend
 from minfer.kernels.sample import sample as draw
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling import reference_sampler as sample

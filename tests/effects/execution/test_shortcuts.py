@@ -9,15 +9,16 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution import (
-    cuda_attention,
-    cuda_backend,
-    runner,
-    shortcuts,
+from minfer.effects.execution.cuda import cuda_attention, cuda_backend
+from minfer.effects.execution.cuda.graphs import GraphCache
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.running import runner, shortcuts
+from minfer.effects.execution.running.shortcuts import (
+    GRAPHS,
+    MOST_SPOILED,
+    SPOILED,
+    Shortcuts,
 )
-from minfer.effects.execution.graphs import GraphCache
-from minfer.effects.execution.shortcuts import GRAPHS, MOST_SPOILED, SPOILED, Shortcuts
-from minfer.effects.execution.step_shape import StepShape
 from minfer.effects.models.model import forward as model_forward
 from minfer.kernels import linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK

@@ -5,11 +5,11 @@ import time
 import pytest
 from attrs import evolve
 
-from minfer.effects.execution import step_costs as measured
-from minfer.effects.execution.draft_model import DraftOf
-from minfer.effects.execution.runner import ModelRunner
-from minfer.effects.execution.step_costs import step_costs
-from minfer.effects.execution.step_shape import StepShape
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.running.draft_model import DraftOf
+from minfer.effects.execution.running.runner import ModelRunner
+from minfer.effects.execution.warming import step_costs as measured
+from minfer.effects.execution.warming.step_costs import step_costs
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, RULES, Speculation
 from tests.effects.execution.tiny_engine import VOCAB, Model, make_executor

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from attrs import asdict, evolve
 
-from minfer.effects.execution.step_shape import (
+from minfer.effects.execution.device.step_shape import (
     CHUNK_SIZES,
     DECODE,
     LONELY,

@@ -10,12 +10,12 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution import runner
-from minfer.effects.execution.attention import KVCache
-from minfer.effects.execution.cuda_attention import CudaCache
-from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.packing import Packer
-from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.cpu.paged_attention import KVCache
+from minfer.effects.execution.cuda.cuda_attention import CudaCache
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.packing.pack_plan import Packer
+from minfer.effects.execution.running import runner
+from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.model import forward as model_forward
 from minfer.records.messages import Admitted, Cancel, Failed, Preempted, Submit, Voided
 from minfer.records.plan import Draft, Fill, Grow, Move, Plan

@@ -8,7 +8,7 @@ import pytest
 import torch
 from attrs import define, evolve, field
 
-from minfer.effects.execution.draft_model import DraftOf
+from minfer.effects.execution.running.draft_model import DraftOf
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Preempted, Voided

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from minfer.effects.execution import background, graphs
-from minfer.effects.execution import warm_up as module
-from minfer.effects.execution.device_rows import Wants
-from minfer.effects.execution.graphs import GraphCache
-from minfer.effects.execution.progress import GRAPHS, KERNELS, Progress
-from minfer.effects.execution.runner import ModelRunner
-from minfer.effects.execution.shortcuts import SPOILED
-from minfer.effects.execution.step_shape import StepShape
+from minfer.effects.execution.cuda import graphs
+from minfer.effects.execution.cuda.graphs import GraphCache
+from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.running import background
+from minfer.effects.execution.running.runner import ModelRunner
+from minfer.effects.execution.running.shortcuts import SPOILED
 from minfer.effects.execution.torch_executor import Readiness
-from minfer.effects.execution.warm_up import WarmUp
+from minfer.effects.execution.warming import warm_up as module
+from minfer.effects.execution.warming.progress import GRAPHS, KERNELS, Progress
+from minfer.effects.execution.warming.warm_up import WarmUp
 from minfer.kernels import compiling as kernels
 from tests.effects.execution.tiny_engine import Model, Run, Tokens, requests
 

@@ -11,9 +11,9 @@ import torch
 from attrs import asdict, define, evolve, field, has
 from torch import Tensor
 
-from minfer.effects.execution.draft_model import DraftOf
+from minfer.effects.execution.running.draft_model import DraftOf
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.effects.live.driver import Driver
+from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.records.config import EngineConfig

@@ -9,8 +9,8 @@ from typing import Any
 
 from attrs import define, field
 
-from minfer.effects.live.driver import Driver
-from minfer.effects.live.grammar_masks import GrammarMasks
+from minfer.effects.live.constraints.grammar_masks import GrammarMasks
+from minfer.effects.live.engine.driver import Driver
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Finished, Pause, Submit

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live import grammar_masks
+from minfer.effects.live.constraints import grammar_masks
 from minfer.effects.text.grammars import at_once, watching
 from minfer.effects.text.grammars.at_once import AtOnce
 from minfer.effects.text.grammars.protocol import GrammarError

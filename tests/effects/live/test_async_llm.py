@@ -13,8 +13,8 @@ import torch
 
 import minfer
 from minfer import LLM, AsyncLLM, ParameterError, SamplingParams
-from minfer.effects.live import opening
 from minfer.effects.live.client import Message, News
+from minfer.effects.live.engine import opening
 from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.chat import ChatTemplateError

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from minfer import LLM, BeamSearchOutput, BeamSearchParams, ParameterError, SamplingParams
-from minfer.effects.live.beam_rounds import replayed
+from minfer.effects.live.beams.beam_rounds import replayed
 from minfer.effects.live.errors import DrainingError, RequestError
-from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.journal.journal_files import read_journal
 from minfer.records.messages import Admitted, Preempted, Submit
 from minfer.sampling.beam import MAX_BEAMS, MAX_CANDIDATES, NEVER
 from minfer.sampling.params import MAX_LOGPROBS

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 
-from minfer.effects.live.beam_rounds import SearchRequest
-from minfer.effects.live.beam_searches import Searches
+from minfer.effects.live.beams.beam_rounds import SearchRequest
+from minfer.effects.live.beams.beam_searches import Searches
 from minfer.effects.live.client import Died, EngineClient, News
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import messages as wire

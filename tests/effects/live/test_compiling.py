@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live.compiling import Compiling
+from minfer.effects.live.constraints.compiling import Compiling
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import THREADS, Grammars
 from minfer.records.request import Request, SamplingParams

@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.live.drafts import MOST_SKIPPED, READ_IN_A_TURN, HostDrafts
-from minfer.effects.live.driver import Driver
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.host_drafts import (
+    MOST_SKIPPED,
+    READ_IN_A_TURN,
+    HostDrafts,
+)
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (

@@ -6,7 +6,12 @@ import sys
 
 import pytest
 
-from minfer.effects.live.driver import SWITCH, Driver, prompt_switches, quiet_collector
+from minfer.effects.live.engine.driver import (
+    SWITCH,
+    Driver,
+    prompt_switches,
+    quiet_collector,
+)
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Executed, Failed, Submit, Tick
 from minfer.records.plan import Plan

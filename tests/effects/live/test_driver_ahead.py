@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.live.driver import Driver
+from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.masks import Masked
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Pause, Submit

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.execution.dry import Dry
-from minfer.effects.live.driver import Driver
+from minfer.effects.execution.dry_executor import Dry
+from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.masks import Masked, NoMasks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Executed, Failed, Finish, Submit

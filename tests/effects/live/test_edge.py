@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from minfer.blocks.keys import block_keys
-from minfer.effects.live.edge import (
+from minfer.effects.live.input_processing.input_processor import (
     Asked,
     RequestError,
     TooLongError,

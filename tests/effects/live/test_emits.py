@@ -1,6 +1,11 @@
 """Columns of several emits are one, and of those that say nothing, none."""
 
-from minfer.effects.live.emits import column_of, joined, logprobs_of, pooled_of
+from minfer.effects.live.engine.turn_outputs import (
+    column_of,
+    joined,
+    logprobs_of,
+    pooled_of,
+)
 from minfer.records.messages import Emit
 from minfer.records.plan import TokenLogprobs
 from minfer.runs.drafts import Drafted

@@ -13,7 +13,7 @@ import pytest
 from attrs import define
 
 from minfer.effects.live.engine_process import BROKEN, STOP
-from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.live.link import messages as wire
 from minfer.records.request import Request
 from tests.effects.live.link.plain import Plain, plain

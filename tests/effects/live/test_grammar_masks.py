@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from attrs import define, evolve, field
 
-from minfer.effects.live.grammar_masks import STUCK, GrammarMasks
+from minfer.effects.live.constraints.grammar_masks import STUCK, GrammarMasks
+from minfer.effects.live.constraints.walks import Allowed
 from minfer.effects.live.masks import Masked
-from minfer.effects.live.walks import Allowed
 from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from minfer.effects.live import host_memory
-from minfer.effects.live.host_memory import GROWN, Trim
+from minfer.effects.live.engine import host_memory
+from minfer.effects.live.engine.host_memory import GROWN, Trim
 
 HOLES = """
-from minfer.effects.live.host_memory import Trim, resident
+from minfer.effects.live.engine.host_memory import Trim, resident
 trim = Trim(resident())
 small = [bytearray(4000) for _ in range(80_000)]
 full = resident()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.live.journal_files import read_journal, write_journal
+from minfer.effects.live.journal.journal_files import read_journal, write_journal
 from minfer.runs.journal import MAGIC, JournalError
 from minfer.runs.journal_reading import read_head
 from minfer.runs.journal_writing import head_record

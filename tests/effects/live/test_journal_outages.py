@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from minfer.effects.live import journal_writer as journals
-from minfer.effects.live.driver import Driver
-from minfer.effects.live.journal_files import read_journal
-from minfer.effects.live.journal_writer import FIRST_PAUSE, LOOK, Writer
-from minfer.effects.live.worker import Worker
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.worker import Worker
+from minfer.effects.live.journal import journal_writer as journals
+from minfer.effects.live.journal.journal_files import read_journal
+from minfer.effects.live.journal.journal_writer import FIRST_PAUSE, LOOK, Writer
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import Request

@@ -14,10 +14,10 @@ import pytest
 from attrs import evolve, frozen
 
 from minfer import LLM, SamplingParams
-from minfer.effects.live import journal_writer as journals
-from minfer.effects.live.driver import Driver
-from minfer.effects.live.journal_files import read_journal
-from minfer.effects.live.journal_writer import Writer
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.journal import journal_writer as journals
+from minfer.effects.live.journal.journal_files import read_journal
+from minfer.effects.live.journal.journal_writer import Writer
 from minfer.policies.fair_queue import FairQueue
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Submit

@@ -14,9 +14,9 @@ import pytest
 import minfer
 from minfer import LLM, ConfigError, ParameterError, SamplingParams
 from minfer.effects.live import llm as llm_module
-from minfer.effects.live import opening
+from minfer.effects.live.engine import opening
 from minfer.effects.live.errors import EngineDeadError, RequestError, TooLongError
-from minfer.effects.live.prompts import Prompt
+from minfer.effects.live.input_processing.prompts import Prompt
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs

@@ -1,7 +1,7 @@
 """Who of a step is at its end, and draws what it likes."""
 
-from minfer.effects.live.mask_batch import STUCK, Batch
-from minfer.effects.live.walks import Walk
+from minfer.effects.live.constraints.mask_batch import STUCK, Batch
+from minfer.effects.live.constraints.walks import Walk
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.records.messages import Finish
 from tests.effects.live.walkers import ask

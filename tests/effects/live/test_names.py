@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.effects.live.names import (
+from minfer.effects.live.request_names import (
     again_name,
     answer_of,
     named_by,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.execution.device_rows import Wants
-from minfer.effects.execution.dry import Dry
-from minfer.effects.execution.progress import WEIGHTS, Progress
+from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.dry_executor import Dry
 from minfer.effects.execution.torch_executor import Readiness
-from minfer.effects.live.journal_files import read_journal
-from minfer.effects.live.opening import open_executor, open_journal
+from minfer.effects.execution.warming.progress import WEIGHTS, Progress
+from minfer.effects.live.engine.opening import open_executor, open_journal
+from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import Setup, prepare

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minfer import LLM, AsyncLLM, SamplingParams
-from minfer.effects.live.policy_warnings import MOST_KINDS, PolicyWarnings
+from minfer.effects.live.engine.policy_warnings import MOST_KINDS, PolicyWarnings
 from minfer.records.messages import Missed, Overruled
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request

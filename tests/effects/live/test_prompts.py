@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.errors import RequestError
-from minfer.effects.live.prompts import Asked, as_list, encoded, read_prompt
+from minfer.effects.live.input_processing.prompts import (
+    Asked,
+    as_list,
+    encoded,
+    read_prompt,
+)
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
 

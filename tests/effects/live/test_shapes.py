@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.errors import RequestError
-from minfer.effects.live.shapes import check_shape, read_bad_words
+from minfer.effects.live.input_processing.logit_checks import check_shape, read_bad_words
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sampling.params import SamplingParams

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from minfer.effects.live import grammar_masks
-from minfer.effects.live.grammar_masks import (
+from minfer.effects.live.constraints import grammar_masks
+from minfer.effects.live.constraints.grammar_masks import (
     STUCK,
     GrammarMasks,
 )
-from minfer.effects.live.walks import Due
+from minfer.effects.live.constraints.walks import Due
 from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Ignored, Pause

@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from minfer.effects.live import grammar_masks
+from minfer.effects.live.constraints import grammar_masks
 from minfer.records.request import Request
 from tests.effects.live.slow import CONFIG, SLOW, Engine, plain
 from tests.effects.live.walkers import Clock, ask, counted

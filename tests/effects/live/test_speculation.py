@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from minfer import LLM, SamplingParams
-from minfer.effects.execution.packing import Forward, Packer
-from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.packing.pack_plan import Forward, Packer
+from minfer.effects.execution.running.runner import ModelRunner
 from minfer.records.plan import Plan
 from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS, Tally

@@ -21,9 +21,11 @@ from attrs import evolve
 from transformers import AutoModelForCausalLM
 
 from minfer import LLM, SamplingParams
-from minfer.effects.execution import device_rows, rejecting, sampler
-from minfer.effects.execution.backend import Drawn
-from minfer.effects.execution.cpu_backend import CpuBackend
+from minfer.effects.execution.cpu.cpu_backend import CpuBackend
+from minfer.effects.execution.device import device_rows
+from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.running import rejection_sampling as rejecting
+from minfer.effects.execution.running import sampler
 from minfer.effects.setup.speculation import SAME, STANDARD
 from minfer.kernels import plain, reject
 from minfer.kernels.sample_reference import uniform

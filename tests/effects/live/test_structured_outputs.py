@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minfer import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputs
-from minfer.effects.live import grammar_masks
+from minfer.effects.live.constraints import grammar_masks
 from minfer.records.messages import Preempted
 from tests.effects.live.stuck import stick_at_the_end
 

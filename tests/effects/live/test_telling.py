@@ -5,7 +5,7 @@ import threading
 from attrs import evolve
 
 from minfer.effects.live.client import Died, Message, News
-from minfer.effects.live.telling import Telling
+from minfer.effects.live.engine.reporting import Telling
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Ended, Event, Execute, Held, Submit, Tick

@@ -11,7 +11,7 @@ from openai import OpenAI
 from prometheus_client import generate_latest
 
 from minfer import LLM, SamplingParams
-from minfer.effects.serving.metrics import Metrics
+from minfer.effects.serving.observability.metrics import Metrics
 from minfer.effects.text.outputs import RequestOutput
 from minfer.records.messages import Admitted, Preempted
 from tests.effects.served import Serving, Slow, events, serving

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live.driver import Driver
-from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
+from minfer.effects.live.constraints.walks import Allowed, Due, Walk, barred, due_at
+from minfer.effects.live.engine.driver import Driver
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit

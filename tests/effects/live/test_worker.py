@@ -17,9 +17,9 @@ import pytest
 from attrs import evolve, frozen
 
 from minfer import LLM, SamplingParams
-from minfer.effects.live import worker
 from minfer.effects.live.client import Died, Message, News
-from minfer.effects.live.compiling import Compiling
+from minfer.effects.live.constraints.compiling import Compiling
+from minfer.effects.live.engine import worker
 from minfer.effects.live.errors import (
     PROGRAM_ENDS,
     DrainingError,
@@ -27,7 +27,7 @@ from minfer.effects.live.errors import (
     OverloadedError,
     RequestError,
 )
-from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Admitted, Cancel, Ended, Finish, Finished

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import define, field
 
-from minfer.effects.live.walks import Due
+from minfer.effects.live.constraints.walks import Due
 from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, Move
 from minfer.records.request import Request, SamplingParams

@@ -12,7 +12,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from minfer.effects.execution.attention import KVCache, make_cache
+from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
 from minfer.effects.models.batch import Batch, Row, make_batch
 from minfer.effects.models.checkpoint import load_weights
 from minfer.effects.models.model import forward

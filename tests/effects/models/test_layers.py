@@ -11,7 +11,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution.attention import make_cache
+from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.batch import Row, make_batch
 from minfer.effects.models.checkpoint import load_weights
 from minfer.effects.models.layers import LayerGroup, LayerWeights, layer_parts

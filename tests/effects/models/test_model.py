@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from minfer.effects.execution.attention import KVCache, make_cache
+from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
 from minfer.effects.models.batch import Batch, Row, make_batch
 from minfer.effects.models.checkpoint import load_weights
 from minfer.effects.models.dense import DenseWeights

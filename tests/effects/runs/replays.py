@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.cli.main import main
-from minfer.effects.live.journal_files import write_journal
+from minfer.effects.live.journal.journal_files import write_journal
 from tests.core.runs.test_fork import recorded
 
 

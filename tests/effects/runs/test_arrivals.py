@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from minfer.blocks.keys import block_keys
-from minfer.effects.live.journal_writer import Writer
+from minfer.effects.live.journal.journal_writer import Writer
 from minfer.effects.runs.arrivals import Row, Trace, TraceError
 from minfer.effects.runs.traces import read_trace
 from minfer.records.messages import Cancel

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from attrs import astuple, evolve
 
-from minfer.effects.live.journal_files import write_journal
+from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import Step, fit, read_cost, steps, write_cost
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.traces import read_trace

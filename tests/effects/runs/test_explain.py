@@ -14,7 +14,7 @@ import pytest
 
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
-from minfer.effects.live.journal_files import read_journal, write_journal
+from minfer.effects.live.journal.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain import SIZES, figures
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.cli.main import main
-from minfer.effects.live.journal_files import read_journal, write_journal
+from minfer.effects.live.journal.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain_list import SHOWN, lines, listed
 from minfer.records.messages import Emit, Submit
 from tests.core.runs.clocked import Run, config, request

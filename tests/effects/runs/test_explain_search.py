@@ -8,7 +8,7 @@ import pytest
 
 from minfer import LLM, BeamSearchOutput, BeamSearchParams, SamplingParams
 from minfer.effects.cli.main import main
-from minfer.effects.live.names import answer_of, search_of, searches_named
+from minfer.effects.live.request_names import answer_of, search_of, searches_named
 from tests.effects.tiny_model import write_checkpoint
 
 WIDTH, MOST = 4, 9
@@ -91,7 +91,7 @@ def test_the_rest_of_a_search_is_told_without_its_beginning(
     run: tuple[str, BeamSearchOutput],
 ) -> None:
     """As of the run of an engine that went on with it."""
-    from minfer.effects.live.journal_files import read_journal
+    from minfer.effects.live.journal.journal_files import read_journal
     from minfer.effects.runs.explain_search import search_figures, search_story
 
     path, _ = run
@@ -105,7 +105,7 @@ def test_the_rest_of_a_search_is_told_without_its_beginning(
 def test_of_searches_with_one_id_the_last_is_told(
     run: tuple[str, BeamSearchOutput],
 ) -> None:
-    from minfer.effects.live.journal_files import read_journal
+    from minfer.effects.live.journal.journal_files import read_journal
     from minfer.effects.runs.explain_search import search_figures
 
     path, _ = run

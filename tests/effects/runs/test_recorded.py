@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.cli.main import main
-from minfer.effects.live.journal_files import RunFiles, runs_in, write_journal
+from minfer.effects.live.journal.journal_files import RunFiles, runs_in, write_journal
 from minfer.effects.runs.recorded import UNUSABLE, latest, of_each
 from minfer.runs.journal import JournalError
 from tests.core.runs.test_fork import recorded

@@ -12,7 +12,7 @@ import pytest
 
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
-from minfer.effects.live.journal_files import write_journal
+from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.setup.folders import bundled_folder
 from minfer.policies import consult
 from minfer.records.messages import Preempted

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from minfer import LLM, SamplingParams
-from minfer.effects.live.journal_files import read_journal, write_journal
+from minfer.effects.live.journal.journal_files import read_journal, write_journal
 from minfer.effects.runs.costs import write_cost
 from minfer.records.messages import Preempted
 from minfer.records.request import Request

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from minfer.effects.live.journal_files import write_journal
+from minfer.effects.live.journal.journal_files import write_journal
 from minfer.policies.fair_queue import FairQueue
 from minfer.records.messages import Submit
 from minfer.values.pmap import Map

@@ -15,7 +15,7 @@ from attrs import frozen
 
 import minfer
 from minfer.effects.cli.main import main
-from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.traces import read_trace

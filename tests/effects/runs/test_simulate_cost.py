@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.cli.main import main
-from minfer.effects.live.journal_files import write_journal
+from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200, write_cost
 from minfer.effects.runs.simulate import _goodness
 from minfer.effects.runs.traces import read_trace

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.cli.main import main
-from minfer.effects.live.journal_files import write_journal
+from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report, drafts_told
 from minfer.effects.runs.simulate_drafts import DRAFTERS, with_drafts

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live.journal_files import write_journal
+from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.arrivals import LONGEST, Row, Trace, TraceError
 from minfer.effects.runs.traces import read_trace
 from minfer.records.config import EngineConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.effects.live.journal_files import write_journal
+from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.page.make import ViewError, write_page
 from minfer.effects.runs.view import view, view_options
 from tests.core.recorded import recorded

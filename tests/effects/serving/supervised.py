@@ -13,11 +13,11 @@ from collections.abc import Callable
 from functools import partial
 
 from minfer.effects.live.engine_process import STOP
-from minfer.effects.serving import supervisor
-from minfer.effects.serving.front_process import DRAIN
-from minfer.effects.serving.heartbeat import Heartbeat
-from minfer.effects.serving.processes import ENGINE, Processes, front_name
-from minfer.effects.serving.supervisor import Supervisor
+from minfer.effects.serving.processes import supervisor
+from minfer.effects.serving.processes.front_process import DRAIN
+from minfer.effects.serving.processes.heartbeat import Heartbeat
+from minfer.effects.serving.processes.process_ends import ENGINE, Processes, front_name
+from minfer.effects.serving.processes.supervisor import Supervisor
 
 PR_SET_CHILD_SUBREAPER = 36
 PULSE = Heartbeat(60.0)

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from attrs import frozen
 
-from minfer.effects.serving.access_log import AccessLog
-from minfer.effects.serving.records import JsonObject
+from minfer.effects.serving.observability.access_log import AccessLog
+from minfer.effects.serving.observability.records import JsonObject
 from tests.effects.served import Serving
 from tests.effects.serving.test_server import process
 

@@ -4,9 +4,9 @@ import openai
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.authentication import Caller, caller_of
-from minfer.effects.serving.bounds import Bounds
-from minfer.effects.serving.keys import Key, Keys, digest
+from minfer.effects.serving.access.api_keys import Key, Keys, digest
+from minfer.effects.serving.access.authentication import Caller, caller_of
+from minfer.effects.serving.access.bounds import Bounds
 from minfer.records.messages import Submit
 from tests.effects.served import serving
 from tests.effects.serving.wire import SLOW

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from minfer.effects.serving import calling
+from minfer.effects.serving.request_parsing import tool_constraints as calling
 from minfer.effects.text.grammars.by_llguidance import MISSING
 from minfer.effects.text.grammars.protocol import MissingLibraryError
 from minfer.effects.text.grammars.store import Grammars

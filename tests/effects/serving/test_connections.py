@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.connections import Connections, Patience, bounded
-from minfer.effects.serving.server import bound
-from minfer.effects.serving.shared import Tally
+from minfer.effects.serving.processes.server import bound
+from minfer.effects.serving.wire.connections import Connections, Patience, bounded
+from minfer.effects.serving.wire.shared_counts import Tally
 
 HEADER: Final = 0.3  # seconds
 STALL: Final = 0.4  # seconds

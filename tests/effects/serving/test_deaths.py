@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.journal.journal_files import read_journal
 from tests.circles import claimed, long
 from tests.effects.serving.deaths import (
     ENGINE,

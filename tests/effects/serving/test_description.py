@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from starlette.routing import Route, WebSocketRoute
 
-from minfer.effects.serving.bodies import StrictObject
 from minfer.effects.serving.description import description
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
+from minfer.effects.serving.request_parsing.bodies import StrictObject
 from tests.effects.served import Serving
 
 

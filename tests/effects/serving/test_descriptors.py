@@ -15,7 +15,7 @@ from typing import Final
 import httpx
 import pytest
 
-from minfer.effects.serving.descriptors import FULL, Listener, raise_limit
+from minfer.effects.serving.wire.descriptors import FULL, Listener, raise_limit
 from tests.circles import claimed, long
 from tests.effects.serving.test_tls import certified
 
@@ -106,7 +106,7 @@ def served(url: str) -> int:
 
 CHILD = """
 import os, resource, socket
-from minfer.effects.serving.descriptors import Listener
+from minfer.effects.serving.wire.descriptors import Listener
 
 listener = Listener.of(socket.create_server(("127.0.0.1", 0), backlog=100))
 links = [socket.create_connection(listener.getsockname()) for _ in range(5)]

@@ -10,8 +10,8 @@ import pytest
 from attrs import frozen
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.live.edge import Urgency
-from minfer.effects.live.prompts import read_prompt
+from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
@@ -24,8 +24,8 @@ from minfer.effects.serving.protocol import (
     Served,
     Writer,
 )
-from minfer.effects.serving.stamp import Stamp
-from minfer.effects.serving.transports.transport import Event, Failure
+from minfer.effects.serving.wire.stamp import Stamp
+from minfer.effects.serving.wire.transport import Event, Failure
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.request import SamplingParams

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.live.engine_process import STOP
-from minfer.effects.serving.front_process import DRAIN
+from minfer.effects.serving.processes.front_process import DRAIN
 
 # An engine that was set up as it says, and a front, in one process.
 RUN = """
@@ -19,8 +19,8 @@ from minfer.effects.cli.errors import guarded
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
-from minfer.effects.serving import front_process
-from minfer.effects.serving.server import HttpOptions, bound
+from minfer.effects.serving.processes import front_process
+from minfer.effects.serving.processes.server import HttpOptions, bound
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
 from tests.effects.live.link.ends import MadeUp

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.gate import Gate
+from minfer.effects.serving.processes.gate import Gate
 from tests.effects.serving.wire import asgi
 
 

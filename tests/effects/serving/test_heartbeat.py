@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.effects.serving.heartbeat import LOADING, Heartbeat
+from minfer.effects.serving.processes.heartbeat import LOADING, Heartbeat
 
 LIMIT = 10.0
 LOOK = 0.5  # seconds from one look to the next

@@ -11,7 +11,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from minfer.effects.cli.serve import add_options
-from minfer.effects.serving.hosts import Hosts, hosts_of
+from minfer.effects.serving.access.hosts import Hosts, hosts_of
 from minfer.values.checks import ConfigError
 from tests.circles import claimed, long
 from tests.effects.serving.test_server import process

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.keys import Keys, digest, read_keys
+from minfer.effects.serving.access.api_keys import Keys, digest, read_keys
 from minfer.values.checks import ConfigError
 
 

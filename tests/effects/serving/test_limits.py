@@ -9,19 +9,19 @@ import pytest
 from attrs import evolve
 from websockets.sync.client import connect
 
-from minfer.effects.live.beam_search import BeamSearchParams
-from minfer.effects.live.edge import Urgency
+from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError
-from minfer.effects.live.prompts import Asked
+from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.errors import ApiError, NoRoomError
-from minfer.effects.serving.limits import (
+from minfer.effects.serving.protocol import GenerationRequest, Include
+from minfer.effects.serving.request_parsing.limits import (
     LEAST_BODY,
     UNCOUNTED,
     Holding,
     Limits,
     largest_body,
 )
-from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.records.request import SamplingParams
 from tests.effects.served import Serving
 from tests.effects.serving.wire import HEAD, exchange, raw

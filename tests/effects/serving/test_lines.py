@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from minfer.effects.serving import lines as writing
-from minfer.effects.serving.lines import Lines
+from minfer.effects.serving.observability import stdout_lines as writing
+from minfer.effects.serving.observability.stdout_lines import Lines
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 
 from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import ACCEPTED_AT, FIRST, GAP, Histogram, Totals
-from minfer.effects.serving import live_view
-from minfer.effects.serving.live_view import Figures
-from minfer.effects.serving.shared import Shared
+from minfer.effects.serving.observability import live_view
+from minfer.effects.serving.observability.live_view import Figures
+from minfer.effects.serving.wire.shared_counts import Shared
 from minfer.records.config import EngineConfig
 from tests.effects.served import Serving, events, serving
 

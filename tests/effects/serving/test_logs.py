@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from minfer.effects.serving.logs import BURST, KINDS, STRETCH, Thinned
+from minfer.effects.serving.observability.logs import BURST, KINDS, STRETCH, Thinned
 
 CODE = """
 import logging
-from minfer.effects.serving.logs import configure_logs
+from minfer.effects.serving.observability.logs import configure_logs
 configure_logs("front 1")
 logging.getLogger("minfer.link").warning("it is %s", "cut")
 logging.getLogger("uvicorn.error").info("of no concern")

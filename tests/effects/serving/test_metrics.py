@@ -12,8 +12,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
-from minfer.effects.serving.metric_help import HELP
-from minfer.effects.serving.metrics import Metrics
+from minfer.effects.serving.observability.metric_help import HELP
+from minfer.effects.serving.observability.metrics import Metrics
 from minfer.records.messages import Admitted, Emit, Execute
 from minfer.records.policy import FirstCome
 from minfer.records.state import Transition

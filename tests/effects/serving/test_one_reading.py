@@ -8,11 +8,11 @@ import pytest
 from pydantic import BaseModel
 from transformers import AutoTokenizer
 
-from minfer.effects.live.prompts import rendered
+from minfer.effects.live.input_processing.prompts import rendered
 from minfer.effects.serving.anthropic.count_tokens import CountBody
-from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.responses import ResponsesBody
+from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.tokens.tokenize import TokenizeBody
 from minfer.effects.text.tools.formats import NONE
 from tests.effects.serving.test_taken_back import HI, Ground, tokenizer

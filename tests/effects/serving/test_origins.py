@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from minfer.effects.serving.origins import ALLOWED, AllowOrigins, foreign
+from minfer.effects.serving.wire.origins import ALLOWED, AllowOrigins, foreign
 from tests.effects.served import Serving
 
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from minfer.effects.serving.pace import LATEST, SOONEST, WINDOW, Pace
+from minfer.effects.serving.access.retry_after import LATEST, SOONEST, WINDOW, Pace
 
 
 class Clock:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.serving.processes import (
+from minfer.effects.serving.processes.process_ends import (
     ENGINE,
     FAILED,
     FIRST_PAUSE,

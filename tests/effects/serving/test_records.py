@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving import records
+from minfer.effects.serving.observability import records
 from tests.effects.served import Serving, events, serving
 from tests.effects.serving.wire import NEIGHBOUR
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.request_ids import LONGEST, RequestIds
+from minfer.effects.serving.wire.request_ids import LONGEST, RequestIds
 from tests.effects.served import Serving
 
 PATHS = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.effects.serving.run_folder import run_folder
+from minfer.effects.serving.processes.run_folder import run_folder
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def there(place: Path) -> list[str]:
 
 KILLED = """
 import os, signal
-from minfer.effects.serving.run_folder import run_folder
+from minfer.effects.serving.processes.run_folder import run_folder
 
 with run_folder() as folder:
     if not os.fork():  # it outlives its parent

@@ -22,8 +22,13 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
 from minfer.effects.cli.main import main
-from minfer.effects.serving import server
-from minfer.effects.serving.server import HttpOptions, HttpServer, bound, http_config
+from minfer.effects.serving.processes import server
+from minfer.effects.serving.processes.server import (
+    HttpOptions,
+    HttpServer,
+    bound,
+    http_config,
+)
 from minfer.values.checks import ConfigError
 from tests.effects.served import Serving, events
 from tests.effects.test_imports import loaded_by

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from minfer.effects.serving.live_view import MOST
-from minfer.effects.serving.shared import Shared, Tally
+from minfer.effects.serving.observability.live_view import MOST
+from minfer.effects.serving.wire.shared_counts import Shared, Tally
 from tests.effects.serving.deaths import FRONTS, server
 
 CONNECTIONS = 40

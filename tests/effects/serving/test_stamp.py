@@ -2,7 +2,7 @@
 
 import time
 
-from minfer.effects.serving.stamp import new_stamp
+from minfer.effects.serving.wire.stamp import new_stamp
 
 
 def test_no_two_stamps_are_alike() -> None:

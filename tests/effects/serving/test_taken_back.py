@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live.prompts import Renders
+from minfer.effects.live.input_processing.prompts import Renders
 from minfer.effects.serving.anthropic.messages import ENDPOINT as MESSAGES
 from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
 from minfer.effects.serving.protocol import Endpoint, Served
-from minfer.effects.serving.stamp import Stamp
+from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools import deepseek

@@ -7,7 +7,7 @@ import pytest
 
 from minfer.effects.live.errors import TooLongError
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.tally import CONTAINERS, ITEMS, Tally
+from minfer.effects.serving.request_parsing.body_counts import CONTAINERS, ITEMS, Tally
 
 TEXT: Final = 40_000  # characters
 PART: Final = 2**16  # bytes

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from minfer.effects.serving.bounds import Bounds
-from minfer.effects.serving.keys import Key, Keys, digest, read_keys
-from minfer.effects.serving.tenants import Tenants
+from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
+from minfer.effects.serving.access.bounds import Bounds
+from minfer.effects.serving.access.tenants import Tenants
 from tests.effects.served import Serving, serving
 from tests.effects.serving.test_server import process
 from tests.effects.serving.wire import SLOW

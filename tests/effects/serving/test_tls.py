@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from minfer.effects.cli.main import main
-from minfer.effects.serving.tls import Tls
+from minfer.effects.serving.wire.tls import Tls
 from minfer.values.checks import ConfigError
 from tests.effects.serving.test_server import process
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from minfer.effects.serving import traces as module
-from minfer.effects.serving.traces import Traces, check_endpoint, traced
+from minfer.effects.serving.observability import spans as module
+from minfer.effects.serving.observability.spans import Traces, check_endpoint, traced
 from minfer.values.checks import ConfigError
 from tests.effects.served import Serving
 from tests.effects.serving.test_server import process
@@ -90,7 +90,7 @@ def test_what_was_refused_is_an_error(bundled: Serving, sent: Sent) -> None:
 
 @pytest.mark.long
 def test_nothing_is_imported_where_nothing_is_wanted() -> None:
-    code = "import minfer.effects.serving.server"
+    code = "import minfer.effects.serving.processes.server"
     assert not {name for name in loaded_by(code) if name.startswith("opentelemetry")}
 
 

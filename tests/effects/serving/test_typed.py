@@ -6,9 +6,13 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
-from minfer.effects.serving.bodies import StrictObject, read_body
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.typed import TypedObject, text_or_parts, told_content
+from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
+from minfer.effects.serving.request_parsing.typed import (
+    TypedObject,
+    text_or_parts,
+    told_content,
+)
 
 
 class Shape(TypedObject):

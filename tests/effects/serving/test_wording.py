@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from minfer.effects.serving.bodies import StrictObject, read_body
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
 
 
 class Form(StrictObject):

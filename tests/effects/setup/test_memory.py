@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.blocks.ownership import blocks_for
-from minfer.effects.execution.cpu_backend import CpuBackend
-from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.cpu.cpu_backend import CpuBackend
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.shapes import (
     activation_bytes,

@@ -14,7 +14,8 @@ from typing import Never
 from attrs import define, field, frozen
 
 from minfer.effects.live.client import Message, News
-from minfer.effects.live.driver import Driver
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.worker import Worker
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.live.link.host import Host
@@ -22,7 +23,6 @@ from minfer.effects.live.link.quarantine import GUILTY
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.shares import Session
 from minfer.effects.live.totals import NOTHING_COUNTED
-from minfer.effects.live.worker import Worker
 from minfer.effects.text.grammars.protocol import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minfer.effects.execution.attention import make_cache
+from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.batch import Row, make_batch
 from minfer.effects.models.checkpoint import (
     CorruptFileError,

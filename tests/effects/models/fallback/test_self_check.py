@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from minfer.effects.execution.attention import make_cache
+from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.fallback import load_fallback, loading

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving.anthropic.messages import MessagesBody
-from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.request_parsing.bodies import read_body
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving.anthropic.blocks import offers_of, turns_of
-from minfer.effects.serving.calling import Wish
+from minfer.effects.serving.request_parsing.tool_constraints import Wish
 from tests.effects.serving.anthropic.asked import HI, body, refused
 
 USE = {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": [1, None]}}

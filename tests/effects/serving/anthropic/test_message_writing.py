@@ -5,11 +5,11 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.effects.live.edge import Urgency
-from minfer.effects.live.prompts import Asked
+from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.anthropic.message_writing import writer
 from minfer.effects.serving.protocol import GenerationRequest, Include, Writer
-from minfer.effects.serving.stamp import Stamp
+from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.tools.formats import Parsing
 from minfer.records.request import SamplingParams
 from tests.effects.scripted import hermes

@@ -8,11 +8,11 @@ import pytest
 from anthropic import Anthropic
 from anthropic.types import Message
 
-from minfer.effects.live.edge import Urgency
-from minfer.effects.live.prompts import Asked
+from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.anthropic.messages import ENDPOINT
 from minfer.effects.serving.protocol import GenerationRequest, Include, Writer
-from minfer.effects.serving.stamp import Stamp
+from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.records.request import SamplingParams
 from tests.effects.served import Serving

@@ -8,7 +8,7 @@ from anthropic import Anthropic
 
 from minfer.effects.serving.anthropic.models import card, listed
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.request_parsing.model_names import Models
 from tests.effects.served import Serving
 
 

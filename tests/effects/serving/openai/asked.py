@@ -8,16 +8,16 @@ import pytest
 from attrs import evolve
 from pydantic import BaseModel
 
-from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.bodies import read_body
+from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import ENDPOINT as COMPLETIONS
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.effects.serving.protocol import Served, Writer
-from minfer.effects.serving.stamp import Stamp
-from minfer.effects.serving.transports.transport import Event
+from minfer.effects.serving.request_parsing.bodies import read_body
+from minfer.effects.serving.wire.stamp import Stamp
+from minfer.effects.serving.wire.transport import Event
 from minfer.effects.text.outputs import CompletionOutput, Logprob, RequestMetrics
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsing

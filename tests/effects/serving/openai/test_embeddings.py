@@ -9,13 +9,13 @@ import openai
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.embeddings import (
     MAX_INPUTS,
     EmbeddingBody,
     EmbeddingList,
 )
+from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.records.plan import POOLINGS
 from tests.effects.served import Serving
 from tests.effects.serving.openai.asked import STAMP, delta, refused

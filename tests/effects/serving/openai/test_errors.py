@@ -1,7 +1,7 @@
 """Errors in OpenAI's shape, to the byte."""
 
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.errors import failure
+from minfer.effects.serving.wire.error_form import failure
 
 
 def test_the_shape_of_a_wrong_request() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live.beam_search import BeamSearchParams
+from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.records.request import ParameterError

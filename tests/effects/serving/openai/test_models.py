@@ -5,7 +5,7 @@ import pytest
 from openai import OpenAI
 
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.request_parsing.model_names import Models
 
 
 def test_models(client: OpenAI) -> None:

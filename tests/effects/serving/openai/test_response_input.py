@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.openai.response_input import turns_of
 from minfer.effects.serving.openai.responses import ResponsesBody
+from minfer.effects.serving.request_parsing.bodies import read_body
 from tests.effects.serving.openai.asked import refused
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}

@@ -7,11 +7,11 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from minfer.effects.live.edge import Urgency
-from minfer.effects.live.prompts import Asked
+from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.openai.response_writing import writer
 from minfer.effects.serving.protocol import GenerationRequest, Include
-from minfer.effects.serving.stamp import Stamp
+from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.tools.formats import Parsing
 from minfer.records.request import SamplingParams
 from tests.effects.scripted import hermes

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.responses import ResponsesBody
+from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.sampling.structured import MAX_CONSTRAINT, StructuredOutputs
 from tests.effects.live.stuck import stick_at_the_end
 from tests.effects.served import Serving, events

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.calling import Wish
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.tools import offers_of, wish_of
+from minfer.effects.serving.request_parsing.tool_constraints import Wish
 from tests.effects.serving.openai.asked import HI, chat, refused
 
 SCHEMA = {"type": "object", "properties": {"a": {"default": None}}}

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from minfer.effects.execution.dry import encoded_passage
+from minfer.effects.execution.dry_executor import encoded_passage
 from tests.effects.browser import Browser, found
 from tests.effects.served import Serving
 

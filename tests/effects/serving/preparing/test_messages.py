@@ -5,9 +5,9 @@ import math
 import msgspec
 import pytest
 
-from minfer.effects.live.edge import Urgency
-from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.preparing.messages import (
+from minfer.effects.live.input_processing.input_processor import Urgency
+from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.serving.input_workers.messages import (
     Ask,
     Refusal,
     Reply,
@@ -15,7 +15,7 @@ from minfer.effects.serving.preparing.messages import (
     read_ask,
     read_reply,
 )
-from minfer.effects.serving.preparing.task import Prepared
+from minfer.effects.serving.input_workers.task import Prepared
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.text.tools.formats import Parsing
 from minfer.records.request import SamplingParams

@@ -16,13 +16,13 @@ import pytest
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError, TooLongError
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.input_workers import pool as module
+from minfer.effects.serving.input_workers import process
+from minfer.effects.serving.input_workers.messages import Reply, read_reply
+from minfer.effects.serving.input_workers.pool import SMALL, Pool
+from minfer.effects.serving.input_workers.task import Prepared, Recipe
 from minfer.effects.serving.openai.completions import ENDPOINT
-from minfer.effects.serving.openai.models import Models
-from minfer.effects.serving.preparing import pool as module
-from minfer.effects.serving.preparing import process
-from minfer.effects.serving.preparing.messages import Reply, read_reply
-from minfer.effects.serving.preparing.pool import SMALL, Pool
-from minfer.effects.serving.preparing.task import Prepared, Recipe
+from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.tokens.tokenize import QUESTION as TOKENIZE
 
 
@@ -188,7 +188,7 @@ def test_without_any_worker_there_are_threads(
 ) -> None:
     log = mock.Mock()
     monkeypatch.setattr(module, "_log", log)
-    monkeypatch.setattr("minfer.effects.serving.preparing.process.MODULE", "no.such")
+    monkeypatch.setattr("minfer.effects.serving.input_workers.process.MODULE", "no.such")
 
     async def none(pool: Pool) -> None:
         found: Prepared = await pool.prepare(ENDPOINT, body(), "a")

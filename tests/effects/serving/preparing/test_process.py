@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
+from minfer.effects.serving.input_workers.task import Prepared, Recipe
 from minfer.effects.serving.openai.completions import ENDPOINT
-from minfer.effects.serving.preparing.process import Process, WorkerGoneError
-from minfer.effects.serving.preparing.task import Prepared, Recipe
 
 RECIPE = Recipe(
     folder=None,
@@ -77,8 +77,8 @@ def test_an_interrupt_of_the_whole_group_is_not_its_own() -> None:
 def test_it_does_not_outlive_its_server() -> None:
     code = f"""
 import asyncio, os
-from minfer.effects.serving.preparing.process import Process
-from minfer.effects.serving.preparing.task import Recipe
+from minfer.effects.serving.input_workers.process import Process
+from minfer.effects.serving.input_workers.task import Recipe
 async def whole():
     one = Process({RECIPE!r})
     await one.ready()

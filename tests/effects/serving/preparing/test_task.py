@@ -11,11 +11,11 @@ import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.input_workers.task import Likeness, Recipe, prepare
 from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
 from minfer.effects.serving.openai.completions import ENDPOINT as COMPLETIONS
-from minfer.effects.serving.openai.models import Models
-from minfer.effects.serving.preparing.task import Likeness, Recipe, prepare
 from minfer.effects.serving.protocol import Endpoint
+from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.text.tools.formats import Parsers, Parsing
 from tests.effects.scripted import write_talker
 

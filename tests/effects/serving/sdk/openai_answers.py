@@ -239,7 +239,8 @@ def _(servers: Servers) -> None:
 
 
 @case(
-    "with_raw_response: x-request-id, on errors too", "minfer.effects.serving.request_ids"
+    "with_raw_response: x-request-id, on errors too",
+    "minfer.effects.serving.wire.request_ids",
 )
 def _(servers: Servers) -> None:
     client = to(servers)

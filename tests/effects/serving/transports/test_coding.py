@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.transports.coding import PIECE, Decoder
+from minfer.effects.serving.wire.coding import PIECE, Decoder
 from tests.effects.served import Serving
 from tests.effects.serving.transports.test_post import come
 from tests.effects.serving.wire import raw

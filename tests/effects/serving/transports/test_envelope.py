@@ -9,7 +9,7 @@ import pytest
 from pydantic_core import from_json
 
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.transports.envelope import (
+from minfer.effects.serving.wire.envelope import (
     LONGEST_ID,
     Cancelling,
     Envelope,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.transports.http import HttpTransport
-from minfer.effects.serving.transports.plain import PlainBody
-from minfer.effects.serving.transports.sse import EventStream
-from minfer.effects.serving.transports.transport import Event, Failure
+from minfer.effects.serving.wire.http import HttpTransport
+from minfer.effects.serving.wire.plain import PlainBody
+from minfer.effects.serving.wire.sse import EventStream
+from minfer.effects.serving.wire.transport import Event, Failure
 
 BUSY = Failure(503, Event('{"error":"é"}'), retry_after=1)
 Script = Callable[[HttpTransport], Coroutine[Any, Any, None]]

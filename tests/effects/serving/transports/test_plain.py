@@ -1,7 +1,7 @@
 """A body is what its event says."""
 
-from minfer.effects.serving.transports.plain import PlainBody
-from minfer.effects.serving.transports.transport import Event
+from minfer.effects.serving.wire.plain import PlainBody
+from minfer.effects.serving.wire.transport import Event
 
 
 def test_nothing_is_put_around_what_an_event_says() -> None:

@@ -7,9 +7,9 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.transports import post
-from minfer.effects.serving.transports.post import Post
-from minfer.effects.serving.transports.transport import see_nothing
+from minfer.effects.serving.wire import post
+from minfer.effects.serving.wire.post import Post
+from minfer.effects.serving.wire.transport import see_nothing
 from tests.effects.served import Serving, events
 from tests.effects.serving.wire import HEAD, NEIGHBOUR, exchange
 

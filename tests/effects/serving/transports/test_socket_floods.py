@@ -14,13 +14,13 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from minfer.effects.serving.transports.socket_protocol import (
+from minfer.effects.serving.wire.socket_protocol import (
     LARGE,
     PART,
     SocketProtocol,
 )
-from minfer.effects.serving.transports.transport import Connection, Event, see_nothing
-from minfer.effects.serving.transports.websocket import socket_route
+from minfer.effects.serving.wire.transport import Connection, Event, see_nothing
+from minfer.effects.serving.wire.websocket import socket_route
 
 HANDSHAKE = (
     b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"

@@ -1,7 +1,7 @@
 """Events as text, as the standard on server-sent events has it."""
 
-from minfer.effects.serving.transports.sse import EventStream
-from minfer.effects.serving.transports.transport import Event
+from minfer.effects.serving.wire.sse import EventStream
+from minfer.effects.serving.wire.transport import Event
 
 
 def test_each_event_has_a_frame_of_its_own() -> None:

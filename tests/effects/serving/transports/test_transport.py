@@ -15,7 +15,7 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.endpoints import ROUTES
-from minfer.effects.serving.transports.transport import Event, Failure, Handler, Watcher
+from minfer.effects.serving.wire.transport import Event, Failure, Handler, Watcher
 
 # --- what would be a transport's module ------------------------------------------------
 

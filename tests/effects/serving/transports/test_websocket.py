@@ -11,9 +11,9 @@ from starlette.types import Message, Scope
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from minfer.effects.serving.transports import websocket
-from minfer.effects.serving.transports.transport import Connection, Event, see_nothing
-from minfer.effects.serving.transports.websocket import Socket
+from minfer.effects.serving.wire import websocket
+from minfer.effects.serving.wire.transport import Connection, Event, see_nothing
+from minfer.effects.serving.wire.websocket import Socket
 from tests.effects.served import Serving, serving
 from tests.effects.serving.wire import NEIGHBOUR
 

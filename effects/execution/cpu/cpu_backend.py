@@ -1,0 +1,104 @@
+"""The CPU's backend: plain torch for products and rows, numpy for sampling."""
+
+from typing import Final
+
+import numpy as np
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor
+
+from minfer.effects.execution.cpu.cpu_sampler import Sampling, choose
+from minfer.effects.execution.cpu.cpu_shaper import CpuShaper
+from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
+from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.routes import Routes
+from minfer.effects.models.spec import ModelSpec
+from minfer.kernels import plain
+from minfer.sampling.reference_sampler import RowSampling
+
+# Sampling of the scratch row: the cheapest.
+PADDING: Final = RowSampling(
+    temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sample=0
+)
+
+
+@frozen(eq=False)
+class Drawers:
+    """The last sampled rows and their parameters, reused while steps stay the same."""
+
+    who: list[int]
+    opened: int  # the value of `DeviceRows.opened`
+    sampling: Sampling
+
+
+@define(eq=False)
+class CpuBackend:
+    """A backend; see `Backend`."""
+
+    device: torch.device = field(factory=lambda: torch.device("cpu"))
+    routes: Routes = field(
+        factory=lambda: Routes(no_flash="it is for GPUs", no_quack="it is for GPUs")
+    )
+    described: list[tuple[str, str]] = field(factory=list)  # nothing to choose from
+    last: Drawers | None = None
+
+    scatter = staticmethod(plain.scatter)
+    gather = staticmethod(plain.gather)
+    advance = staticmethod(plain.advance)
+    logprobs = staticmethod(plain.logprobs)
+    keep = staticmethod(plain.keep)
+    hide = staticmethod(plain.hide)
+    spread = staticmethod(plain.spread)
+    stand = staticmethod(plain.stand)
+
+    def make_cache(
+        self, spec: ModelSpec, blocks: int, block_size: int, length: int
+    ) -> KVCache:
+        """Returns a cache for positions below `length`, with one more block than the
+        engine knows of, for the scratch row. MemoryError.
+        """
+        return make_cache(spec, blocks + 1, block_size, max_model_len=length)
+
+    def make_shaper(self, rows: DeviceRows) -> CpuShaper:
+        """Returns the shaper of these rows' logits."""
+        return CpuShaper(rows)
+
+    def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:  # noqa: ARG002  # a GPU's
+        """Returns 1: contexts are not split."""
+        return 1
+
+    def fuses(self, tokens: int, intermediate: int) -> bool:  # noqa: ARG002  # a GPU's
+        """Returns False: there is no such product."""
+        return False
+
+    def sample(
+        self,
+        logits: Tensor,
+        who: Tensor,
+        rows: DeviceRows,
+        positions: Tensor,
+        *,
+        filtered: bool,  # noqa: ARG002  # known row by row
+        streams: Tensor | None = None,
+    ) -> Drawn:
+        """Sample a token for each row, in numpy."""
+        sampling = self._sampling(who.tolist(), rows)
+        if streams is not None:
+            other = streams.index_select(0, who)[list(sampling.rows)]
+            sampling = evolve(sampling, streams=other.numpy().view(np.uint64))
+        choice = choose(logits, sampling, positions.numpy())
+        broken = torch.zeros_like(positions)
+        if choice.broken:
+            broken[list(choice.broken)] = 1
+        tokens = np.where(broken, 0, choice.tokens).astype(np.int32)
+        return Drawn(torch.from_numpy(tokens), broken)
+
+    def _sampling(self, who: list[int], rows: DeviceRows) -> Sampling:
+        last = self.last
+        if last is None or last.opened != rows.opened or last.who != who:
+            owners = [rows.owners[row] for row in who]
+            how = [PADDING if one is None else one.sampling for one in owners]
+            last = Drawers(who, rows.opened, Sampling.of(how, rows.vocab))
+            self.last = last
+        return last.sampling

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: paged attention and logit changes by Triton kernels, and CUDA graphs."""

@@ -1,0 +1,179 @@
+"""A GPU's KV cache: what a model's layers do with a packed step between two matrix
+products.
+
+Nothing here waits for the device or reads a tensor's values, so steps can be captured.
+Without a GPU the kernels' references run.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from minfer.effects.execution.cpu.paged_attention import rope_table
+from minfer.effects.models.batch import Batch
+from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.spec import ModelSpec
+from minfer.kernels.attention import Apart, decode_attention, prefill_attention
+from minfer.kernels.flash import flash_attention
+from minfer.kernels.rope import rope_and_cache
+from minfer.records.plan import Copy
+
+AT_ONCE: Final = 16  # blocks that are copied through one buffer: 57 MB for a 7B
+
+
+@frozen(eq=False)
+class CudaCache:
+    """Keys and values in blocks, separate for each layer; one block more than the engine
+    knows of.
+
+    The last block is for padding rows: what they write is never read.
+    """
+
+    spec: ModelSpec
+    data: Tensor  # [layers, 2, blocks + 1, block_size, kv_heads, head_dim]
+    layers: tuple[
+        tuple[Tensor, Tensor], ...
+    ]  # keys, values: [blocks + 1, block_size, ...]
+    rope: Tensor  # [positions, head_dim] float32: cosines, then sines
+
+    @classmethod
+    def make(
+        cls,
+        spec: ModelSpec,
+        blocks: int,
+        block_size: int,
+        length: int,
+        device: torch.device,
+    ) -> "CudaCache":
+        """Returns blocks on a device, for positions up to `length`.
+        torch.OutOfMemoryError.
+        """
+        [(two, *token)] = {group.attention.kv_shape for group in spec.groups}
+        shape = (len(spec.layers), two, blocks + 1, block_size, *token)
+        data = torch.empty(shape, dtype=torch_dtype(spec.kv_dtype), device=device)
+        half = spec.head_dim // 2
+        table = rope_table(spec, length + 1)[:, :, 0]  # [positions, 2, head_dim]
+        rope = (
+            torch.cat((table[:, 0, :half], table[:, 1, half:]), -1)
+            .contiguous()
+            .to(device)
+        )
+        return cls(spec, data, tuple((one[0], one[1]) for one in data.unbind(0)), rope)
+
+    def mix(
+        self,
+        batch: Batch,
+        index: int,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+    ) -> Tensor:
+        """Norm and rotate heads, write keys and values, attend; see `PagedCache` in
+        models/cache.py.
+        """
+        gqa = self.spec.layers[index].attention
+        keys, values = self.layers[index]
+        rope_and_cache(
+            qkv,
+            self.rope,
+            batch.positions,
+            batch.slots,
+            keys,
+            values,
+            gqa.heads,
+            gqa.kv_heads,
+            q_norm,
+            k_norm,
+            self.spec.rms_norm_eps,
+        )
+        return self._read(batch, index, qkv, gqa.head_dim**-0.5)
+
+    def attend(
+        self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
+    ) -> Tensor:
+        """Write keys and values, and attend; see `PagedCache` in models/cache.py."""
+        gqa, qkv = self.spec.layers[index].attention, qkv.to(self.data.dtype)
+        heads = qkv.view(len(qkv), -1, gqa.head_dim)
+        new_keys_values = heads[:, gqa.heads :].chunk(2, 1)
+        for cache, new in zip(self.layers[index], new_keys_values, strict=True):
+            cache.view(-1, gqa.kv_heads, gqa.head_dim).index_copy_(0, batch.slots, new)
+        return self._read(
+            batch, index, qkv, gqa.head_dim**-0.5 if scale is None else scale
+        )
+
+    def _read(self, batch: Batch, index: int, qkv: Tensor, scale: float) -> Tensor:
+        """Returns the attention of rotated queries, whose keys and values are in the
+        cache.
+        """
+        gqa, chunks = self.spec.layers[index].attention, batch.chunks
+        window, (keys, values) = gqa.window or 0, self.layers[index]
+        q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        decode_inputs = len(batch.rows)
+        ours = slice(0, decode_inputs)
+        if (drafts := batch.verified) is not None:
+            ours = slice(len(drafts.starts), drafts.decode_rows)
+            prefill_attention(
+                q[:decode_inputs],
+                keys,
+                values,
+                batch.table,
+                batch.rows[: len(drafts.starts)],
+                drafts.starts,
+                drafts.counts,
+                drafts.firsts,
+                scale,
+                window=window,
+                max_count=drafts.most,
+                splits=batch.splits,
+                out=out[:decode_inputs],
+                apart=Apart(skip=drafts.decode_rows, stride=len(drafts.starts)),
+            )
+        if ours.start < ours.stop:
+            decode_attention(
+                q[ours],
+                keys,
+                values,
+                batch.table,
+                batch.rows[ours],
+                batch.contexts[ours],
+                scale,
+                window=window,
+                splits=batch.splits,
+                out=out[ours],
+            )
+        if chunks is not None and chunks.flash is not None:
+            flash_attention(
+                chunks.flash, q[decode_inputs:], keys, values, scale, out[decode_inputs:]
+            )
+        elif chunks is not None:
+            where = chunks.rows, chunks.starts, chunks.counts, chunks.offsets
+            prefill_attention(
+                q,
+                keys,
+                values,
+                batch.table,
+                *where,
+                scale,
+                window=window,
+                max_count=chunks.longest,
+                out=out,
+            )
+        return out.view(len(out), -1)
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy blocks in all layers, `AT_ONCE` blocks by two launches. Whole blocks are
+        copied: no kernel reads behind a context.
+        """
+        for at in range(0, len(copies), AT_ONCE):
+            some = copies[at : at + AT_ONCE]
+            blocks = [[one.source for one in some], [one.target for one in some]]
+            pinned = torch.tensor(blocks, pin_memory=self.data.is_cuda)
+            sources, targets = pinned.to(self.data.device, non_blocking=True)
+            self.data.index_copy_(2, targets, self.data.index_select(2, sources))
+
+    def clear(self, blocks: Sequence[int], start: int = 0) -> None:
+        """Do nothing: no kernel's result depends on what is behind a context."""

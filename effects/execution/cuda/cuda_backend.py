@@ -1,0 +1,93 @@
+"""A GPU's backend: Triton's kernels, or on the CPU their references in plain torch."""
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from minfer.effects.execution.cuda.cuda_attention import CudaCache
+from minfer.effects.execution.cuda.cuda_shaper import CudaShaper
+from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.routes import Routes
+from minfer.effects.models.spec import ModelSpec
+from minfer.kernels.attention import num_splits
+from minfer.kernels.gated import pays
+from minfer.kernels.logprobs import logprobs
+from minfer.kernels.masks import hide, keep
+from minfer.kernels.rows import advance, gather, scatter
+from minfer.kernels.sample import sample
+from minfer.kernels.verify import spread, stand
+from minfer.records.config import EngineConfig
+
+
+@frozen(eq=False)
+class CudaBackend:
+    """A backend; see `Backend`. `device` can be the CPU in tests."""
+
+    device: torch.device
+    routes: Routes
+
+    scatter = staticmethod(scatter)
+    gather = staticmethod(gather)
+    advance = staticmethod(advance)
+    logprobs = staticmethod(logprobs)
+    keep = staticmethod(keep)
+    hide = staticmethod(hide)
+    spread = staticmethod(spread)
+    stand = staticmethod(stand)
+
+    @classmethod
+    def make(
+        cls, spec: ModelSpec, config: EngineConfig, device: torch.device
+    ) -> "CudaBackend":
+        """Returns the backend for a model in an engine of these sizes."""
+        budget = config.max_num_batched_tokens
+        return cls(device, Routes.for_device(spec, config.block_size, budget, device))
+
+    @property
+    def described(self) -> list[tuple[str, str]]:
+        """Which kernels serve what, in words."""
+        return self.routes.described()
+
+    def make_cache(
+        self, spec: ModelSpec, blocks: int, block_size: int, length: int
+    ) -> CudaCache:
+        """Returns a cache for positions below `length`. torch.OutOfMemoryError."""
+        return CudaCache.make(spec, blocks, block_size, length, self.device)
+
+    def make_shaper(self, rows: DeviceRows) -> CudaShaper:
+        """Returns the shaper of these rows' logits. torch.OutOfMemoryError."""
+        return CudaShaper(rows, self.device)
+
+    def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:
+        """Returns the splits of Flash-Decoding: as many as fill the GPU."""
+        return num_splits(decode_rows, spec.kv_heads, spec.head_dim, context)
+
+    def fuses(self, tokens: int, intermediate: int) -> bool:
+        """Returns whether quack's product is faster than cuBLAS's with SiLU after it."""
+        return pays(tokens, intermediate)
+
+    def sample(
+        self,
+        logits: Tensor,
+        who: Tensor,
+        rows: DeviceRows,
+        positions: Tensor,
+        *,
+        filtered: bool,
+        streams: Tensor | None = None,
+    ) -> Drawn:
+        """Sample a token for each row, without a sort."""
+        tokens, broken = sample(
+            logits=logits,
+            who=who,
+            temperature=rows.temperature,
+            top_k=rows.top_k,
+            top_p=rows.top_p,
+            deepest=rows.deepest,
+            typical_p=rows.typical_p,
+            streams=rows.stream if streams is None else streams,
+            positions=positions,
+            filtered=filtered,
+        )
+        return Drawn(tokens, broken)

@@ -1,0 +1,152 @@
+"""A GPU's shaper: logit changes on the device, by `kernels/shape.py`.
+
+Opening a row that requests changes takes a few copies and launches, in order with the
+steps before and after. Other rows cost nothing, unless they follow such a row.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from attrs import define, field
+from numpy.typing import NDArray
+from torch import Tensor
+
+from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.streams import is_gpu
+from minfer.kernels import shape as kernels
+from minfer.kernels.shape import CHOOSY, ENTRIES, IN_PROMPT, PENALIZED, Kept, Penalties
+from minfer.records.plan import Open
+from minfer.sampling.logits import Shaping, is_penalized, is_shaped
+
+FOREVER: Final = 2**31 - 1  # a position that no token has
+
+
+@define(eq=False)
+class Entries:
+    """A row's list of tokens with logit changes; see `kernels/shape.py`."""
+
+    tokens: list[int] = field(factory=list)
+    values: list[float] = field(factory=list)
+    until: list[int] = field(factory=list)
+    follows: list[int] = field(factory=list)
+    matched: list[int] = field(factory=list)  # before the next draw
+
+    @classmethod
+    def of(
+        cls, how: Shaping, prompt: int, output: Sequence[int], vocab: int
+    ) -> "Entries":
+        """Returns the list of a row with this output, after so many prompt tokens."""
+        made = cls()
+        for token, bias in how.logit_bias:
+            if bias:
+                made._add(token, bias)
+        for token in sorted(how.stop_ids) if how.min_tokens else ():
+            if token < vocab:
+                made._add(token, -np.inf, until=prompt + how.min_tokens)
+        for word in how.bad_words:
+            for at, token in enumerate(word):
+                last = at == len(word) - 1
+                begun = at < len(output) and tuple(output[-at - 1 :]) == word[: at + 1]
+                made._add(token, -np.inf if last else 0.0, follows=at > 0, matched=begun)
+        return made
+
+    def _add(
+        self,
+        token: int,
+        value: float,
+        *,
+        until: int = FOREVER,
+        follows: bool = False,
+        matched: bool = False,
+    ) -> None:
+        self.tokens.append(token)
+        self.values.append(value)
+        self.until.append(min(until, FOREVER))
+        self.follows.append(int(follows))
+        self.matched.append(int(matched))
+
+
+@define(eq=False)
+class CudaShaper:
+    """A shaper; see `backend.Shaper`. The device can be the CPU in tests."""
+
+    rows: DeviceRows
+    device: torch.device
+    kept: Kept = field(init=False)
+    active: set[int] = field(factory=set)  # rows that request changes
+
+    def __attrs_post_init__(self) -> None:
+        rows = self.rows
+        self.kept = Kept.make(rows.scratch + 1, rows.vocab, self.device)
+
+    def open(self, row: int, opened: Open) -> None:
+        """Send a row's logit changes and its tokens to the device."""
+        how = opened.sampling
+        if not is_shaped(how):
+            if row in self.active:
+                self.active.discard(row)
+                self.kept.told[row].zero_()
+            return
+        self.active.add(row)
+        prompt, output = opened.known[: opened.prompt], opened.known[opened.prompt :]
+        entries = Entries.of(how, opened.prompt, output, self.rows.vocab)
+        self._write_entries(row, entries, len(opened.known))
+        if how.allowed_token_ids is not None:
+            self._write_allowed(row, how.allowed_token_ids)
+        if is_penalized(how):
+            self._write_seen(row, prompt, output)
+        told = np.zeros(kernels.TOLD, np.int32)
+        told[ENTRIES] = len(entries.tokens)
+        told[CHOOSY] = how.allowed_token_ids is not None
+        told[PENALIZED] = is_penalized(how)
+        self.kept.told[row].copy_(self._sent(told))
+
+    def shape(self, logits: Tensor, who: Tensor, positions: Tensor) -> Tensor:
+        """Returns the logits that tokens are sampled from."""
+        rows = self.rows
+        penalties = Penalties(rows.repetition, rows.frequency, rows.presence)
+        return kernels.shape(logits, who, positions, penalties, self.kept)
+
+    def count(self, who: Tensor, positions: Tensor, drawn: Drawn) -> None:
+        """Count sampled tokens."""
+        kernels.count(who, positions, drawn.tokens, drawn.broken, self.kept)
+
+    def _write_entries(self, row: int, entries: Entries, position: int) -> None:
+        """Send the list; `position` is that of the next sampled token."""
+        if not (count := len(entries.tokens)):
+            return
+        kept = self.kept
+        values = np.array(entries.values, np.float32).view(np.int32)
+        lines = (entries.tokens, values, entries.until, entries.follows, entries.matched)
+        sent = self._sent(np.array(lines, np.int32))
+        targets = (kept.tokens, kept.values.view(torch.int32), kept.until, kept.follows)
+        for target, line in zip(targets, sent, strict=False):
+            target[row, :count].copy_(line)
+        kept.matched[row, position % 2, :count].copy_(sent[-1])
+
+    def _write_allowed(self, row: int, ids: Sequence[int]) -> None:
+        line = self.kept.allowed[row]
+        bits = np.zeros(32 * len(line), bool)
+        bits[list(ids)] = True
+        line.copy_(self._sent(np.packbits(bits, bitorder="little").view("<i4")))
+
+    def _write_seen(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
+        line = self.kept.seen[row]
+        line.zero_()
+        ids = self._sent(np.array((*prompt, *output), np.int32)).long()
+        line.index_fill_(0, ids[: len(prompt)], IN_PROMPT)
+        if output:
+            ones = torch.ones(len(output), dtype=torch.int32, device=self.device)
+            line.index_add_(0, ids[len(prompt) :], ones)
+
+    def _sent(self, words: NDArray[Any]) -> Tensor:
+        """Returns words on the device; does not wait for the copy."""
+        # Torch caches pinned memory, and does not reuse it before copies from it are
+        # done.
+        pinned = is_gpu(self.device)
+        staged = torch.empty(words.shape, dtype=torch.int32, pin_memory=pinned)
+        np.copyto(staged.numpy(), words)
+        return staged.to(self.device, non_blocking=True)

@@ -1,0 +1,177 @@
+"""CUDA graphs of an executor's steps: one for each step shape, captured once that is
+worth its time.
+
+Theory. A capture takes about as long as launching the step kernel by kernel, some 10 ms,
+and all requests of the next step wait for it. So graphs are captured before the first
+request, in the order of `capture_order.py`, and while the server is idle (`warm_up.py`);
+meanwhile a step without a graph is launched kernel by kernel, which costs a few
+milliseconds more each time.
+
+An engine that is never idle would pay these milliseconds forever. So a step waits for a
+capture when that pays: when kernel-by-kernel launches of its shape have taken `WORTH`
+times as long as a capture, both as measured here. (Deferred draws are a few launches, and
+their capture is assumed to take no longer than `PRICE` times these.) As in the
+rent-or-buy problem, this loses little in the worst case: a shape that never occurs again
+has cost one more capture, a fraction of what its launches had cost. And engines that are
+idle now and then, as most are, capture their graphs for free before that. Two captures
+that steps wait for are at least `PAUSE` seconds apart.
+
+Graphs take memory, so their number is bounded (`MOST_KINDS`). A graph that was captured
+in advance may serve no step, while traffic keeps launching a shape without a graph. So a
+new graph that traffic needs replaces another: first those that no step has replayed yet,
+from the end of the order of captures, then the one replayed least recently.
+"""
+
+import contextlib
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+import torch
+from attrs import define, field
+
+from minfer.effects.execution.contract import ExecutorError
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.device.streams import UNDISTURBED
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE  # torch's name
+
+MOST_KINDS: Final = 384  # graphs; those of pure decode steps may be more
+# launches must have cost so many captures, as an idle moment may come first
+WORTH: Final = 4.0
+PRICE: Final = 2.0  # the most that a capture of deferred draws costs, in launches of them
+COST: Final = 0.05  # seconds of a capture, until one is measured
+RECENT: Final = 9  # captures in the median
+PAUSE: Final = 0.25  # seconds between two captures that steps wait for
+
+
+@define(eq=False)
+class GraphCache:
+    """The graphs of one executor, which share one pool of memory."""
+
+    device: torch.device
+    room: int  # peak bytes of the largest step
+    # By their last replay; before these the graphs without any, the least useful first.
+    made: OrderedDict[StepShape, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
+    launched: Counter[StepShape] = field(factory=Counter)  # launches without a graph
+    pool: "_POOL_HANDLE | None" = None
+    last: float = 0.0  # when the last was captured, on the monotonic clock
+    spent: dict[StepShape, float] = field(factory=dict)  # seconds of these launches
+    # Seconds of captures of whole forwards.
+    costs: deque[float] = field(factory=lambda: deque([COST], maxlen=RECENT))
+
+    def find(self, shape: StepShape) -> torch.cuda.CUDAGraph | None:
+        """Returns the graph of a shape that a step is about to replay, if there is
+        one.
+        """
+        graph = self.made.get(shape)
+        if graph is not None and _is_rare(shape):
+            self.made.move_to_end(shape)
+        return graph
+
+    def may_foresee(self, shape: StepShape) -> bool:
+        """Returns whether to capture a shape that no step has needed: if there is room
+        for it.
+        """
+        room = len(self.made) < MOST_KINDS or not _is_rare(shape)
+        return room and shape not in self.made
+
+    def due(self, shape: StepShape, now: float) -> bool:
+        """Returns whether to capture a shape although a step waits for it."""
+        spent, capture = self.spent.get(shape, 0.0), median(self.costs)
+        if shape.late:
+            capture = min(capture, PRICE * spent / max(1, self.launched[shape] - 1))
+        worth = pays(spent, capture)
+        return worth and now - self.last >= PAUSE and shape not in self.made
+
+    def note(self, shape: StepShape, seconds: float) -> None:
+        """Note that a step was launched without a graph, which took so long."""
+        if self.launched[shape]:  # the first may have compiled kernels
+            self.spent[shape] = self.spent.get(shape, 0.0) + seconds
+        self.launched[shape] += 1
+
+    def forget(self, shape: StepShape) -> None:
+        """Drop a shape from those that are wanted."""
+        self.launched.pop(shape, None)
+        self.spent.pop(shape, None)
+
+    def wanted(self) -> list[StepShape]:
+        """Returns shapes launched without a graph, the most frequent first."""
+        return [one for one, _ in self.launched.most_common() if one not in self.made]
+
+    def add(self, shape: StepShape, graph: torch.cuda.CUDAGraph) -> None:
+        """Add a shape's graph; if there are too many, it replaces another."""
+        if len(self.made) >= MOST_KINDS and _is_rare(shape):
+            unlikely = next(filter(_is_rare, self.made), None)
+            if unlikely is not None:
+                del self.made[unlikely]
+        self.made[shape] = graph
+        if shape not in self.launched:
+            self.made.move_to_end(shape, last=False)
+
+    def capture(
+        self, shape: StepShape, step: Callable[[StepShape], None]
+    ) -> torch.cuda.CUDAGraph:
+        """Capture a step's graph. The step does not run, but its kernels must be
+        compiled.
+        """
+        with UNDISTURBED:
+            return self._capture(shape, step)
+
+    def _capture(
+        self, shape: StepShape, step: Callable[[StepShape], None]
+    ) -> torch.cuda.CUDAGraph:
+        begin = time.monotonic()
+        # Create this thread's handle first: a capture cannot create one.
+        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's
+        graph = torch.cuda.CUDAGraph()
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
+        graph.capture_begin(self.pool, "thread_local")
+        try:
+            if not self.made:
+                # Reserve one segment for all graphs: a larger graph would need its own.
+                torch.empty(self.room, dtype=torch.uint8, device=self.device)
+            step(shape)
+        except BaseException:
+            self.pool = None  # the pool may be freed with this graph
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        self.add(shape, graph)
+        self.last = time.monotonic()
+        if not shape.late:
+            self.costs.append(self.last - begin)
+        self.forget(shape)
+        return graph
+
+
+def _is_rare(shape: StepShape) -> bool:
+    """Returns whether a shape is one of many, few of which will occur."""
+    return bool(shape.tokens or shape.drafts)
+
+
+def pays(spent: float, capture: float) -> bool:
+    """Returns whether a step may wait for the capture of its shape, launches of which
+    took `spent` seconds.
+    """
+    return spent > WORTH * capture
+
+
+@contextlib.contextmanager
+def watched(device: torch.device) -> Iterator[None]:
+    """Raises if the work in this context waits for the device or allocates memory, as
+    steps with a graph must not.
+    """
+    torch.cuda.set_sync_debug_mode("error")
+    before = torch.cuda.memory_stats(device)["allocation.all.allocated"]
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    if torch.cuda.memory_stats(device)["allocation.all.allocated"] != before:
+        raise ExecutorError("a decode step took memory")

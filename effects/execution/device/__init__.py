@@ -1,0 +1,3 @@
+"""The device as a step sees it: its rows, streams, step shapes, and the backend
+interface.
+"""

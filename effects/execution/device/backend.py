@@ -1,0 +1,209 @@
+"""The interface for what a step does on a device besides the model's own products.
+
+A backend has the cache that a model attends through, and the operations that gather
+inputs, sample tokens and store them in the rows. There are two: plain torch and numpy for
+the CPU (`cpu_backend.py`), and Triton kernels for a GPU (`cuda_backend.py`), whose
+references in torch run where there is no GPU. All tensors are on the backend's device;
+nothing here waits for a GPU. A new backend (for GPUs of another vendor, say) is one more
+file that implements this interface.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.routes import Routes
+from minfer.effects.models.cache import PagedCache
+from minfer.effects.models.spec import ModelSpec
+from minfer.records.plan import Copy, Open
+
+
+class Cache(PagedCache, Protocol):
+    """The cache of a model's layers, as an executor keeps it."""
+
+    @property
+    def data(self) -> Tensor:
+        """All of the cache; its layout is up to the backend."""
+        ...
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy positions of blocks, in all layers."""
+        ...
+
+    def clear(self, blocks: Sequence[int], start: int = 0) -> None:
+        """Prepare newly allocated blocks of a row, the first of them from slot `start`
+        on: what the previous owner left there must not affect the row.
+        """
+        ...
+
+
+@frozen(eq=False)
+class Drawn:
+    """Sampled tokens, and which rows failed: both [rows] int32."""
+
+    tokens: Tensor
+    broken: Tensor  # 1 where logits are not finite: the token is meaningless
+
+
+class Shaper(Protocol):
+    """Changes the logits of rows that request it, as in `minfer.sampling.logits`, and
+    keeps the state of earlier tokens that this needs.
+    """
+
+    def open(self, row: int, opened: Open) -> None:
+        """Reset a row for a new owner, for all that is launched after this."""
+        ...
+
+    def shape(self, logits: Tensor, who: Tensor, positions: Tensor) -> Tensor:
+        """Returns the logits [draws, vocab] in float32 from which the tokens at
+        `positions` are sampled; logits of rows that request no change stay as they are.
+        """
+        ...
+
+    def count(self, who: Tensor, positions: Tensor, drawn: Drawn) -> None:
+        """Count these sampled tokens."""
+        ...
+
+
+class Backend(Protocol):
+    """The operations of a step on one device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where all tensors are."""
+        ...
+
+    @property
+    def routes(self) -> Routes:
+        """Which kernel serves which part of a step."""
+        ...
+
+    @property
+    def described(self) -> list[tuple[str, str]]:
+        """The routes in words, for journals and `minfer plan`."""
+        ...
+
+    def make_cache(
+        self, spec: ModelSpec, blocks: int, block_size: int, length: int
+    ) -> Cache:
+        """Returns a cache for a model, for positions below `length`. Raises MemoryError
+        or torch.OutOfMemoryError.
+        """
+        ...
+
+    def make_shaper(self, rows: DeviceRows) -> Shaper:
+        """Returns the shaper of these rows' logits. Raises torch.OutOfMemoryError."""
+        ...
+
+    def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:
+        """Returns the number of splits of contexts of up to `context` tokens, for so many
+        decode rows.
+        """
+        ...
+
+    def fuses(self, tokens: int, intermediate: int) -> bool:
+        """Whether a product of gate and up that includes SiLU would be faster."""
+        ...
+
+    def scatter(self, arena: Tensor, pairs: Tensor) -> None:
+        """Change words of `arena`; see `kernels.rows.scatter`."""
+        ...
+
+    def gather(
+        self,
+        rows: Tensor,
+        given: Tensor | None,
+        last: Tensor,
+        next_: Tensor,
+        table: Tensor,
+        block_size: int,
+        tokens: Tensor,
+        positions: Tensor,
+        ahead: Tensor,
+        slots: Tensor,
+    ) -> None:
+        """Gather a step's inputs; see `kernels.rows.gather`."""
+        ...
+
+    def sample(
+        self,
+        logits: Tensor,
+        who: Tensor,
+        rows: DeviceRows,
+        positions: Tensor,
+        *,
+        filtered: bool,
+        streams: Tensor | None = None,
+    ) -> Drawn:
+        """Sample a token at `positions` [draws] from each row of `logits` [draws, vocab].
+
+        Draw i is for device row who[i], with that row's sampling parameters. `filtered`
+        False promises that no row filters tokens. `streams` [device rows], if given,
+        replace the rows' own noise streams.
+        """
+        ...
+
+    def advance(
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        drawn: Tensor,
+        broken: Tensor,
+        last: Tensor,
+        next_: Tensor,
+        scratch: int,
+        out: Tensor,
+    ) -> None:
+        """Store sampled tokens in the rows; see `kernels.rows.advance`."""
+        ...
+
+    def spread(
+        self,
+        rows: Tensor,
+        counts: Tensor,
+        said: Tensor,
+        proposed: Tensor | None,
+        next_: Tensor,
+        scratch: int,
+        out: Tensor,
+    ) -> None:
+        """Write drafts as inputs; see `kernels.verify.spread`."""
+        ...
+
+    def stand(
+        self,
+        before: Tensor,
+        drafts: Tensor,
+        owners: Tensor,
+        last: Tensor,
+        next_: Tensor,
+        place: int,
+        scratch: int,
+        who: Tensor,
+        positions: Tensor,
+        accepted: Tensor,
+    ) -> None:
+        """Find the rows whose draft equals the sampled token; see
+        `kernels.verify.stand`.
+        """
+        ...
+
+    def keep(self, logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
+        """Keep logits of all rows but the scratch row; see `kernels.masks.keep`."""
+        ...
+
+    def hide(self, kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
+        """Returns the kept logits of rows with disallowed tokens masked; see
+        `kernels.masks.hide`.
+        """
+        ...
+
+    def logprobs(
+        self, logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
+    ) -> None:
+        """Compute sampled tokens' log-probabilities; see `kernels.logprobs.logprobs`."""
+        ...

@@ -1,0 +1,155 @@
+"""Step shapes: what distinguishes an executor's steps, and the few sizes to which CUDA
+graphs pad them.
+
+A step has decode rows, whose input is their last token; the first of them may have drafts
+to verify as further inputs (verified.py). Prefill chunks follow. All numbers of a shape
+determine which launches there are and with what sizes, so steps of a shape can share a
+graph. There must be few shapes: a graph takes time to capture and memory, and pays only
+if it is replayed.
+"""
+
+from typing import Final
+
+from attrs import evolve, frozen
+
+from minfer.effects.execution.device.device_rows import Wants, aligned
+from minfer.effects.models.shapes import (
+    drafts_from,
+    most_drafts,
+    padded_tokens,
+    power_from,
+)
+from minfer.records.config import EngineConfig
+
+CHUNK_SIZES = (1, 8, 32)  # prefill chunks of a captured step
+# Decode rows up to which a lone chunk has graphs of its own: beside more, seven padding
+# chunks cost nothing that can be measured.
+LONELY = 8
+# `bucket_of`'s parts: of steps without and with prefill tokens
+DECODE = 16
+MIXED = 8
+# Decode rows beside prefill tokens, up to which only powers of two have graphs: the
+# padding costs such a step little, and two other sizes already multiply the number of
+# graphs.
+DOUBLING = 64
+# Drafts of a step up to which all rows are padded to have drafts: such a small forward
+# takes as long for its weights alone (a 7B: 6.3 ms with 64 inputs, 6.5 with 128, on an
+# H100), and graphs are captured in advance for steps whose rows all have drafts. With
+# more drafts, all rows are padded so if their number is less than twice the padded number
+# of rows with drafts.
+FEW_DRAFTS: Final = 128
+# tokens of a chunk: shapes differ above it, as programs are launched for the longest
+LONGEST = 1024
+
+
+@frozen(kw_only=True)
+class StepShape:
+    """What determines the launches of a step; numbers include padding."""
+
+    decode_rows: int  # rows whose input is their last token
+    draws: int  # rows of logits: of decode rows, and of the last chunk of each prefill
+    filtered: bool = False  # a row has a top-k, top-p, min-p or typical-p
+    scored: bool = False  # a row requests log-probabilities
+    shaped: bool = False  # a row's logits are changed before sampling
+    tokens: int = 0  # prefill tokens
+    chunks: int = 0  # prefill chunks
+    longest: int = 0  # tokens of the longest chunk
+    splits: int = 1  # splits of the contexts of decode rows
+    # Rows may have deferred sampling: their logits are kept until then.
+    apart: bool = False
+    late: bool = False  # deferred draws from kept logits: there are no inputs
+    # The first decode rows, which have lines for drafts, though not all of them may have
+    # drafts.
+    verified: int = 0
+    drafts: int = 0  # of each of these, at most
+    proposes: bool = False  # the draft model makes some of them
+    draft_splits: int = 1  # `splits` of the draft model
+
+    @property
+    def decode_inputs(self) -> int:
+        """Inputs of decode rows, drafts included."""
+        return self.decode_rows + self.verified * self.drafts
+
+    @property
+    def lines(self) -> int:
+        """Lines of the sampler's output: one for each of `draws`, then those of
+        `verified.Further`.
+        """
+        if not self.drafts:
+            return self.draws
+        return aligned(self.draws) + (self.drafts + 1) * aligned(self.verified)
+
+    @property
+    def wants(self) -> Wants:
+        """What sampling has to do for at least one row."""
+        return Wants(self.filtered, self.scored, self.shaped)
+
+    def fits(self, most: int) -> bool:
+        """Returns whether the shape can have a graph, of up to `most` prefill tokens."""
+        return padded_tokens(self.tokens) <= most and self.chunks <= CHUNK_SIZES[-1]
+
+    def padded(self) -> "StepShape":
+        """Returns the shape whose graph can serve this one."""
+        if self.late:
+            return evolve(self, draws=bucket_of(self.draws, DECODE))
+        if not self.tokens:
+            decode_rows = bucket_of(self.decode_rows, DECODE)
+            few = evolve(self, decode_rows=decode_rows, draws=decode_rows)
+            return few._with_padded_drafts()
+        tokens = padded_tokens(self.tokens)
+        decode_rows = mixed_bucket_of(self.decode_rows)
+        sizes = CHUNK_SIZES if decode_rows <= LONELY else CHUNK_SIZES[1:]
+        chunks = next(size for size in sizes if size >= self.chunks)
+        longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
+        several = evolve(
+            self,
+            decode_rows=decode_rows,
+            draws=decode_rows + chunks,
+            tokens=tokens,
+            chunks=chunks,
+            longest=longest,
+        )
+        return several._with_padded_drafts()
+
+    def _with_padded_drafts(self) -> "StepShape":
+        if not self.drafts:
+            return self
+        most = self.decode_rows
+        verified = min(most, power_from(self.verified))
+        drafts = drafts_from(self.drafts)
+        few = most * drafts <= FEW_DRAFTS or 2 * verified > most
+        if few and not self.tokens:
+            verified = most
+        return evolve(self, verified=verified, drafts=drafts)
+
+
+def bucket_of(count: int, parts: int) -> int:
+    """Returns the rows of the graph that serves so many: at most 2 / `parts` more, or
+    7.
+    """
+    for size in (1, 2, 4, 8):
+        if count <= size:
+            return size
+    step = max(8, (1 << (count - 1).bit_length()) // parts)
+    return -(-count // step) * step
+
+
+def mixed_bucket_of(count: int) -> int:
+    """Returns the rows of the graph beside prefill tokens, where there may be none."""
+    if count <= DOUBLING:
+        return power_from(count) if count else 0
+    return bucket_of(count, MIXED)
+
+
+def most_lines(config: EngineConfig) -> int:
+    """Returns `StepShape.lines` of the largest step of an engine."""
+    draws, drafts = most_draws(config.max_num_seqs), most_drafts(config)
+    # A line of rows is aligned, and one more line has the counts.
+    return draws + 4 * (drafts + 2) if drafts else draws
+
+
+def most_draws(seqs: int) -> int:
+    """Returns the rows of logits of the largest step of an engine of so many sequences,
+    without drafts.
+    """
+    return mixed_bucket_of(seqs) + max(seqs, CHUNK_SIZES[-1])

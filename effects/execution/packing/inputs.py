@@ -1,0 +1,129 @@
+"""A forward's words: what the host writes and the device reads.
+
+Theory. A forward's inputs are lines of int32, one after the other, each aligned: for
+prefill tokens their ids, positions and rows; for the chunks they form, rows, starts,
+counts and offsets; for draws, rows and the token whose logits each uses; for rows with
+drafts, how many, and which; and for deferred sampling, the rows sampled now and the rows
+whose logits are kept. (For a step without prefill tokens the device has these already:
+`DeviceRows.apart`.) Deferred draws have words of their own: rows and positions.
+"""
+
+from typing import Generic, TypeVar
+
+import numpy as np
+from attrs import frozen
+from torch import Tensor
+
+from minfer.effects.execution.device.device_rows import DeviceRows, Words, aligned
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.sampling.params import ROW_FIELDS
+
+Array = TypeVar("Array", Words, Tensor)
+
+
+@frozen(eq=False)
+class History(Generic[Array]):
+    """Words of prefill tokens."""
+
+    tokens: Array  # [3, tokens]: ids, positions, device rows
+    chunks: Array  # [4, chunks]: device rows, starts, counts, offsets
+    draws: Array  # [2, draws]: device rows to sample; the token whose logits each uses
+
+
+@frozen(eq=False)
+class Drafts(Generic[Array]):
+    """Words of rows that have drafts."""
+
+    counts: Array  # [verified]: number of drafts of each
+    said: Array  # [drafts, verified]: tokens; below 0: the draft model makes them
+
+
+@frozen(eq=False)
+class Late(Generic[Array]):
+    """Words of deferred draws."""
+
+    rows: Array  # [draws] device rows
+    positions: Array  # [draws] of their tokens
+
+
+@frozen(eq=False)
+class Inputs(Generic[Array]):
+    """A forward's words, as lines; None for parts that its shape does not have."""
+
+    history: History[Array] | None
+    # [2, draws]: device rows that are sampled now; those whose logits are kept. None also
+    # where the device has them already.
+    apart: Array | None
+    late: Late[Array] | None = None
+    drafts: Drafts[Array] | None = None
+
+    @classmethod
+    def of(cls, words: Array, shape: StepShape) -> "Inputs[Array]":
+        """Returns views of words, which may be longer."""
+        if not (shape.tokens or shape.late or shape.drafts):
+            return cls(None, None)
+        lines = views(words, shape)
+        apart = lines.pop() if shape.apart and shape.tokens else None
+        drafts = None
+        if shape.drafts:
+            told = lines.pop()
+            drafts = Drafts(told[0], told[1:])
+        if shape.late:
+            [[rows, positions]] = lines
+            return cls(None, None, Late(rows, positions))
+        history = History(*lines) if shape.tokens else None
+        return cls(history, apart, drafts=drafts)
+
+
+def views(words: Array, shape: StepShape) -> list[Array]:
+    """Returns the parts of a forward's words, in the order of `layout`."""
+    parts: list[Array] = []
+    begin = 0
+    for lines, count in layout(shape):
+        end = begin + lines * aligned(count)
+        part = words[begin:end].reshape(lines, aligned(count))
+        parts.append(part[:, :count])
+        begin = end
+    return parts
+
+
+def layout(shape: StepShape) -> tuple[tuple[int, int], ...]:
+    """Returns the lines of each part of the inputs, and the words of a line."""
+    history = ((3, shape.tokens), (4, shape.chunks), (2, shape.draws))
+    if shape.late:
+        return ((2, shape.draws),)
+    drafts = ((1 + shape.drafts, shape.verified),) if shape.drafts else ()
+    apart = ((2, shape.draws),) if shape.apart and shape.tokens else ()
+    return (*(history if shape.tokens else ()), *drafts, *apart)
+
+
+def dummy_words(shape: StepShape, scratch: int, length: int) -> Words:
+    """Returns the words of a dummy step: all inputs belong to the scratch row, in one
+    chunk of the shape's longest length, at positions below `length`.
+    """
+    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
+    inputs = Inputs.of(words, shape)
+    if inputs.history is not None:
+        inputs.history.tokens[1] = np.arange(shape.tokens) % length
+        inputs.history.tokens[2] = scratch
+        inputs.history.chunks[0] = scratch
+        inputs.history.chunks[2:, 0] = min(shape.longest, length), shape.decode_inputs
+        inputs.history.draws[0] = scratch
+    if inputs.apart is not None:
+        inputs.apart[:] = scratch
+    if inputs.late is not None:
+        inputs.late.rows[:] = scratch
+    return words
+
+
+def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> int:
+    """Returns the words of the largest inputs and changes: all block tables, all other
+    values of rows, and the decode rows.
+    """
+    inputs = 3 * tokens + 8 * draws + 64
+    if drafts:  # with their counts; a line is aligned
+        inputs += 4 * (drafts + 2)
+    # Two words of each stream, those of sampling values, and the next token and position.
+    kept = 2 * len(rows.streams) + len(ROW_FIELDS) + 2
+    changes = rows.scratch * (rows.blocks + kept) + 3 * draws
+    return inputs + 2 * changes

@@ -1,0 +1,145 @@
+"""Prompts as vectors: hidden states after the final norm, pooled on the device.
+
+    a plan's chunks of pooled rows ---> Wanted: which tokens' states
+    the model ---> states ---> Pooler: of the last input, or summed up from chunk to chunk
+    a prompt's end ---> its vector, float32, to the host beside the step's tokens
+
+A row's mean is over all tokens computed since it was opened, so its first chunk must be
+the prompt's beginning: the engine ensures that, and restarts such a row after a failed
+step. Steps with pooled rows are launched without a graph: the number of states differs
+from step to step, and no token waits for them.
+"""
+
+import numpy as np
+import torch
+from attrs import define, frozen
+from numpy.typing import NDArray
+from torch import Tensor
+
+from minfer.effects.execution.contract import LogitsError, names_of
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.streams import is_gpu
+from minfer.effects.models.batch import Tap
+from minfer.records.plan import MEAN, Open, Plan, Pooled
+
+
+@frozen(eq=False)
+class Part:
+    """One chunk of a pooled row: its states, and what to do with them."""
+
+    place: int  # in the plan's columns
+    row: int  # device row
+    owner: Open
+    first: int  # of its states
+    count: int
+    begins: bool  # the prompt begins with this chunk
+    ends: bool  # and ends with it
+
+
+@frozen(eq=False)
+class Wanted:
+    """The states that a step's pooled rows need."""
+
+    tokens: NDArray[np.int32]  # among the packed ones
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(
+        cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
+    ) -> "Wanted | None":
+        """Returns the states that the chunks of a plan need, with so many tokens each,
+        packed behind so many decode rows; None if no row is pooled.
+        """
+        tokens: list[NDArray[np.int32]] = []
+        parts = list[Part]()
+        total, end = 0, decode_rows
+        for fill, count in zip(plan.fills, counts, strict=True):
+            end += count
+            row, start = plan.rows[fill.index], plan.starts[fill.index]
+            owner = rows.owners[row]
+            if owner is None or not owner.pooling:
+                continue
+            ends = start + count == owner.prompt
+            few = count if owner.pooling == MEAN else int(ends)
+            if few:
+                tokens.append(np.arange(end - few, end, dtype=np.int32))
+                begins = start == 0
+                parts.append(Part(fill.index, row, owner, total, few, begins, ends))
+                total += few
+        return cls(np.concatenate(tokens), tuple(parts)) if parts else None
+
+
+@frozen(eq=False)
+class Vectors:
+    """A step's results: the vectors of prompts that have ended."""
+
+    parts: tuple[Part, ...]  # theirs
+    values: Tensor  # on the host, [parts, hidden] float32, once the step is done
+
+    def read(self, rows: int) -> Pooled:
+        """Returns one entry for each row, as results have them. Raises LogitsError."""
+        found = self.values.numpy()
+        finite = np.isfinite(found).all(1)
+        if not finite.all():
+            each = zip(self.parts, finite, strict=True)
+            bad = names_of(part.owner for part, good in each if not good)
+            raise LogitsError(f"the model's states are not finite for request {bad}")
+        out = [b""] * rows
+        for part, line in zip(self.parts, found, strict=True):
+            out[part.place] = line.astype("<f4").tobytes()
+        return tuple(out)
+
+
+@define(eq=False)
+class Pooler:
+    """The device's state of pooled prompts that have not ended."""
+
+    rows: int
+    hidden: int  # elements of a state
+    dtype: torch.dtype  # of states
+    device: torch.device
+    sums: Tensor | None = None  # [rows, hidden] float32, once a mean is requested
+
+    def tap(self, wanted: Wanted) -> Tap:
+        """Returns the buffer for a step's states."""
+        tokens = torch.from_numpy(wanted.tokens)
+        if is_gpu(self.device):
+            tokens = tokens.pin_memory().to(self.device, non_blocking=True)
+        states = torch.empty(
+            len(wanted.tokens), self.hidden, dtype=self.dtype, device=self.device
+        )
+        return Tap(tokens, states)
+
+    def pool(self, wanted: Wanted, states: Tensor) -> Vectors | None:
+        """Add a step's `states` to their rows; returns the vectors of ended prompts,
+        which are being copied to the host.
+        """
+        made = list[Tensor]()
+        ended = list[Part]()
+        for part in wanted.parts:
+            own = states[part.first : part.first + part.count]
+            vector = self._summed(part, own) if part.owner.pooling == MEAN else own[0]
+            if part.ends:
+                made.append(vector.float())
+                ended.append(part)
+        if not ended:
+            return None
+        found = torch.stack(made)
+        host = torch.empty(found.shape, dtype=found.dtype, pin_memory=is_gpu(self.device))
+        host.copy_(found, non_blocking=True)
+        return Vectors(tuple(ended), host)
+
+    def _summed(self, part: Part, own: Tensor) -> Tensor:
+        """Add a chunk's states to the row's sum; returns the sum so far over the prompt's
+        length.
+        """
+        total = own.sum(0, dtype=torch.float32)
+        if part.begins and part.ends:
+            return total / part.owner.prompt
+        if self.sums is None:
+            self.sums = total.new_zeros(self.rows, self.hidden)
+        kept = self.sums[part.row]
+        if not part.begins:
+            total = kept + total
+        kept.copy_(total)
+        return total / part.owner.prompt

@@ -1,0 +1,155 @@
+"""Log-probabilities of prompts: logits at all positions of a chunk, a few at a time.
+
+    a plan's chunks of scored rows ---> Targets: which inputs, and the tokens behind them
+    the model ---> logits of some of the inputs ---> Scorer: ranks, likeliest ids, values
+    the end of the step ---> bytes for each row, to the host beside the step's tokens
+
+A token's log-probability does not depend on the chunks of its prompt, so nothing is kept
+from chunk to chunk. Logits of a whole chunk may not fit in memory: so `AT_ONCE` positions
+are scored together, or as many as sequences can be sampled, for which there is memory.
+Steps with scored rows are launched without a graph, as those with pooled rows are.
+"""
+
+from typing import Final
+
+import numpy as np
+import torch
+from attrs import frozen
+from numpy.typing import NDArray
+from torch import Tensor
+
+from minfer.effects.execution.contract import LogitsError, names_of
+from minfer.effects.execution.device.backend import Backend
+from minfer.effects.execution.device.device_rows import DeviceRows, aligned
+from minfer.effects.execution.device.streams import is_gpu
+from minfer.effects.models.batch import Scored
+from minfer.records.plan import Open, Plan, Pooled
+from minfer.records.prompt_logprobs import PromptPart, packed
+from minfer.sampling.params import MAX_LOGPROBS
+
+AT_ONCE: Final = 64  # positions, at least
+
+
+@frozen(eq=False)
+class Stretch:
+    """Inputs of one scored row, in one chunk."""
+
+    place: int  # in the plan's columns
+    owner: Open
+    first: int  # the index in the prompt of the token behind the first of them
+    at: int  # of the first, among all that are scored
+    count: int
+    width: int  # reported entries of each: its own, and likeliest ones
+
+
+@frozen(eq=False)
+class Targets:
+    """The tokens that a step's scored rows need scores of."""
+
+    inputs: NDArray[np.int32]  # among the packed tokens
+    tokens: NDArray[np.int32]  # that follow them
+    widths: NDArray[np.int32]  # reported entries of each
+    stretches: tuple[Stretch, ...]
+
+    @classmethod
+    def of(
+        cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
+    ) -> "Targets | None":
+        """Returns the tokens of a plan's chunks to score, with so many tokens each,
+        packed behind so many decode rows; None if no row's prompt is scored.
+        """
+        found = list[Stretch]()
+        inputs = list[NDArray[np.int32]]()
+        total, end = 0, decode_rows
+        for fill, count in zip(plan.fills, counts, strict=True):
+            begin, end = end, end + count
+            owner = rows.owners[plan.rows[fill.index]]
+            if owner is None or owner.sampling.prompt_logprobs is None:
+                continue
+            start = plan.starts[fill.index]
+            # the last token's is the output's
+            followed = min(count, owner.prompt - 1 - start)
+            if followed > 0:
+                width = 1 + min(owner.sampling.prompt_logprobs, rows.vocab)
+                one = Stretch(fill.index, owner, start + 1, total, followed, width)
+                found.append(one)
+                inputs.append(np.arange(begin, begin + followed, dtype=np.int32))
+                total += followed
+        return cls._filled(inputs, found) if found else None
+
+    @classmethod
+    def _filled(
+        cls, inputs: list[NDArray[np.int32]], stretches: list[Stretch]
+    ) -> "Targets":
+        tokens = [one.owner.known[one.first : one.first + one.count] for one in stretches]
+        widths = np.array([one.width for one in stretches], np.int32)
+        return cls(
+            np.concatenate(inputs),
+            np.concatenate([np.array(some, np.int32) for some in tokens]),
+            np.repeat(widths, [one.count for one in stretches]),
+            tuple(stretches),
+        )
+
+
+@frozen(eq=False)
+class PromptScores:
+    """A step's results: log-probabilities of prompt tokens."""
+
+    stretches: tuple[Stretch, ...]
+    words: Tensor  # on the host once the step is done, as `kernels.logprobs` writes them
+
+    def read(self, rows: int) -> Pooled:
+        """Returns one entry for each row, as results have them. Raises LogitsError."""
+        words = self.words.numpy()
+        out = [b""] * rows
+        for one in self.stretches:
+            lines = words[one.at : one.at + one.count, :, : one.width]
+            logprobs = lines[:, 1].view(np.float32)
+            if np.isnan(logprobs).any():
+                bad = names_of([one.owner])
+                raise LogitsError(f"the model's logits are not finite for request {bad}")
+            ids, values = lines[:, 0].astype("<i4"), logprobs.astype("<f4")
+            both = ids.tobytes(), values.tobytes()
+            out[one.place] = packed(PromptPart(one.first, one.count, one.width, *both))
+        return tuple(out)
+
+
+class Scorer:
+    """Computes the log-probabilities of a step's targets."""
+
+    def __init__(self, backend: Backend, seqs: int) -> None:
+        """`seqs` is how many sequences can be sampled at once."""
+        self.backend = backend
+        self.few = aligned(max(AT_ONCE, seqs))  # as kernels are compiled for
+
+    def scored(self, targets: Targets) -> tuple[Scored, Tensor]:
+        """Returns what the model has to output, and the buffer for the scores, as
+        `kernels.logprobs` writes them.
+        """
+        count = len(targets.inputs)
+        inputs, tokens, widths = map(
+            self._sent, (targets.inputs, targets.tokens, targets.widths)
+        )
+        who = torch.arange(count, dtype=torch.int32, device=tokens.device)
+        # The same width for all: kernels are compiled for each width.
+        out = torch.zeros(
+            count, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=tokens.device
+        )
+
+        def take(first: int, logits: Tensor) -> None:
+            some = slice(first, first + len(logits))
+            self.backend.logprobs(logits, tokens[some], who[some], widths, out[some])
+
+        return Scored(inputs, self.few, take), out
+
+    def fetched(self, targets: Targets, out: Tensor) -> PromptScores:
+        """Start copying the scores to the host; returns them."""
+        host = torch.empty(out.shape, dtype=out.dtype, pin_memory=is_gpu(out.device))
+        host.copy_(out, non_blocking=True)
+        return PromptScores(targets.stretches, host)
+
+    def _sent(self, values: NDArray[np.int32]) -> Tensor:
+        tensor = torch.from_numpy(values)
+        if not is_gpu(self.backend.device):
+            return tensor
+        return tensor.pin_memory().to(self.backend.device, non_blocking=True)

@@ -1,0 +1,218 @@
+"""Reads a plan's results from the device: tokens and further outputs.
+
+A forward's results are copied to host memory without waiting, and an event is recorded
+after the copy; reading waits for that event only, so the next step runs meanwhile. Host
+memory is used by copies in flight, so there is a ring of slots: each forward takes the
+next slot, which is reused only after its plan must have been collected.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from minfer.effects.execution.contract import not_finite
+from minfer.effects.execution.device.device_rows import Words
+from minfer.effects.execution.device.streams import host_words, new_event
+from minfer.effects.execution.packing.pack_plan import Draw
+from minfer.effects.execution.packing.pooling import Vectors
+from minfer.effects.execution.packing.prompt_scores import PromptScores
+from minfer.effects.execution.packing.verified import Further
+from minfer.records.messages import Executed
+from minfer.records.plan import (
+    Logprobs,
+    Open,
+    Plan,
+    Pooled,
+    Scores,
+    TokenLogprobs,
+    Yields,
+)
+from minfer.sampling.params import MAX_LOGPROBS
+
+VOID = 0  # the token of a row whose generation is gone: never read
+
+
+@define(eq=False)
+class Slot:
+    """One forward's host buffers: its words, and its results once `done`."""
+
+    words: Tensor  # pinned int32
+    drawn: Tensor  # pinned int32 [draws]: tokens; -1 where the logits were not finite
+    # pinned int32 [draws, 2, 1 + MAX_LOGPROBS]: as `kernels.logprobs` writes them
+    scores: Tensor
+    done: torch.cuda.Event | None
+    draw: Draw | None = None
+    scored: bool = False
+    vectors: Vectors | None = None  # of prompts that end
+    prompt_scores: PromptScores | None = None
+
+    @classmethod
+    def of(cls, words: int, draws: int, device: torch.device) -> "Slot":
+        """Returns a slot for so many words and draws."""
+        return cls(
+            words=host_words((words,), device),
+            drawn=host_words((draws,), device),
+            scores=host_words((draws, 2, 1 + MAX_LOGPROBS), device),
+            done=new_event(device),
+        )
+
+    def begin(self, draw: Draw | None, *, scored: bool) -> None:
+        """Reset the slot for a forward."""
+        self.draw = draw
+        self.scored = scored
+        self.vectors = None
+        self.prompt_scores = None
+
+    def write(self, parts: Sequence[Words]) -> None:
+        """Write parts of words into `words`, one after the other."""
+        total = sum(map(len, parts))
+        np.concatenate(parts, out=self.words.numpy()[:total])
+
+    def fetch(
+        self,
+        drawn: Tensor,
+        scores: Tensor,
+        count: int,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        """Start copying the first `count` draws to the host; `stream` is the current one,
+        if the caller has it.
+        """
+        self.drawn[:count].copy_(drawn[:count], non_blocking=True)
+        if self.scored:
+            self.scores[:count].copy_(scores[:count], non_blocking=True)
+        if self.done is not None:
+            self.done.record(stream)
+
+    def tokens(self, draw: Draw) -> list[int]:
+        """Wait for the sampled tokens; returns them in the order of `draw`. Raises
+        LogitsError.
+        """
+        if self.done is not None:
+            self.done.synchronize()
+        at, found = draw.at, self.drawn.numpy()
+        found = found[: len(draw.places)] if at is None else found[at]
+        drawn: list[int] = found.tolist()
+        if -1 in drawn:
+            each = zip(draw.owners, drawn, strict=True)
+            raise not_finite(owner for owner, token in each if token < 0)
+        return drawn
+
+    def behind_drafts(self, further: Further) -> Iterator[tuple[int, list[int]]]:
+        """Yields the tokens sampled behind drafts, with the entries of the plan; the copy
+        must be done. Raises LogitsError.
+        """
+        drawn: list[int] = self.drawn[: further.end].tolist()
+        for place, owner, lines in further.standing(drawn):
+            tokens = [drawn[line] for line in lines]
+            if -1 in tokens:
+                raise not_finite([owner])
+            yield place, tokens
+
+
+class Ring:
+    """A ring of slots."""
+
+    def __init__(self, slots: int, words: int, draws: int, device: torch.device) -> None:
+        self.slots = deque(Slot.of(words, draws, device) for _ in range(slots))
+
+    def next(self) -> Slot:
+        """Returns the least recently used slot."""
+        slot = self.slots[0]
+        self.slots.rotate(-1)
+        return slot
+
+
+@define(eq=False)
+class Beside:
+    """A plan's log-probabilities: a list for each row that requested them."""
+
+    rows: int
+    vocab: int
+    logprobs: dict[int, list[TokenLogprobs]] = field(factory=dict)
+    scores: dict[int, list[float]] = field(factory=dict)
+
+    def read(self, slot: Slot, draw: Draw) -> None:
+        """Add a forward's log-probabilities."""
+        words = slot.scores.numpy()
+        at: Sequence[int] = range(len(draw.places)) if draw.at is None else draw.at
+        for line, place, owner in zip(at, draw.places, draw.owners, strict=True):
+            if owner is not None:
+                self._read_row(words[line], place, owner)
+        if draw.further is not None:
+            drawn = slot.drawn[: draw.further.end].tolist()
+            for place, owner, lines in draw.further.standing(drawn):
+                if owner is not None:
+                    for line in lines:
+                        self._read_row(words[line], place, owner)
+
+    def _read_row(self, words: Words, place: int, owner: Open) -> None:
+        sampling = owner.sampling
+        if sampling.scores:
+            own = float(words[1, :1].view(np.float32)[0])
+            self.scores.setdefault(place, []).append(own)
+        if sampling.logprobs is not None:
+            ids, bits = words[:, : 1 + min(sampling.logprobs, self.vocab)]
+            rank, *likeliest = ids.tolist()
+            logprob, *others = bits.view(np.float32).tolist()
+            found = TokenLogprobs(logprob, rank, tuple(likeliest), tuple(others))
+            self.logprobs.setdefault(place, []).append(found)
+
+    def columns(self) -> tuple[Scores, Logprobs]:
+        """Returns one entry for each row, as results have them, or none at all."""
+        scores = tuple(tuple(self.scores.get(i, ())) for i in range(self.rows))
+        logprobs = tuple(tuple(self.logprobs.get(i, ())) for i in range(self.rows))
+        return scores if self.scores else (), logprobs if self.logprobs else ()
+
+
+def results(
+    plan: Plan, slots: Sequence[Slot], vocab: int, gone: Sequence[int] = ()
+) -> Executed:
+    """Wait for the slots of a plan's forwards; returns the plan's results. Raises
+    LogitsError.
+
+    `gone` are entries of the plan whose rows have new owners by now.
+    """
+    yields = _yields(plan, slots, gone)
+    pooled = _of_prompts(slots, len(plan.rows))
+    if not any(slot.scored for slot in slots):
+        return Executed(plan.step, yields, pooled=pooled)
+    beside = Beside(len(plan.rows), vocab)
+    for slot in slots:
+        if slot.scored and slot.draw is not None:
+            beside.read(slot, slot.draw)
+    scores, logprobs = beside.columns()
+    return Executed(plan.step, yields, scores, logprobs, pooled)
+
+
+def _of_prompts(slots: Sequence[Slot], rows: int) -> Pooled:
+    """Returns the outputs of prompts: one entry for each row, or none at all."""
+    said = [one for slot in slots for one in (slot.vectors, slot.prompt_scores)]
+    columns = [one.read(rows) for one in said if one is not None]
+    each = zip(*columns, strict=True)  # a row is pooled or scored, and in one forward
+    return tuple(map(b"".join, each)) if columns else ()
+
+
+def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:
+    out: list[tuple[int, ...]] = [()] * len(plan.rows)
+    for slot in slots:
+        draw = slot.draw
+        if draw is None:
+            continue
+        drawn = slot.tokens(draw)
+        simple = draw.at is None and draw.further is None
+        if simple and not plan.apart:
+            return tuple(zip(drawn, strict=True))
+        # A row is in one forward, and sampled once.
+        for place, token in zip(draw.places, zip(drawn, strict=True), strict=True):
+            out[place] = token
+        if draw.further is not None:
+            for place, tokens in slot.behind_drafts(draw.further):
+                out[place] += tuple(tokens)
+    for place in gone:
+        out[place] = (VOID,)
+    return tuple(out)

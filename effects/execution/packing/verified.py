@@ -1,0 +1,142 @@
+"""Rows with drafts, on the host: from a plan's drafts to the accepted tokens.
+
+Theory. A row that has drafts is a decode row, and comes before those without. Its drafts
+are further inputs, each in a line of its own. To attention they are decode rows whose
+context ends with themselves, as all KV of a step is written before any of it is read; or,
+on a GPU, one chunk of a row, which reads the context once (`Verified` in
+models/batch.py). Then places are verified one after the other (verify_drafts.py): each
+samples by the usual sampler, with the noise of its position, and with the penalties of
+the tokens before it. So a row yields the same tokens as without drafts, whatever its
+sampling parameters; and all is launched in order, so that a graph can hold it. Under the
+rule "rejection", coins accept a draft or replace it (rejection_sampling.py), and only the
+distribution of a row's tokens is the same.
+
+Rows with fewer drafts than others fill their lines with the scratch row. So there are few
+shapes of such steps, but a row with many drafts beside many with one costs more than it
+has to.
+
+Rows with deferred sampling (deferred_sampling.py) have no drafts.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from attrs import frozen
+
+from minfer.effects.execution.device.device_rows import DeviceRows, Words, aligned
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.packing.inputs import Drafts
+from minfer.records.config import EngineConfig
+from minfer.records.plan import Draft, Open, Plan
+from minfer.records.speculation import DEVICE, Speculation
+from minfer.values.checks import ConfigError
+
+
+def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
+    """Refuse a speculation that cannot be executed. Raises ConfigError."""
+    how = config.speculation
+    if how is None:
+        return
+    if how.drafter == DEVICE and not modelled:
+        raise ConfigError(
+            f"speculation: for the drafter {DEVICE!r} a draft model has to be loaded"
+        )
+
+
+def flaw_of_drafts(
+    plan: Plan,
+    how: Speculation | None,
+    rows: DeviceRows,
+    room: int,
+    *,
+    modelled: bool,
+) -> str:
+    """Returns why a plan's drafts cannot be verified, or nothing. `room` is the most
+    drafts, counting as many for each row as the row with the most has; `modelled`: there
+    is a draft model.
+    """
+    if not plan.drafts:
+        return ""
+    if how is None:
+        return "drafts are not expected, as the configuration has no speculation"
+    taken = {fill.index for fill in plan.fills}
+    for draft in plan.drafts:
+        count = plan.counts[draft.index] - 1
+        if draft.index in plan.apart:
+            return "rows that are sampled apart have no drafts"
+        if draft.index in taken:
+            return "rows with drafts feed themselves"
+        if not 0 < count <= how.drafts:
+            return f"rows have 1 to {how.drafts} drafts, not {count}"
+        if draft.tokens and len(draft.tokens) != count:
+            return f"{len(draft.tokens)} drafts are said of {count}"
+        if not (draft.tokens or modelled):
+            return "drafts are not said, and there is no draft model to say them"
+        if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
+            return "rows that are pooled have no drafts"
+    if len(plan.drafts) * most_of(plan) > room:
+        each = f"{len(plan.drafts)} rows with up to {most_of(plan)} drafts"
+        return f"there is room for {room} drafts, not for {each}"
+    return ""
+
+
+def _owner_drafts(owner: Open | None) -> bool:
+    """Returns whether a row's owner, from before the plan, can have drafts."""
+    return owner is None or not owner.pooling
+
+
+@frozen(eq=False)
+class Further:
+    """Where the tokens sampled behind drafts are: after all other lines, a line of rows
+    for each place, then the number of tokens of each row.
+    """
+
+    places: list[int]  # entries of the plan
+    owners: list[Open | None]
+    first: int
+    apart: int  # lines between two places
+    drafts: int
+    verified: int  # rows of each place
+
+    @classmethod
+    def of(
+        cls, shape: StepShape, places: list[int], owners: list[Open | None]
+    ) -> "Further":
+        """Returns the results' layout for a step of this shape, and rows with these
+        entries.
+        """
+        first, apart = aligned(shape.draws), aligned(shape.verified)
+        return cls(places, owners, first, apart, shape.drafts, shape.verified)
+
+    @property
+    def end(self) -> int:
+        """The end of all lines."""
+        return self.first + (self.drafts + 1) * self.apart
+
+    def standing(self, drawn: Sequence[int]) -> Iterator[tuple[int, Open | None, range]]:
+        """Yields each row's lines of accepted places, given all lines."""
+        counts = self.first + self.drafts * self.apart
+        for v, (place, owner) in enumerate(zip(self.places, self.owners, strict=True)):
+            begin = self.first + v
+            end = begin + drawn[counts + v] * self.apart
+            yield place, owner, range(begin, end, self.apart)
+
+
+def most_of(plan: Plan) -> int:
+    """Returns the most drafts that a row of a plan has."""
+    return max(plan.counts[draft.index] - 1 for draft in plan.drafts)
+
+
+def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
+    """Returns entries of a plan, those with drafts before the others."""
+    drafted = {draft.index for draft in drafts}
+    here = [i for i in entries if i in drafted]
+    return [*here, *(i for i in entries if i not in drafted)] if here else [*entries]
+
+
+def write_drafts(plan: Plan, places: Sequence[int], into: Drafts[Words]) -> None:
+    """Write the drafts of the rows with these entries, in order."""
+    said = {draft.index: draft.tokens for draft in plan.drafts}
+    for v, place in enumerate(places):
+        count = plan.counts[place] - 1
+        into.counts[v] = count
+        into.said[:count, v] = said[place] or -1

@@ -1,0 +1,1 @@
+"""A step on the device: the forward pass, drafts, sampling."""

@@ -1,0 +1,195 @@
+"""Deferred sampling: rows that are sampled when the host has their masks.
+
+Theory. A step's forward keeps the logits of such rows on the device, by row, and does not
+advance the rows. A row waits for one draw at a time, so one line of logits for each row
+is enough. When the host sends the masks, these rows are sampled together: tokens that the
+mask does not allow get -inf; then the rows advance and are read back as others are. If a
+row was given to another generation meanwhile, its kept logits have no owner: the first
+generation's results are discarded, so it gets any token, and the row is not touched.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import Final
+
+import numpy as np
+from attrs import evolve, frozen
+from numpy.typing import NDArray
+
+from minfer.effects.execution.contract import ExecutorError, names_of
+from minfer.effects.execution.device.device_rows import DeviceRows, Wants, Words, aligned
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.packing.inputs import Inputs, layout
+from minfer.effects.execution.packing.pack_plan import Draw, picked
+from minfer.records.plan import Mask, Plan, SampleApart
+
+# [draws, `mask_words`]: a bit for each token id, the lowest first; int32, as the device
+# reads words.
+Bits = NDArray[np.int32]
+
+
+WORD: Final = 32  # tokens in a word of a mask
+
+
+class MaskError(ExecutorError):
+    """A mask cannot be used."""
+
+
+@frozen(eq=False)
+class LateDraw:
+    """Deferred draws of a step."""
+
+    shape: StepShape
+    words: Words  # as `Inputs.late`
+    draw: Draw
+    masks: list[bytes]  # of the draws; empty bytes: any token
+    gone: list[int]  # entries of the plan whose rows have new owners
+    # Where the masks are, if not in `masks`: lines of the memory lent for this step.
+    step: int = -1
+    lines: Sequence[int] | None = None
+
+
+class LatePacker:
+    """Packs deferred draws. From step to step mostly the same rows are sampled, each one
+    position further: then all else is reused. (The `Draw` is the same object then; steps
+    with prompts or drafts have a new one each time.)
+    """
+
+    def __init__(self, rows: DeviceRows, pad: Callable[[StepShape], StepShape]) -> None:
+        """`pad` returns the shape whose graph serves a shape."""
+        self.rows = rows
+        self.pad = pad
+        self._kept: Draw | None = None  # of the last step
+        self._opened = -1  # value of `DeviceRows.opened` then
+        self._late: LateDraw | None = None  # its draws
+
+    def pack(self, plan: Plan, kept: Draw, told: SampleApart) -> LateDraw:
+        """Returns the deferred draws of `kept`, whose inputs have been computed. Raises
+        MaskError.
+        """
+        before = self._late
+        same = kept is self._kept and self.rows.opened == self._opened
+        if before is not None and same and told.written:
+            words = before.words.copy()
+            _, positions = words.reshape(2, -1)
+            size = len(kept.places)
+            positions[:size] = picked(plan.starts, kept.places)
+            positions[:size] += 1  # a decode row has one input
+            return evolve(before, words=words, step=plan.step)
+        late = pack_late(plan, kept, told, self.rows, self.pad)
+        steady = not (plan.fills or plan.drafts or late.gone) and told.written
+        self._late, self._kept = (late, kept) if steady else (None, None)
+        self._opened = self.rows.opened
+        return late
+
+
+def pack_late(
+    plan: Plan,
+    kept: Draw,
+    told: SampleApart,
+    rows: DeviceRows,
+    pad: Callable[[StepShape], StepShape],
+) -> LateDraw:
+    """Returns the deferred draws of `kept`, whose inputs have been computed. `pad`
+    returns the shape whose graph serves a shape. Raises MaskError.
+    """
+    places, owners, gone = kept.places, kept.owners, list[int]()
+    now = picked(rows.owners, picked(plan.rows, places))
+    if not all(map(is_, now, owners)):
+        each = list(zip(places, owners, now, strict=True))
+        gone = sorted(place for place, owner, other in each if other is not owner)
+        places = [place for place, owner, other in each if other is owner]
+        owners = [
+            owner for owner, other in zip(owners, now, strict=True) if other is owner
+        ]
+    who = picked(plan.rows, places)
+    shape = pad(_kind(rows.wants(who), len(who)))
+    masks, lines = list[bytes](), None
+    if told.written:
+        lines = _lines(plan, places)
+    else:
+        masks = _masks(plan, places, told.masks)
+    return LateDraw(
+        shape=shape,
+        words=_words(plan, shape, places, rows.scratch),
+        draw=Draw(places, owners),
+        masks=masks,
+        gone=gone,
+        step=plan.step,
+        lines=lines,
+    )
+
+
+def _kind(wants: Wants, draws: int) -> StepShape:
+    return StepShape(
+        decode_rows=0,
+        draws=draws,
+        filtered=wants.filtered,
+        scored=wants.scored,
+        shaped=wants.shaped,
+        late=True,
+    )
+
+
+def _words(plan: Plan, shape: StepShape, places: list[int], scratch: int) -> Words:
+    """Returns the words of the draws."""
+    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
+    late = Inputs.of(words, shape).late
+    if late is None:
+        raise AssertionError(f"{shape} is not late")
+    size = len(places)
+    late.rows[:] = late.positions[:] = scratch
+    late.rows[:size] = picked(plan.rows, places)
+    late.positions[:size] = picked(plan.starts, places)
+    late.positions[:size] += np.array(picked(plan.counts, places), np.int32)
+    return words
+
+
+# --- masks ------------------------------------------------------------------------------
+
+
+def _lines(plan: Plan, places: list[int]) -> Sequence[int]:
+    """Returns the lines in which the masks of these rows were written: a range where the
+    lines are in the order of the rows, as nearly always.
+    """
+    if tuple(places) == plan.apart:
+        return range(len(places))
+    lines = {index: line for line, index in enumerate(plan.apart)}
+    return [lines[index] for index in places]
+
+
+def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes]:
+    """Returns the masks of these rows, in order. Raises MaskError."""
+    by_row = {mask.index: mask.bits for mask in masks}
+    if strangers := sorted(by_row.keys() - set(plan.apart)):
+        raise MaskError(
+            f"a mask is for entry {strangers[0]} of step {plan.step}, which is not "
+            f"sampled apart: {plan.apart}"
+        )
+    return [by_row.get(index, b"") for index in places]
+
+
+def write_masks(late: LateDraw, vocab: int, out: Bits) -> int:
+    """Write the masks of draws into the lines of `out` [draws, `mask_words`]; returns how
+    many. Raises MaskError where no token is allowed.
+    """
+    count = len(late.masks)
+    lines = out[:count].view(np.uint8)
+    size = -(-vocab // 8)  # bytes of a mask
+    for line, bits in zip(lines, late.masks, strict=True):
+        given = np.frombuffer(bits, np.uint8)[:size]
+        line[: len(given)] = given
+        if len(given) < size:
+            line[len(given) :] = 0 if bits else 0xFF
+    lines[:, size:] = 0  # ids behind the vocabulary
+    lines[:, size - 1] &= 0xFF >> -vocab % 8
+    largest = out[:count].view(np.uint32).max(axis=1)  # ten times as fast as `any`
+    if not largest.all():
+        owner = late.draw.owners[int(largest.argmin())]
+        raise MaskError(f"a mask allows no token for request {names_of([owner])}")
+    return count
+
+
+def mask_words(vocab: int) -> int:
+    """Returns the words of a mask over a vocabulary."""
+    return -(-vocab // WORD)

@@ -1,0 +1,157 @@
+"""A draft model beside its target: it makes drafts on the device, within the step that
+verifies them.
+
+Theory. A draft model has its own weights and cache, and shares everything else: rows and
+their block tables, sampling values, noise. So it samples what the target is likely to
+sample, with each request's own parameters (a draft equals the target's token with a
+probability of at least (1 - TV) / (1 + TV); `minfer.speculate.accept`). Only with
+rejection sampling does it use separate noise, and keep its logits
+(rejection_sampling.py). A step of the target begins with the draft model's forwards:
+
+    the first    takes all decode rows, each with its last token and the
+                 one before; from the last comes the first draft
+    each other   takes the drafts of the one before
+
+The token before the last is included because the draft model has not run it, if all
+drafts were accepted and it was the last of them; else the same values are written again.
+The draft model does not run for prompts and for steps without drafts; it computes the
+missing tokens before rows get drafts (catching_up.py). Tokens that are still missing
+change the acceptance rate and nothing else. Nor does the choice of the draft model: token
+ids that the target does not have are never drafted, and the draft model reads ids that it
+does not have itself as another id.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from attrs import define, frozen
+from torch import Tensor
+
+from minfer.effects.execution.device.backend import Cache
+from minfer.effects.execution.device.device_rows import Words
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.device.streams import host_words
+from minfer.effects.execution.packing.inputs import Drafts, History, Inputs
+from minfer.effects.execution.running.feeding import Feeder, Step, chunks_of
+from minfer.effects.execution.running.rejection_sampling import Guess
+from minfer.effects.execution.running.sampler import Sampler
+from minfer.effects.models.batch import Chunks
+from minfer.effects.models.model import Model
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.weights import Weights
+from minfer.records.config import EngineConfig
+
+
+@frozen(eq=False)
+class DraftOf:
+    """A loaded draft model."""
+
+    spec: ModelSpec
+    weights: Weights | Model
+
+
+@define(eq=False)
+class DraftModel:
+    """Drafts for the rows of one device."""
+
+    spec: ModelSpec
+    model: Model
+    cache: Cache
+    feeder: Feeder
+
+    @classmethod
+    def open(
+        cls,
+        spec: ModelSpec,
+        model: Model,
+        feeder: Feeder,
+        config: EngineConfig,
+        length: int,
+    ) -> "DraftModel":
+        """Build with a cache for positions below `length`. Raises MemoryError or
+        torch.OutOfMemoryError.
+        """
+        blocks, size = config.num_blocks, config.block_size
+        cache = feeder.backend.make_cache(spec, blocks, size, length)
+        cache.data.zero_()  # slots never written may be read, and must be finite
+        return cls(spec, model, cache, feeder)
+
+    def num_splits(self, shape: StepShape, context: int) -> int:
+        """Returns the backend's number of splits, for the draft model in steps of a
+        shape.
+        """
+        backend = self.feeder.backend
+        return backend.num_splits(max(1, shape.verified), self.spec, context)
+
+    def propose(
+        self, shape: StepShape, step: Step, drafts: Drafts[Tensor], sampler: Sampler
+    ) -> list[Guess]:
+        """Draft for `verified` rows, place by place."""
+        rows, count = self.feeder.rows, shape.verified
+        logits = self._first(shape, step, count)
+        who, nexts = (
+            step.decoding[:count],
+            rows.next.index_select(0, step.decoding[:count]),
+        )
+        made = list[Guess]()
+        for place in range(shape.drafts):
+            if place:
+                # Rows with fewer drafts are replaced by the scratch row.
+                who = who.where(drafts.counts > place, rows.scratch)
+                positions = (nexts + place).where(drafts.counts > place, 0)
+                given = torch.stack((made[-1].tokens, positions, who))
+                logits = self._forward(
+                    shape, Step(step.decoding[:0], given, dry=step.dry)
+                )
+            ahead = nexts + (place + 1)
+            made.append(sampler.guess(self._fitted(logits), who, ahead, shape.wants))
+        return made
+
+    def catch_up(self, forwards: Sequence[tuple[StepShape, Words]]) -> None:
+        """Compute chunks of rows that this call sends (catching_up.py)."""
+        device = self.feeder.backend.device
+        for shape, words in forwards:
+            host = host_words(words.shape, device)
+            host.numpy()[:] = words
+            # Torch keeps the source of a copy until it is done.
+            history = Inputs.of(host.to(device, non_blocking=True), shape).history
+            if history is not None:
+                self.absorb(shape, history)
+
+    def absorb(self, shape: StepShape, history: History[Tensor]) -> None:
+        """Write keys and values of chunks, without sampling."""
+        none = self.feeder.rows.batch[:0]
+        step = Step(none, None, history)
+        self._forward(shape, step, none, chunks_of(shape, history))
+
+    def _first(self, shape: StepShape, step: Step, count: int) -> Tensor:
+        """Run the first forward; returns logits of the first `count` rows."""
+        rows, decoding = self.feeder.rows, step.decoding
+        before = rows.previous.index_select(0, decoding)
+        positions = (rows.next.index_select(0, decoding) - 1).clamp(min=0)
+        further = torch.stack((before, positions, decoding))
+        sample = torch.arange(count, dtype=torch.int32, device=decoding.device)
+        return self._forward(shape, Step(decoding, further, dry=step.dry), sample)
+
+    def _forward(
+        self,
+        shape: StepShape,
+        step: Step,
+        sample: Tensor | None = None,
+        chunks: Chunks | None = None,
+    ) -> Tensor:
+        decode_inputs = self.feeder.decode_inputs(step)
+        if self.spec.vocab_size < self.feeder.rows.vocab:
+            decode_inputs.tokens.clamp_(max=self.spec.vocab_size - 1)
+        batch = self.feeder.batch(
+            step, decode_inputs, sample, chunks, splits=shape.draft_splits
+        )
+        return self.model(batch, self.cache)
+
+    def _fitted(self, logits: Tensor) -> Tensor:
+        """Returns logits over the target's vocabulary."""
+        more = self.feeder.rows.vocab - logits.shape[1]
+        if more <= 0:
+            return logits[:, : logits.shape[1] + more].contiguous()
+        return F.pad(logits, (0, more), value=-torch.inf)

@@ -1,0 +1,434 @@
+"""A model on a device, with its cache, rows, graphs and staging buffer.
+
+Theory. The device owns its rows (`device_rows.py`). To run a forward: pack its inputs and
+row changes into one pinned buffer, copy that without waiting, scatter the changes; run
+the step, from embedding to sampled tokens and advanced rows; copy the tokens to pinned
+memory and record an event.
+
+A step's launches are a function of its `StepShape` (step_shape.py) and of the device's
+state, so a step can be a CUDA graph: one for each shape, captured before it is needed
+(warm_up.py), or while no request waits. A step whose shape has none yet is launched
+kernel by kernel, as are those with so many prefill tokens that launching them takes less
+than their work.
+
+Everything is on one stream, in order: the next step's copy may overwrite a device buffer,
+as it is enqueued after all reads of it.
+
+Runners share nothing, so there can be several in a process. A draft model has no runner
+of its own: it is part of its target's steps, and uses the same rows (draft_model.py).
+"""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from minfer.effects.execution.cuda.graphs import GraphCache, watched
+from minfer.effects.execution.device.backend import Backend, Cache
+from minfer.effects.execution.device.device_rows import EMPTY, DeviceRows, Words
+from minfer.effects.execution.device.step_shape import StepShape, most_draws, most_lines
+from minfer.effects.execution.device.streams import is_gpu, new_stream, wait
+from minfer.effects.execution.packing.beside_tokens import Errand
+from minfer.effects.execution.packing.inputs import (
+    History,
+    Inputs,
+    dummy_words,
+    most_words,
+)
+from minfer.effects.execution.packing.pack_plan import Forward
+from minfer.effects.execution.packing.pooling import Pooler
+from minfer.effects.execution.packing.prompt_scores import Scorer
+from minfer.effects.execution.packing.read_back import Slot
+from minfer.effects.execution.running.deferred_sampling import LateDraw
+from minfer.effects.execution.running.draft_model import DraftModel, DraftOf
+from minfer.effects.execution.running.feeding import (
+    Feeder,
+    Step,
+    chunks_of,
+    sampled,
+    verified_of,
+)
+from minfer.effects.execution.running.rejection_sampling import Guess
+from minfer.effects.execution.running.sampler import Sampler
+from minfer.effects.execution.running.shortcuts import Shortcuts
+from minfer.effects.execution.running.verify_drafts import judge, spread
+from minfer.effects.models import shapes
+from minfer.effects.models.batch import Batch, Chunks
+from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.model import Model, forward
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.weights import Weights
+from minfer.kernels.flash import FlashWork
+from minfer.kernels.packages import FLASH, QUACK
+from minfer.records.config import EngineConfig
+from minfer.records.plan import Plan
+
+CONTEXT: Final = 1024  # the shortest context by which kernels are chosen
+
+
+@frozen(eq=False)
+class OwnModel:
+    """A step by minfer's own forward pass, as a function of a batch and a cache."""
+
+    spec: ModelSpec
+    weights: Weights
+
+    def __call__(self, batch: Batch, cache: Cache) -> Tensor:
+        """Returns logits [sampled, vocab] of a packed step."""
+        return forward(self.spec, self.weights, batch, cache)
+
+    def with_few_layers(self) -> "OwnModel":
+        """Returns the model with its first layers only: up to the first layer of each
+        type, and one more, as the last layer is narrowed to the sampled tokens. It
+        launches the same kernels, fewer times.
+        """
+        layers = self.spec.layers
+        count = max(layers.index(layer) for layer in layers) + 2
+        return OwnModel(
+            self.spec, evolve(self.weights, layers=self.weights.layers[:count])
+        )
+
+
+def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
+    """Returns the function of a batch and a cache that runs the model."""
+    return OwnModel(spec, weights) if isinstance(weights, Weights) else weights
+
+
+class ModelRunner:
+    """Runs forwards of one model, in order."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: ModelSpec,
+        weights: Weights | Model,
+        config: EngineConfig,
+        *,
+        graphs: bool = True,
+        checked: bool = False,
+        draft: DraftOf | None = None,
+        keeps: bool = False,
+    ) -> None:
+        """`checked`: a decode step that waits for the device, or allocates memory, fails.
+        `keeps`: any step may have deferred sampling, so all graphs support it.
+
+        Raises MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not
+        fit.
+        """
+        device = backend.device
+        self.backend = backend
+        self.spec = spec
+        self.config = config
+        self.model = model_of(spec, weights)
+        length = min(config.max_model_len, spec.max_position_embeddings)
+        self.cache = backend.make_cache(
+            spec, config.num_blocks, config.block_size, length
+        )
+        self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
+        self.feeder = Feeder(backend, self.rows, config.block_size)
+        self.draft: DraftModel | None = None
+        if draft is not None:
+            model = model_of(draft.spec, draft.weights)
+            self.draft = DraftModel.open(draft.spec, model, self.feeder, config, length)
+        draws, self.drafts = most_draws(config.max_num_seqs), shapes.most_drafts(config)
+        self.lines = most_lines(config)
+        tokens = shapes.padded_tokens(config.max_num_batched_tokens)
+        self.room = most_words(self.rows, tokens, draws, self.drafts)
+        self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
+        modelled = self.draft is not None
+        self.sampler = Sampler(backend, self.rows, draws, self.lines, remembers=modelled)
+        sizes = config.max_num_seqs, spec.hidden_size
+        self.pooler = Pooler(*sizes, torch_dtype(spec.dtype), device)
+        self.scorer = Scorer(backend, config.max_num_seqs)
+        if checked:  # torch calls its check a prototype
+            warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
+        self.checked = checked
+        self.stream = new_stream(device)
+        # prefill tokens of a step with a graph, at most
+        self.captured = backend.routes.captured
+        self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
+        most = shapes.cuda_activation_bytes(
+            spec, config, self.captured + config.max_num_seqs
+        )
+        self.captures = GraphCache(device, most)
+        self.keeps = keeps and self.shortcuts.graphs
+        self.wait()  # for work on other streams
+
+    def dummy_step(self, shape: StepShape) -> None:
+        """Run a dummy step, while no other step is in flight: it changes no row."""
+        length = self.rows.blocks * self.config.block_size
+        words = dummy_words(
+            shape, self.rows.scratch, min(length, self.config.max_model_len)
+        )
+        self.staging[: len(words)].copy_(torch.from_numpy(words))
+        self._step(shape, dry=True)
+
+    @contextlib.contextmanager
+    def few_layers(self) -> Iterator[None]:
+        """Cut the models short, for steps that only need to launch each kernel."""
+        whole: list[tuple[ModelRunner | DraftModel, OwnModel]] = [
+            (one, one.model)
+            for one in (self, self.draft)
+            if one is not None and isinstance(one.model, OwnModel)
+        ]
+        try:
+            for one, model in whole:
+                one.model = model.with_few_layers()
+            yield
+        finally:
+            for one, model in whole:
+                one.model = model
+
+    def capture(self, shape: StepShape) -> None:
+        """Capture a shape's graph, while no step is in flight. A dummy step before it
+        loads what its launches need, which a capture must not do.
+        """
+        with self.few_layers():
+            self.dummy_step(shape)
+        self.shortcuts.capture()
+        self.captures.capture(shape, self._step)
+
+    def rehearsed(self, shape: StepShape) -> Callable[[], object]:
+        """Returns a function that runs a dummy step of a shape, by a graph where such
+        steps have one. To be called while no step is in flight.
+        """
+        shape = self._with_splits(self.padded(shape), CONTEXT)
+        if not self._may_be_captured(shape):
+            return lambda: self.dummy_step(shape)
+        if shape not in self.captures.made:
+            self.capture(shape)
+        graph = self.captures.made[shape]
+        self.dummy_step(shape)  # fills the graph's inputs with the scratch row
+        self.rows.batch.fill_(self.rows.scratch)
+        self.rows.apart.fill_(self.rows.scratch)
+        return graph.replay
+
+    @property
+    def parts_drafts(self) -> bool:
+        """Whether rows with drafts are a forward of their own beside prompts: where steps
+        have graphs, of which there cannot be one for each combination.
+        """
+        return self.shortcuts.graphs
+
+    def padded(self, shape: StepShape) -> StepShape:
+        """Returns the shape whose graph serves this shape: padded if it can have a
+        graph.
+        """
+        if self.keeps and not shape.late:
+            shape = evolve(shape, apart=True)
+        return shape.padded() if self._may_be_captured(shape) else shape
+
+    def _may_be_captured(self, shape: StepShape) -> bool:
+        return self.shortcuts.graphs and shape.fits(self.captured)
+
+    def take(self, plan: Plan) -> None:
+        """Apply a plan's changes of rows and blocks."""
+        rows = self.rows
+        caches = [self.cache] if self.draft is None else [self.cache, self.draft.cache]
+        for opened in plan.opens:
+            self.sampler.open(plan.rows[opened.index], opened)
+            full, part = divmod(plan.starts[opened.index], self.config.block_size)
+            (table,) = opened.tables  # layers are of one group here
+            for cache in caches:
+                cache.clear(table[full:], part)
+        for grow in plan.grows:
+            rows.set_table(grow.row, grow.at, grow.blocks)
+            for cache in caches:
+                cache.clear(grow.blocks)
+        if plan.copies:
+            for cache in caches:
+                cache.copy(plan.copies)
+
+    def run(self, forward: Forward, slot: Slot) -> None:
+        """Send a forward's words, run it, and start copying its tokens to the host."""
+        shape = self._with_splits(forward.shape, forward.longest)
+        slot.begin(forward.draw, scored=shape.scored)
+        checked = self.checked and shape in self.captures.made and not forward.asks
+        with watched(self.backend.device) if checked else contextlib.nullcontext():
+            self._send(slot, forward.words)
+            if errand := Errand.of(forward, self.pooler, self.scorer):
+                self._step(shape, errand=errand)
+                errand.bring(slot)
+            else:
+                self._replay(shape)
+            out, scores = self.sampler.out, self.sampler.scores
+            slot.fetch(out, scores, shape.lines, self.stream)
+
+    def catch_up(self, forwards: Sequence[tuple[StepShape, Words]], slot: Slot) -> None:
+        """Have the draft model compute chunks of rows; row changes are sent before."""
+        slot.begin(None, scored=False)
+        self._send(slot, EMPTY)
+        if self.draft is not None:
+            self.draft.catch_up(forwards)
+
+    def run_late(self, late: LateDraw, slot: Slot) -> None:
+        """Run deferred draws, and start copying their tokens to the host."""
+        slot.begin(late.draw, scored=late.shape.scored)
+        self._send(slot, late.words)
+        self.sampler.masks.send(late, self.stream)
+        self._replay(late.shape)
+        self.sampler.masks.read(self.stream)
+        count = len(late.draw.places)
+        slot.fetch(self.sampler.out, self.sampler.scores, count, self.stream)
+
+    def forget(self) -> None:
+        """Drop unsent row changes after a failed step: rows are opened again."""
+        self.rows.changes = []
+
+    def wait(self) -> None:
+        """Wait until no launched work uses the cache any more."""
+        wait(self.backend.device)
+
+    def close(self) -> None:
+        """Release the weights and the cache; no call may follow."""
+        self.captures.made.clear()
+        # Drop all tensors on the device, even if this object stays referenced: torch
+        # frees whole segments, and small tensors can be at the end of the cache's.
+        del self.cache, self.model, self.rows, self.staging, self.sampler
+        del self.feeder, self.draft
+        self.pooler.sums = None
+
+    # --- one forward --------------------------------------------------------------------
+    def cut(self, shape: StepShape, context: int) -> StepShape:
+        """Returns the shape with the splits for contexts of up to so many tokens."""
+        splits = drafting = 1
+        if shape.decode_rows:
+            splits = self.backend.num_splits(shape.decode_rows, self.spec, context)
+        if self.draft is not None and shape.proposes:
+            drafting = self.draft.num_splits(shape, context)
+        if (splits, drafting) == (shape.splits, shape.draft_splits):
+            return shape
+        return evolve(shape, splits=splits, draft_splits=drafting)
+
+    def _with_splits(self, shape: StepShape, longest: int) -> StepShape:
+        """Returns the shape with the splits for contexts of up to `longest` tokens,
+        rounded up so that there are few different ones.
+        """
+        if not shape.decode_rows:
+            return shape
+        table = self.rows.blocks * self.config.block_size
+        return self.cut(shape, min(max(CONTEXT, 1 << longest.bit_length()), table))
+
+    def _send(self, slot: Slot, inputs: Words) -> None:
+        """Send inputs and row changes to the device in one copy, and apply the
+        changes.
+        """
+        changes = self.rows.take()
+        total = len(inputs) + sum(map(len, changes))
+        if not total:
+            return
+        slot.write([inputs, *changes])
+        self.staging[:total].copy_(slot.words[:total], non_blocking=True)
+        if changes:
+            self.backend.scatter(self.rows.arena, self.staging[len(inputs) : total])
+
+    def _replay(self, shape: StepShape) -> None:
+        """Run a step by its graph; kernel by kernel while there is none."""
+        if not self._may_be_captured(shape):
+            self._step(shape)
+            return
+        if (graph := self.captures.find(shape)) is None:
+            begin = time.monotonic()
+            if not self.captures.due(shape, begin):
+                self._step(shape)
+                self.captures.note(shape, time.monotonic() - begin)
+                return
+            self.shortcuts.capture()
+            graph = self.captures.capture(shape, self._step)
+        graph.replay()
+
+    def _step(
+        self, shape: StepShape, dry: bool = False, errand: Errand | None = None
+    ) -> None:
+        """Run a whole step, from the words on the device to the sampler's `out` and the
+        rows.
+
+        `dry`: a dummy step. The scratch row then takes the place of all decode rows; so
+        it does in the words of chunks and draws.
+        """
+        rows = self.rows
+        inputs = Inputs.of(self.staging, shape)
+        if inputs.late is not None:
+            late = inputs.late
+            self.sampler.sample_kept(late.rows, late.positions, shape.wants)
+            return
+        decoding = rows.batch[: shape.decode_rows]
+        if dry:
+            decoding = decoding.new_full((shape.decode_rows,), rows.scratch)
+        if inputs.history is not None:
+            decoding = inputs.history.draws[0, : shape.decode_rows]
+        step = Step(decoding, None, inputs.history, dry)
+        if inputs.drafts is not None:
+            guesses = list[Guess]()
+            if self.draft is not None and shape.proposes:
+                own = evolve(step, history=None)
+                guesses = self.draft.propose(shape, own, inputs.drafts, self.sampler)
+            step = spread(self.backend, rows, step, inputs.drafts, guesses)
+        decode_inputs = self.feeder.decode_inputs(step)
+        verified = None
+        if inputs.drafts is not None:
+            verified = verified_of(shape, inputs.drafts, decode_inputs)
+        batch = self.feeder.batch(
+            step,
+            decode_inputs,
+            sampled(shape, inputs),
+            None if inputs.history is None else self._chunks(shape, inputs.history),
+            splits=shape.splits,
+            fused=self._fuses(shape),
+            verified=verified,
+        )
+        logits = self.model(errand.added(batch) if errand else batch, self.cache)
+        self._draw(shape, inputs, step, decode_inputs.ahead, logits)
+
+    def _draw(
+        self,
+        shape: StepShape,
+        inputs: Inputs[Tensor],
+        step: Step,
+        positions: Tensor,
+        logits: Tensor,
+    ) -> None:
+        """Sample from a step's logits; `positions` are those after its inputs."""
+        if not shape.draws:
+            return
+        who, ahead = step.decoding, positions[: shape.draws]
+        if inputs.history is not None:
+            who, drawn = inputs.history.draws.unbind(0)
+            ahead = positions.index_select(0, drawn)
+        first, others = logits[: shape.draws], logits[shape.draws :]
+        if shape.apart:
+            lines = inputs.apart
+            if lines is None:
+                lines = self.rows.apart[:, : shape.draws]
+            now, kept = (who, who) if step.dry else lines.unbind(0)
+            self.sampler.keep(first, kept)
+            who = now
+        here = step.contests[0] if step.contests else None
+        self.sampler.sample(first, who, ahead, shape.wants, contest=here)
+        if step.further is not None:
+            # Deferred rows have not sampled: they are not among `who`.
+            those = evolve(step, decoding=who[: shape.decode_rows])
+            judge(self.sampler, shape, those, others)
+
+    def _fuses(self, shape: StepShape) -> bool:
+        fuses = self.shortcuts.fused and self.backend.fuses(
+            shape.decode_inputs + shape.tokens, self.spec.intermediate_size
+        )
+        return fuses and self.shortcuts.may_take(QUACK)
+
+    def _chunks(self, shape: StepShape, history: History[Tensor]) -> Chunks:
+        """Returns the chunks, with flash-attn's work where it serves them, which is not
+        captured.
+        """
+        flash = None
+        flash_from = self.shortcuts.flash_from
+        wanted = 0 < flash_from <= shape.longest and shape.tokens > self.captured
+        if wanted and self.shortcuts.may_take(FLASH):
+            rows, starts, counts, _ = history.chunks
+            flash = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
+        return chunks_of(shape, history, flash)

@@ -1,0 +1,143 @@
+"""From logits to tokens: shaping, sampling, advancing rows, log-probabilities.
+
+Sampling values of rows are in `DeviceRows`; noise is a function of these and of the
+position (`minfer.sampling.reference_sampler`). Where at least one row of a step needs its
+logits changed (`minfer.sampling.logits`), all logits of the step become float32: so the
+sampling kernels do not depend on it, and other steps launch nothing more.
+Log-probabilities are the model's own: neither temperature nor filters nor masks nor
+penalties change them. All is launched in order and can be captured, also deferred draws
+(`deferred_sampling.py`).
+"""
+
+import torch
+from torch import Tensor
+
+from minfer.effects.execution.device.backend import Backend
+from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.running.device_masks import Masks
+from minfer.effects.execution.running.rejection_sampling import Contest, Guess, contested
+from minfer.records.plan import Open
+from minfer.sampling.params import MAX_LOGPROBS
+
+
+class Sampler:
+    """Samples for the rows of one device."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        rows: DeviceRows,
+        draws: int,
+        lines: int = 0,
+        *,
+        remembers: bool = False,
+    ) -> None:
+        """`draws` is the most in a step without drafts, `lines` the most lines of output,
+        if more. `remembers`: rows also keep the token before their last.
+        """
+        self.backend = backend
+        self.rows = rows
+        self.remembers = remembers
+        self.shaper = backend.make_shaper(rows)
+        device = backend.device
+        lines = max(lines, draws)
+        # [lines]: tokens; -1 where logits are not finite
+        self.out = torch.zeros(lines, dtype=torch.int32, device=device)
+        # as `kernels.logprobs` writes them
+        self.scores = torch.zeros(
+            lines, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=device
+        )
+        # [device rows, vocab]: logits of rows with deferred sampling, once there are any
+        self.kept: Tensor | None = None
+        self.masks = Masks(draws, rows.vocab, device)
+
+    def open(self, row: int, opened: Open) -> None:
+        """Reset a row for a new owner."""
+        self.rows.open(row, opened)
+        self.shaper.open(row, opened)
+
+    def sample(
+        self,
+        logits: Tensor,
+        who: Tensor,
+        positions: Tensor,
+        wants: Wants,
+        at: int = 0,
+        contest: Contest | None = None,
+    ) -> None:
+        """Sample for the device rows `who` [draws] from `logits` [draws, vocab], the
+        tokens at `positions`, and advance the rows. Results go to the lines of `out` and
+        `scores` from `at` on. `contest`: drafts of the first rows, which coins accept or
+        reject.
+        """
+        self._draw(logits, logits, who, positions, wants, at, contest)
+
+    def guess(
+        self, logits: Tensor, who: Tensor, positions: Tensor, wants: Wants
+    ) -> Guess:
+        """Returns the tokens that these rows [draws] would sample, without advancing the
+        rows; with rejection sampling, by independent noise. Earlier drafts of a step do
+        not count as output.
+        """
+        rows, streams = self.rows, self.rows.draft_stream
+        if wants.shaped:
+            logits = self.shaper.shape(logits, who, positions)
+        drawn = self.backend.sample(
+            logits, who, rows, positions, filtered=wants.filtered, streams=streams
+        )
+        return Guess(drawn.tokens, None if rows.coins is None else logits)
+
+    def keep(self, logits: Tensor, rows: Tensor) -> None:
+        """Keep logits [draws, vocab] of device rows [draws] until `sample_kept`, but for
+        the scratch row.
+        """
+        if self.kept is None:  # never while a graph is captured: a dummy step runs before
+            self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
+        self.backend.keep(logits, rows, self.kept, self.rows.scratch)
+
+    def sample_kept(self, who: Tensor, positions: Tensor, wants: Wants) -> None:
+        """`sample` from the kept logits of these rows; only tokens that their masks
+        allow.
+        """
+        if self.kept is None:
+            raise AssertionError("no logits have been kept")
+        logits = self.backend.hide(self.kept, who, self.masks.lines[: len(who)])
+        plain = self.kept.index_select(0, who) if wants.scored else logits
+        self._draw(logits, plain, who, positions, wants)
+
+    def _draw(
+        self,
+        logits: Tensor,
+        unmasked: Tensor,
+        who: Tensor,
+        positions: Tensor,
+        wants: Wants,
+        at: int = 0,
+        contest: Contest | None = None,
+    ) -> None:
+        rows, filtered = self.rows, wants.filtered
+        if wants.shaped:
+            logits = self.shaper.shape(logits, who, positions)
+        drawn = self.backend.sample(logits, who, rows, positions, filtered=filtered)
+        if contest is not None:
+            drawn = contested(
+                drawn, contest, logits, who, positions, rows, filtered=filtered
+            )
+        if wants.shaped:
+            self.shaper.count(who, positions, drawn)
+        if self.remembers:
+            before = rows.last.index_select(0, who)
+            rows.previous.index_copy_(0, who.long(), before)
+        self.backend.advance(
+            rows=who,
+            positions=positions,
+            drawn=drawn.tokens,
+            broken=drawn.broken,
+            last=rows.last,
+            next_=rows.next,
+            scratch=rows.scratch,
+            out=self.out[at:],
+        )
+        if wants.scored:
+            scores = self.scores[at:]
+            self.backend.logprobs(unmasked, drawn.tokens, who, rows.asked, scores)

@@ -1,0 +1,1 @@
+"""What happens before the first request: dummy steps, captures, measured costs."""

@@ -1,0 +1,243 @@
+"""Which step shapes get CUDA graphs before the first request, and in which order.
+
+Theory. There are more shapes than there is time for: two hundred captures take some 15 ms
+each, and many shapes never occur. Shapes that every request needs come first: pure decode
+steps of every size, with default sampling. With speculation, the same steps follow with
+drafts on every row: with the most drafts first, and then with each smaller number, as the
+best number differs from step to step, and launching kernel by kernel costs more than the
+drafts gain. (Beside prompts, rows with drafts are a forward of their own: pack_plan.py.)
+Then come prompts, alone and beside decode rows without drafts: first all with at most
+`LONELY` decode rows, as a server's first load is mostly of few clients, and such steps
+are so short that launching them kernel by kernel takes several times as long. Where
+grammars can be requested, any of these steps may have rows with deferred sampling; the
+deferred draws, which are a few launches, come after pure decode steps. Then come rarely
+requested shapes: other ways of sampling, contexts with other splits, many prompts at
+once. Steps of many prefill tokens come last: launching them takes no longer than their
+work.
+
+There is time for half of the prompt shapes beside more decode rows. The number of decode
+rows and the length of prompts are not known before requests arrive; both vary by factors:
+a server has 2 streams or 40, and a prompt leaves 20 tokens to compute or 600. So each
+doubling is assumed to be equally likely, and the likelihood of a shape is the product of
+the doublings of rows and of tokens that it serves. Short prompts come first beside every
+number of rows, and most longer ones beside usual numbers of rows. If the order took one
+number of rows after the other, time would run out at 32, and a burst of new requests
+beside 40 streams would be launched kernel by kernel.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise, product
+from math import log2
+from typing import Final
+
+from attrs import evolve, frozen
+
+from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.step_shape import (
+    CHUNK_SIZES,
+    DECODE,
+    LONELY,
+    LONGEST,
+    StepShape,
+    bucket_of,
+    mixed_bucket_of,
+)
+from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
+from minfer.records.config import EngineConfig
+from minfer.records.speculation import DEVICE
+
+MANY_INPUTS: Final = 2048  # prefill tokens: with more, the GPU takes longer than the host
+# Prefill tokens of several prompts at once, in loads of few clients.
+SEVERAL_INPUTS: Final = range(256, 4096 + 1)
+# Likelihood of prompts beside no decode row, in doublings of rows; and of several prompts
+# beside few rows, compared with one prompt.
+IDLE: Final = 0.5
+SEVERAL: Final = 0.25
+# Returns a shape with the splits for contexts of up to so many tokens.
+Cut = Callable[[StepShape, int], StepShape]
+
+
+def capture_order(
+    config: EngineConfig,
+    most: int,
+    likely: Wants,
+    contexts: Sequence[int],
+    cut: Cut,
+    *,
+    grammars: bool = False,
+    fewer_drafts: bool = False,
+) -> list[StepShape]:
+    """Returns the shapes that can have graphs, each once, the most useful first.
+
+    most: the most prefill tokens of a graph. likely: default sampling. contexts: lengths
+    by which kernels are chosen, the shortest first. grammars: whether requests can have
+    grammars. fewer_drafts: whether the number of drafts varies, which the engine learns
+    later (`config` may not have it yet).
+    """
+    short, longer = contexts[:1], contexts[1:]
+    other = evolve(likely, filtered=not likely.filtered)
+    scored = evolve(likely, scored=not likely.scored)
+    shaped = evolve(likely, shaped=not likely.shaped)
+    decode = _decode(config)
+    sizes = sorted({mixed_bucket_of(shape.decode_rows) for shape in decode})
+    prompts = _with_history([0], config, most)
+    beside = _with_history(sizes, config, most)
+    drafts = _with_drafts(decode, config, fewer=fewer_drafts)
+    likeliest = _likeliest_first(prompts, beside)
+    every = [*likeliest, *prompts.many, *beside.many]
+    first = [shape for shape in every if _is_of_few_clients(shape)]
+    late = [StepShape(decode_rows=0, draws=shape.draws, late=True) for shape in decode]
+    told = partial(_told, cut)
+    order = (
+        told(decode, likely, short),
+        told(late if grammars else [], likely, short),
+        told([*drafts.usual, *drafts.fewer], likely, short),
+        told(first, likely, short),
+        told(likeliest, likely, short),
+        told([*decode, *drafts.usual], other, short),
+        told([*decode, *drafts.usual], likely, longer),
+        told(drafts.fewer, likely, longer),
+        told(drafts.fewer, other, short),
+        told([*prompts.few, *beside.few], other, short),
+        told(decode, scored, short),
+        told([*prompts.several, *prompts.few], scored, short),
+        told([*prompts.several, *beside.several], other, short),
+        told([*decode, *prompts.few], shaped, short),
+        told([*beside.many, *prompts.many], likely, short),
+        told([*beside.few, *beside.several], likely, longer),
+        told(decode, other, longer),
+    )
+    shapes = [shape for part in order for shape in part]
+    if grammars:
+        shapes = [evolve(shape, apart=not shape.late) for shape in shapes]
+    return [*dict.fromkeys(shapes)]
+
+
+def _is_of_few_clients(shape: StepShape) -> bool:
+    """Returns whether a step with prompts is typical of a load of few clients."""
+    if shape.decode_rows > LONELY or shape.longest > LONGEST:
+        return False
+    if shape.chunks == 1:
+        return True
+    return shape.chunks == CHUNK_SIZES[1] and shape.tokens in SEVERAL_INPUTS
+
+
+def _likeliest_first(*found: "WithHistory") -> list[StepShape]:
+    """Returns the shapes of few and of several chunks, sorted by the doublings of rows
+    and of tokens that they serve.
+    """
+    several = {shape for one in found for shape in one.several}
+    shapes = [*(shape for one in found for shape in one.few), *several]
+    rows = _doublings(shape.decode_rows for shape in shapes) | {0: IDLE}
+    inputs = _doublings(shape.tokens for shape in shapes)
+
+    def likely(shape: StepShape) -> float:
+        decode_rows = SEVERAL if shape in several else 1.0
+        return decode_rows * rows[shape.decode_rows] * inputs[shape.tokens]
+
+    return sorted(
+        shapes, key=lambda shape: (-likely(shape), shape.tokens, shape.decode_rows)
+    )
+
+
+def _doublings(counts: Iterable[int]) -> dict[int, float]:
+    """Returns how many doublings each size serves, from the next smaller size on. The
+    smallest counts as one, also the 64 tokens of the shortest prompts.
+    """
+    sizes = sorted({*counts} - {0})
+    served = {size: log2(size / below) for below, size in pairwise(sizes)}
+    return served | dict.fromkeys(sizes[:1], 1.0)
+
+
+def _told(
+    cut: Cut, shapes: Sequence[StepShape], wants: Wants, contexts: Sequence[int]
+) -> Iterator[StepShape]:
+    """Yields the shapes with these sampling needs, for each of the contexts."""
+    for context in contexts:
+        for shape in shapes:
+            drawn = evolve(
+                shape,
+                filtered=wants.filtered,
+                scored=wants.scored,
+                shaped=wants.shaped,
+            )
+            yield cut(drawn, context)
+
+
+@frozen
+class WithHistory:
+    """Shapes with prefill tokens."""
+
+    few: list[StepShape]  # with the smallest number of chunks that has a graph
+    several: list[StepShape]
+    many: list[StepShape]  # many chunks or tokens
+
+
+def _decode(config: EngineConfig) -> list[StepShape]:
+    """Returns pure decode steps, by size."""
+    sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
+    return [StepShape(decode_rows=n, draws=n) for n in sorted(sizes)]
+
+
+@frozen
+class WithDrafts:
+    """Shapes in which all decode rows have drafts."""
+
+    usual: list[StepShape]  # with the most drafts
+    fewer: list[StepShape]
+
+
+def _with_drafts(
+    shapes: Sequence[StepShape], config: EngineConfig, *, fewer: bool
+) -> WithDrafts:
+    """Returns these shapes with drafts, if there is speculation; `fewer`: also with fewer
+    than the most drafts.
+    """
+    how, found = config.speculation, WithDrafts([], [])
+    if how is None:
+        return found
+    most = drafts_from(how.drafts)
+    few = sorted({drafts_from(n) for n in range(1, most)}, reverse=True)
+    rows = bucket_of(min(how.rows or config.max_num_seqs, config.max_num_seqs), DECODE)
+    for shape in shapes:
+        room = most_drafts(config) // max(1, shape.decode_rows)
+        if not 0 < shape.decode_rows <= rows or not room:
+            continue
+        drafting = evolve(
+            shape, verified=shape.decode_rows, proposes=how.drafter == DEVICE
+        )
+        found.usual.append(evolve(drafting, drafts=min(most, room)))
+        if fewer:
+            found.fewer.extend(evolve(drafting, drafts=n) for n in few if n < room)
+    return found
+
+
+def _with_history(sizes: Sequence[int], config: EngineConfig, most: int) -> WithHistory:
+    """Returns the shapes with prefill tokens beside each of `sizes` decode rows."""
+    budget = min(most, padded_tokens(config.max_num_batched_tokens))
+    counts = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
+    inputs = [(n, m) for n in counts for m in sorted({min(n, LONGEST), n})]
+    found = WithHistory([], [], [])
+    for decode_rows in sizes:
+        for chunks, (tokens, longest) in product(CHUNK_SIZES, inputs):
+            shape = StepShape(
+                decode_rows=decode_rows,
+                draws=decode_rows + chunks,
+                tokens=tokens,
+                chunks=chunks,
+                longest=longest,
+            )
+            if shape.padded() != shape or not shape.fits(most):
+                continue
+            # impossible: a lone chunk has all tokens
+            if chunks == 1 and longest < tokens:
+                continue
+            fewest = 1 if decode_rows <= LONELY else CHUNK_SIZES[1]
+            if tokens > MANY_INPUTS or chunks == CHUNK_SIZES[-1]:
+                found.many.append(shape)
+            elif chunks == fewest:
+                found.few.append(shape)
+            else:
+                found.several.append(shape)
+    return found

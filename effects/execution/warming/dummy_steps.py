@@ -1,0 +1,189 @@
+"""Dummy steps that launch every kernel that traffic can need of a model.
+
+Theory. A step's launches follow from its `StepShape`. There are many shapes, but what is
+compiled depends on a few counts, each independent of the others: decode rows, all inputs,
+the inputs of the longest chunk, draws. Between two of the kernels' `BOUNDS` a count makes
+no difference, so one count on each side of a bound represents all; where a shape is
+padded to a graph's, the padded sizes are included. So some seventy steps represent all.
+They are launched only to be compiled (`minfer.kernels.compiling`): no kernel runs.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Final
+
+import torch
+from attrs import evolve
+
+from minfer.effects.execution.cuda.cuda_backend import CudaBackend
+from minfer.effects.execution.device.device_rows import Wants, aligned
+from minfer.effects.execution.device.routes import Routes
+from minfer.effects.execution.device.step_shape import (
+    DECODE,
+    StepShape,
+    bucket_of,
+    most_draws,
+)
+from minfer.effects.execution.packing.inputs import Inputs
+from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
+from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.shapes import captured_tokens, drafts_from, most_drafts
+from minfer.effects.models.spec import ModelSpec
+from minfer.kernels import linear_tunes, norm, pdl, rope
+from minfer.kernels.attention_tunes import Kind as Heads
+from minfer.kernels.attention_tunes import decode_tune, known_dim
+from minfer.records.config import EngineConfig
+
+NOWHERE: Final = torch.device("meta")
+# Counts after which another kernel, or another variant of it, is used.
+BOUNDS: Final = sorted(
+    {choice.tokens for rows in linear_tunes.TABLE.values() for choice in rows}
+    | {1, pdl.MOST, rope.MANY - 1, norm.MANY - 1}
+)
+ROWS: Final = 128  # (query, head) pairs of attention's largest tile
+FEW: Final = 33  # chunks: one more than a graph has
+
+
+def launch_dummy_steps(runner: ModelRunner) -> None:
+    """Launch all that Triton has to compile, also for a draft model; before any plan."""
+    _besides(runner)
+    spec, config = runner.spec, runner.config
+    draft = None if runner.draft is None else runner.draft.spec
+    with runner.few_layers():
+        for shape in (*shapes(spec, config), *drafting(spec, config, draft)):
+            runner.dummy_step(shape)
+            prompts = Inputs.of(runner.staging, shape).history
+            if runner.draft is not None and prompts is not None and not shape.decode_rows:
+                runner.draft.absorb(shape, prompts)
+
+
+def counts(most: int) -> list[int]:
+    """Returns counts up to `most` that represent all: on both sides of each bound."""
+    sides = {side for bound in BOUNDS for side in (bound, bound + 1)}
+    return sorted({min(side, most) for side in sides} - {0})
+
+
+def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
+    """Returns step shapes that represent all, each once."""
+    seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
+    inputs = [_prompts(tokens, 1) for tokens in counts(budget)]
+    draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
+    unsampled = evolve(_prompts(1, 1), draws=0)
+    beside = [_beside(decode_rows, budget) for decode_rows in counts(seqs)]
+    made = [
+        *_decoding(spec, config),
+        *inputs,
+        *draws,
+        *_lengths(budget),
+        unsampled,
+        *beside,
+    ]
+    captured = captured_tokens(spec, budget)
+    padded = [one.padded() for one in made if one.fits(captured)]
+    return [*dict.fromkeys((*made, *padded))]
+
+
+def _lengths(budget: int) -> Iterator[StepShape]:
+    """Yields chunks of all lengths that attention distinguishes, among few inputs and
+    many.
+    """
+    for longest in (1 << power for power in range(ROWS.bit_length())):
+        for tokens in (longest, max(longest, FEW), max(longest, pdl.MOST + 1)):
+            if tokens <= budget:
+                yield evolve(_prompts(tokens, 1), longest=longest)
+
+
+def _decoding(spec: ModelSpec, config: EngineConfig) -> Iterator[StepShape]:
+    """Yields pure decode steps whose attention kernels differ."""
+    seen = set[object]()
+    for decode_rows in range(1, bucket_of(config.max_num_seqs, DECODE) + 1):
+        for splits in _cuts(spec, config, decode_rows):
+            if (variant := _tuned(spec, decode_rows, splits)) not in seen:
+                seen.add(variant)
+                yield StepShape(decode_rows=decode_rows, draws=decode_rows, splits=splits)
+
+
+def drafting(
+    spec: ModelSpec, config: EngineConfig, draft: ModelSpec | None
+) -> Iterator[StepShape]:
+    """Yields steps in which all decode rows have drafts, and whose kernels differ."""
+    how = config.speculation
+    if how is None:
+        return
+    room, longest = most_drafts(config), bucket_of(config.max_num_seqs, DECODE)
+    sizes = {*counts(longest), *(bucket_of(n, DECODE) for n in range(1, longest + 1))}
+    most = sorted({drafts_from(n) for n in range(1, how.drafts + 1)} | {how.drafts})
+    seen = set[object]()
+    for decode_rows, drafts in product(sorted(sizes), most):
+        if decode_rows * drafts > room:
+            continue
+        shape = StepShape(
+            decode_rows=decode_rows,
+            draws=decode_rows,
+            verified=decode_rows,
+            drafts=drafts,
+        )
+        shape = evolve(shape, proposes=draft is not None)
+        for splits in _cuts(spec, config, decode_rows):
+            for others in _cuts(draft, config, decode_rows) if draft is not None else {1}:
+                variant = (
+                    drafts,  # how many rows attention's programs have
+                    sum(bound < shape.decode_inputs for bound in BOUNDS),
+                    splits > 1,
+                    draft and _tuned(draft, decode_rows, others),
+                    draft and _tuned(draft, 2 * decode_rows, others),
+                )
+                if variant not in seen:
+                    seen.add(variant)
+                    yield evolve(shape, splits=splits, draft_splits=others)
+
+
+def _cuts(spec: ModelSpec, config: EngineConfig, rows: int) -> set[int]:
+    """Returns the numbers of splits of contexts of any length, for so many rows."""
+    length = min(config.max_model_len, spec.max_position_embeddings)
+    longest = -(-length // config.block_size) * config.block_size
+    contexts = {min(CONTEXT << i, longest) for i in range(longest.bit_length())}
+    splits_of = CudaBackend(NOWHERE, Routes()).num_splits
+    return {splits_of(rows, spec, context) for context in contexts}
+
+
+def _tuned(spec: ModelSpec, rows: int, splits: int) -> object:
+    """Returns a key of the attention kernels for so many rows and splits."""
+    element = torch_dtype(spec.kv_dtype).itemsize
+    heads = Heads(element, known_dim(spec.head_dim))
+    tune = decode_tune(heads, rows * spec.kv_heads, splits)
+    return sum(bound < rows for bound in BOUNDS), tune, splits > 1
+
+
+def _prompts(tokens: int, chunks: int) -> StepShape:
+    """Returns a step of prompts alone."""
+    longest = tokens - chunks + 1
+    return StepShape(
+        decode_rows=0, draws=chunks, tokens=tokens, chunks=chunks, longest=longest
+    )
+
+
+def _beside(decode_rows: int, budget: int) -> StepShape:
+    """Returns a step of a prompt beside decode rows."""
+    tokens = max(1, min(64, budget - decode_rows))
+    return evolve(_prompts(tokens, 1), decode_rows=decode_rows, draws=decode_rows + 1)
+
+
+def _besides(runner: ModelRunner) -> None:
+    """Launch what does not depend on a step's inputs: changes of rows, and all ways to
+    sample.
+    """
+    for pairs in (1, pdl.MOST):
+        runner.backend.scatter(runner.rows.arena, runner.staging[: 2 * pairs])
+    specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]
+    dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)
+    vocab, device = runner.spec.vocab_size, runner.backend.device
+    for draws, dtype in product(counts(most_draws(runner.config.max_num_seqs)), dtypes):
+        lines = torch.zeros(2, aligned(draws), dtype=torch.int32, device=device)
+        who, positions = lines[:, :draws]
+        logits = torch.zeros(draws, vocab, dtype=dtype, device=device)
+        runner.backend.keep(logits, who, logits, runner.rows.scratch)
+        runner.backend.hide(logits, who, runner.sampler.masks.lines[:draws])
+        for filtered, scored, shaped in product((False, True), repeat=3):
+            wants = Wants(filtered=filtered, scored=scored, shaped=shaped)
+            runner.sampler.sample(logits, who, positions, wants)

@@ -1,0 +1,106 @@
+"""Measures the costs of steps on this device, before requests are served.
+
+From these costs the engine finds the best number of drafts (`minfer.speculate.length`). A
+size is a number of decode rows, in short contexts; a row with drafts is assumed to cost
+as much as one row for each of its inputs. `fixed` is the additional cost of verifying the
+drafts of one row, plus an estimate of the host's work between two steps if the host makes
+the drafts.
+"""
+
+import time
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final
+
+from attrs import evolve
+
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.running.runner import ModelRunner
+from minfer.effects.models.shapes import drafts_from
+from minfer.records.acceptance import Costs
+from minfer.records.config import EngineConfig
+from minfer.records.speculation import DEVICE, Speculation
+
+REPEATS: Final = 5
+# factor between two numbers of rows that a draft model is measured for
+ROWS_STEP: Final = 4
+LARGEST: Final = 512  # inputs: there are no drafts in larger steps
+# Seconds in which a GPU is idle before a step that could not be planned ahead: a turn of
+# the engine's loop, with proposals. The CPU computes when results are requested, so it
+# waits for the proposals only.
+TURN: Final = {"cuda": 5e-4, "cpu": 1e-4}
+
+
+def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
+    """Returns the seconds of steps, for an engine with this speculation; no step may be
+    in flight.
+    """
+    drafts = drafts_from(how.drafts)
+    shapes = _plain(runner.config, how, drafts)
+    shapes = [shape for shape in shapes if runner.padded(shape).lines <= runner.lines]
+    rising = accumulate((_seconds(runner, shape) for shape in shapes), max)
+    verify = tuple(zip((shape.decode_inputs for shape in shapes), rising, strict=True))
+    one = StepShape(decode_rows=1, draws=1, verified=1, drafts=drafts)
+    judged = _seconds(runner, one)
+    # One more forward, of the fewest inputs.
+    beside = verify[0][1] if runner.parts_drafts else 0.0
+    costs = Costs(verify, fixed=TURN[runner.backend.device.type], beside=beside)
+    more = judged - costs.seconds(min(one.decode_inputs, shapes[-1].decode_inputs))
+    if how.drafter != DEVICE:
+        return evolve(costs, fixed=costs.fixed + max(0.0, more))
+    drafting = [*_drafting(runner, how, shapes[-1].decode_inputs)]
+    draft, *_ = took = [*accumulate((each for _, each in drafting), max)]
+    longer = [each - draft for each in took]
+    draft_more = tuple(zip((rows for rows, _ in drafting), longer, strict=True))
+    return evolve(costs, draft=draft, fixed=max(0.0, more), draft_more=draft_more)
+
+
+def _drafting(
+    runner: ModelRunner, how: Speculation, largest: int
+) -> Iterator[tuple[int, float]]:
+    """Yields numbers of rows, from one on, and the seconds of a draft model's forward for
+    them: the difference between steps with its drafts and steps with the host's.
+    """
+    seats = runner.config.max_num_seqs
+    rows, most = 1, min(seats, how.rows or seats)
+    while True:
+        room = min(drafts_from(how.drafts), max(1, largest // rows - 1))
+        drafts = max(n for n in range(1, room + 1) if drafts_from(n) == n)
+        said = StepShape(decode_rows=rows, draws=rows, verified=rows, drafts=drafts)
+        took = [_seconds(runner, evolve(said, proposes=by)) for by in (False, True)]
+        yield rows, max(0.0, took[1] - took[0]) / drafts
+        if rows == most:
+            return
+        rows = min(ROWS_STEP * rows, most)
+
+
+def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[StepShape]:
+    """Returns steps by ascending number of inputs: decode rows alone, and then, for more
+    inputs, as many rows as may have drafts, with drafts.
+    """
+    most = min(config.max_num_seqs, how.rows or config.max_num_seqs)
+    rows, size = list[int](), 1
+    while size < most:
+        rows.append(size)
+        size *= 2
+    shapes = [StepShape(decode_rows=count, draws=count) for count in (*rows, most)]
+    several = sorted({drafts_from(count) for count in range(1, drafts + 1)})
+    shapes += [
+        StepShape(decode_rows=most, draws=most, verified=most, drafts=d) for d in several
+    ]
+    largest = min(LARGEST, config.max_num_batched_tokens)
+    return [shape for shape in shapes if shape.decode_inputs <= max(largest, 1)]
+
+
+def _seconds(runner: ModelRunner, shape: StepShape) -> float:
+    """Returns the shortest time of some steps of a shape, after one that compiles
+    kernels: other load on the machine makes steps slower, never faster.
+    """
+    run = runner.rehearsed(shape)
+    times = list[float]()
+    for _ in range(1 + REPEATS):
+        begin = time.perf_counter()
+        run()
+        runner.wait()
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])

@@ -1,0 +1,184 @@
+"""What a GPU's executor does before it is ready, and later when it is idle.
+
+Before: all kernels that traffic can need are compiled in parallel, or found on disk, and
+loaded (dummy_steps.py); other packages' kernels, which compile at first use, are used
+once; graphs are captured for a limited time (capture_order.py). The other graphs, and
+those of shapes that were launched without one, are captured while the executor is idle.
+None of it is required: failures are logged, and the executor continues without.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from attrs import define, field
+
+from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.device.streams import on
+from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
+from minfer.effects.execution.warming.capture_order import capture_order
+from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
+from minfer.effects.execution.warming.progress import GRAPHS, KERNELS, Progress, Report
+from minfer.effects.models.spec import ModelSpec
+
+SECONDS: Final = 2.5  # of captures before an executor is ready
+DRAFTING: Final = 2.0  # times as long, where there are drafts
+_log = logging.getLogger("minfer.executor")
+
+
+@define(eq=False)
+class WarmUp:
+    """The remaining work."""
+
+    runner: ModelRunner
+    spec: ModelSpec
+    report: Report
+    likely: Wants  # default sampling of requests
+    seconds: float = SECONDS
+    fewer_drafts: bool = False  # whether the number of drafts varies
+    pending: deque[StepShape] = field(factory=deque)
+    stopped: bool = False  # graphs cannot be captured, or do not fit
+
+    def before_ready(self) -> None:
+        """Do all that must not happen under load, and capture graphs for a limited
+        time.
+        """
+        self._compile()
+        self._packages()
+        self.pending.extend(self._order())
+        # Every decode step has several numbers of drafts.
+        drafting = self.runner.config.speculation is not None
+        self._capture_for(self.seconds * (DRAFTING if drafting else 1))
+        self.runner.wait()
+
+    def piece(self) -> bool:
+        """Capture one more graph, the most wanted first; returns whether another
+        remains.
+        """
+        shape = self._next()
+        if shape is not None:
+            self._capture(shape)
+        return not self.stopped and bool(self.pending or self.runner.captures.wanted())
+
+    # --- kernels ------------------------------------------------------------------------
+
+    def _compile(self) -> None:
+        """Compile all of Triton's kernels, or find them on disk, and load them."""
+        from minfer.kernels.compiling import compiled
+
+        self.report(Progress(KERNELS, 0, 0))
+        try:
+            found = compiled(self._dummy_steps, self._report_kernels)
+        except Exception as error:
+            # The first step will fail too, if it has no other way.
+            _log.warning("kernels are compiled one by one, as they are needed: %r", error)
+            return
+        _log.info(
+            "%d kernels, %d of them compiled, in %.1f s",
+            found.wanted,
+            found.compiled,
+            found.seconds,
+        )
+        if found.failed:
+            _log.warning(
+                "%d kernels are left to their first use: %s",
+                len(found.failed),
+                found.failed[0],
+            )
+
+    def _dummy_steps(self) -> None:
+        """Launch dummy steps, without other packages' kernels, which would run."""
+        shortcuts = self.runner.shortcuts
+        before = shortcuts.flash_from, shortcuts.fused
+        shortcuts.flash_from, shortcuts.fused = 0, False
+        try:
+            with self._at_work():
+                launch_dummy_steps(self.runner)
+                self.runner.wait()
+        finally:
+            shortcuts.flash_from, shortcuts.fused = before
+
+    def _report_kernels(self, done: int) -> None:
+        self.report(Progress(KERNELS, done, 0))
+
+    def _packages(self) -> None:
+        """Have other packages compile their kernels: those of the largest prompts."""
+        shortcuts = self.runner.shortcuts
+        if not shortcuts.flash_from and not shortcuts.fused:
+            return
+        most = self.runner.config.max_num_batched_tokens
+        shape = StepShape(decode_rows=0, draws=1, tokens=most, chunks=1, longest=most)
+        try:
+            with self._at_work():
+                shortcuts.begin()
+                self.runner.dummy_step(shape)
+                self.runner.wait()
+        except Exception as error:
+            shortcuts.blame(error)
+
+    # --- graphs -------------------------------------------------------------------------
+
+    def _order(self) -> list[StepShape]:
+        runner, config = self.runner, self.runner.config
+        table = runner.rows.blocks * config.block_size
+        contexts = sorted(
+            {min(CONTEXT << power, table) for power in range(table.bit_length())}
+        )
+        return capture_order(
+            config,
+            runner.captured,
+            self.likely,
+            contexts,
+            runner.cut,
+            grammars=runner.keeps,
+            fewer_drafts=self.fewer_drafts,
+        )
+
+    def _capture_for(self, seconds: float) -> None:
+        end, total = time.monotonic() + seconds, len(self.pending)
+        while time.monotonic() < end and (shape := self._next()) is not None:
+            self.report(Progress(GRAPHS, total - len(self.pending) - 1, total))
+            self._capture(shape)
+
+    def _next(self) -> StepShape | None:
+        """Returns the shape to capture: one that steps needed, else the next in order."""
+        captures = self.runner.captures
+        if self.stopped or not self.runner.shortcuts.graphs:
+            self.stopped = True
+            return None
+        if wanted := captures.wanted():
+            return wanted[0]
+        while self.pending:
+            if captures.may_foresee(shape := self.pending.popleft()):
+                return shape
+        return None
+
+    def _capture(self, shape: StepShape) -> None:
+        """Capture a shape; if that fails, disable graphs."""
+        shortcuts = self.runner.shortcuts
+        shortcuts.begin()
+        try:
+            with self._at_work():
+                self.runner.capture(shape)
+        except Exception as error:
+            tried, spoiled = bool(shortcuts.trying), shortcuts.spoiled
+            shortcuts.blame(error)
+            if shortcuts.spoiled > spoiled:
+                self.pending.append(shape)
+            full = isinstance(error, torch.OutOfMemoryError)
+            if full or not tried:
+                _log.warning("no more graphs are captured: %r", error)
+            # A blamed acceleration is disabled; any other failure would happen again.
+            self.stopped = full or not tried
+            self.runner.captures.forget(shape)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """A context as of steps."""
+        with torch.inference_mode(), on(self.runner.stream):
+            yield

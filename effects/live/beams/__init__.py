@@ -1,0 +1,1 @@
+"""Beam search, as rounds of ordinary requests."""

@@ -1,0 +1,217 @@
+"""A beam search as rounds of ordinary requests: what to submit next, and when it is over.
+
+Theory. In a round each beam is a request: the search's prompt and the beam's output so
+far, of which one token is generated. This token is not used, but the likeliest tokens
+with their log-probabilities: from them `minfer.sampling.beam` chooses the next beams. The
+request of a beam finds the KV of its parent in the prefix cache, as the blocks of the
+round before are published by then.
+
+    Rounds --requests--> engine --Candidates, one for each beam--> Rounds.following
+
+It is a fold on plain values: the same for a search that runs and for one that is read
+from a journal, which has the requests and their log-probabilities.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from attrs import evolve, field, frozen
+
+from minfer.blocks.keys import Keys, block_keys, extend_keys, tail_keys
+from minfer.effects.live.request_names import round_name
+from minfer.records.messages import Executed, Submit
+from minfer.records.plan import TokenLogprobs
+from minfer.records.request import Request, SamplingParams
+from minfer.records.state import Turn
+from minfer.sampling.beam import (
+    BeamRound,
+    BeamSearch,
+    Candidates,
+    Hypothesis,
+    Round,
+    Search,
+    choose,
+    wanted,
+)
+
+# fills up where fewer than requested were found
+NOTHING: Final = Hypothesis((), 0.0, 0.0, "length")
+
+
+@frozen(kw_only=True)
+class SearchRequest(Request):
+    """A beam search as one request: with so many beams, of which the `n` best sequences
+    are returned. No engine gets it: its rounds are submitted instead.
+    """
+
+    width: int
+    how: BeamSearch
+    block_size: int
+
+
+@frozen
+class Beam:
+    """One of the sequences that a search continues."""
+
+    output: tuple[int, ...]
+    logprob: float  # of the output: a sum of float64
+    keys: Keys = field(default=(), eq=False)  # content keys, of as many blocks as known
+
+
+@frozen
+class Rounds:
+    """A search between two rounds."""
+
+    about: BeamRound  # of the next round; its `beam` is not used
+    stop_ids: frozenset[int]
+    beams: tuple[Beam, ...] = (Beam((), 0.0),)  # empty: the search is over
+    done: tuple[Hypothesis, ...] = ()  # the best, best first
+
+    @classmethod
+    def of(cls, request: SearchRequest) -> "Rounds":
+        """Returns a new search."""
+        about = BeamRound(
+            id=request.id,
+            width=request.width,
+            prompt=len(request.prompt),
+            most=request.max_tokens,
+            how=request.how,
+        )
+        keys = block_keys(request.root, request.prompt, request.block_size)
+        return cls(about, request.stop_ids, (Beam((), 0.0, keys),))
+
+    @property
+    def over(self) -> bool:
+        """Whether no round follows."""
+        return not self.beams
+
+    def found(self, count: int) -> tuple[Hypothesis, ...]:
+        """Returns the best `count` outputs of a search that is over."""
+        return (*self.done, *(NOTHING,) * count)[:count]
+
+    def following(self, offers: Sequence[Candidates]) -> "Rounds":
+        """Returns the search after a round with these candidates of its beams, in
+        order.
+        """
+        outputs = [beam.output for beam in self.beams]
+        padding = self.about.width - len(offers)  # fewer beams than the width
+        search = Search(
+            logprobs=(*[beam.logprob for beam in self.beams], *(0.0,) * padding),
+            offers=(*offers, *(None,) * padding),
+            done=self.done,
+        )
+        choice = choose(
+            search,
+            Round(
+                how=self.about.how,
+                stop_ids=self.stop_ids,
+                length=len(outputs[0]) + 1,
+                most=self.about.most,
+                output_of=outputs.__getitem__,
+            ),
+        )
+        beams = tuple(
+            Beam((*outputs[child.parent], child.token), child.logprob, parent.keys)
+            for child in choice.children
+            if child.logprob > _NEVER
+            for parent in (self.beams[child.parent],)
+        )
+        about = evolve(self.about, number=self.about.number + 1)
+        return Rounds(about, self.stop_ids, beams, choice.done)
+
+
+def replayed(
+    turns: Iterable[Turn], begun: Mapping[str, Rounds] = MappingProxyType({})
+) -> dict[str, Rounds]:
+    """Returns a journal's searches, by id, after all its turns; `begun` are those that
+    began in earlier journals. A first round begins a new search: an id may be used again
+    once its search has ended.
+    """
+    found, offers = dict(begun), dict[tuple[str, int], Candidates]()
+    for turn in turns:
+        for event in turn.events:
+            if isinstance(event, Submit) and (about := event.request.search) is not None:
+                if not about.number:
+                    found[about.id] = Rounds(about, event.request.stop_ids)
+                    offers = {at: one for at, one in offers.items() if at[0] != about.id}
+            elif isinstance(event, Executed):
+                offers |= _offers_in(turn, event)
+        for name in {name for name, _ in offers} & found.keys():
+            each = [offers.get((name, at)) for at in range(len(found[name].beams))]
+            if not found[name].over and None not in each:
+                found[name] = found[name].following([one for one in each if one])
+                for at in range(len(each)):
+                    del offers[name, at]
+    return found
+
+
+def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]:
+    """Returns the candidates of beams in the results of a step: search and beam ->
+    candidates.
+    """
+    run = turn.before.running
+    plan = next((p for p in turn.before.inflight if p.step == event.step), None)
+    if plan is None or not event.logprobs:
+        return {}
+    rounds = {
+        gen: seq.request.search for gen, seq in zip(run.gens, run.seqs, strict=True)
+    }
+    found = dict[tuple[str, int], Candidates]()
+    for gen, said in zip(plan.gens, event.logprobs, strict=True):
+        about = rounds.get(gen)
+        if about is not None and (offer := offer_of(about.beam, said)) is not None:
+            found[about.id, about.beam] = offer
+    return found
+
+
+_NEVER: Final = float("-inf")  # the log-probability of a padding beam
+
+
+def offer_of(beam: int, said: Sequence[TokenLogprobs]) -> Candidates | None:
+    """Returns a beam's candidates, from the log-probabilities of its token; None if they
+    cannot be compared.
+    """
+    if len(said) != 1 or not said[0].likeliest:
+        return None
+    likeliest, logprobs = said[0].likeliest, said[0].logprobs
+    if not all(one < float("inf") for one in logprobs):  # NaN is not, either
+        return None
+    return Candidates(beam, likeliest, logprobs)
+
+
+def requests_of(
+    rounds: Rounds, asked: SearchRequest
+) -> tuple[Rounds, tuple[Request, ...]]:
+    """Returns the requests of the next round, one for each beam, and the search with
+    their content keys, which those of later rounds extend.
+    """
+    about, size = rounds.about, asked.block_size
+    sampling = SamplingParams(
+        temperature=0.0,
+        max_tokens=1,
+        logprobs=wanted(asked.width, len(asked.stop_ids)),
+    )
+    beams, requests = list[Beam](), list[Request]()
+    for at, beam in enumerate(rounds.beams):
+        prompt = asked.prompt + beam.output
+        keys = extend_keys(beam.keys, asked.root, prompt, size)
+        beams.append(Beam(beam.output, beam.logprob, keys))
+        requests.append(
+            Request(
+                id=round_name(about.id, about.number, at),
+                prompt=prompt,
+                max_tokens=1,
+                stop_ids=asked.stop_ids,
+                sampling=sampling,
+                priority=asked.priority,
+                client=asked.client,
+                deadline=asked.deadline,
+                root=asked.root,
+                keys=keys,
+                tails=tail_keys(asked.root, keys, prompt, size),
+                place=None if asked.place is None else (*asked.place[:2], at),
+                search=evolve(about, beam=at),
+            )
+        )
+    return evolve(rounds, beams=tuple(beams)), tuple(requests)

@@ -1,0 +1,294 @@
+"""The beam searches of a front: it submits their rounds, and reports each search as one
+request.
+
+    Front --SearchRequest--> Searches --rounds, ordinary requests--> engine client
+    Front <-- news of it --- Searches <------- news of them -------- engine client
+
+The front gets news of one request: its arrival, its first admission, its end and the
+sequences. A round is submitted as soon as all beams of the round before have ended, in
+the thread that gets the news.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from attrs import define, evolve, field
+
+from minfer.effects.live.beams.beam_rounds import (
+    Rounds,
+    SearchRequest,
+    offer_of,
+    requests_of,
+)
+from minfer.effects.live.client import About, Died, EngineClient, Message, News
+from minfer.effects.live.errors import EngineDeadError, RequestError
+from minfer.effects.text.outputs import Found
+from minfer.records.messages import Admitted, Finished, Preempted
+from minfer.records.request import Request
+from minfer.sampling.beam import Candidates
+
+T = TypeVar("T")
+_NO_NUMBERS = "the model gave a beam no log-probabilities that can be compared"
+
+
+@define(eq=False)
+class _Live:
+    """A live search."""
+
+    asked: SearchRequest
+    rounds: Rounds
+    offers: dict[int, Candidates] = field(factory=dict)  # of this round, by beam
+    names: set[str] = field(factory=set)  # of this round's requests that have not ended
+    cached: int = 0  # prompt tokens from the prefix cache in the first round
+    failed: Finished | None = None  # the first of its requests that did not end well
+    cancelled: bool = False
+
+    def fail(self, done: Finished) -> None:
+        """Note the end of one of its requests that failed."""
+        self.failed = self.failed or done
+
+
+class Searches:
+    """The searches of one front. Methods may be called from any thread."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._lock = threading.RLock()
+        self._live: dict[str, _Live] = {}  # by the search's id
+        self._beams: dict[str, tuple[_Live, int]] = {}  # by the id of a beam's request
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """The ids of live searches."""
+        return tuple(self._live)
+
+    def check(self, request: Request) -> None:
+        """Raise the error with which a request would be refused now, as
+        `EngineClient.check`: a search begins as one sample.
+        """
+        one = isinstance(request, SearchRequest)
+        self._client.check(evolve(request, n=1) if one else request)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Submit requests, searches among them, as `EngineClient.submit`."""
+        if not any(isinstance(one, SearchRequest) for one in requests):
+            self._client.submit(requests)
+            return
+        with self._lock:
+            out = list[Request]()
+            for one in requests:
+                if isinstance(one, SearchRequest):
+                    search = self._live[one.id] = _Live(one, Rounds.of(one))
+                    out += self._next_round(search)
+                else:
+                    out.append(one)
+            try:
+                self._client.submit(out)
+            except (EngineDeadError, RequestError):
+                for one in requests:
+                    self._forget(one.id)
+                raise
+
+    def cancel(self, ids: Iterable[str]) -> frozenset[str]:
+        """End requests, as `EngineClient.cancel`; of searches, all their running
+        requests.
+        """
+        with self._lock:
+            wanted = dict.fromkeys(ids)  # in their order, for the journal
+            mine = [self._live[name] for name in wanted if name in self._live]
+            names = dict.fromkeys(name for name in wanted if name not in self._live)
+            for search in mine:
+                search.cancelled = True
+                names |= dict.fromkeys(sorted(search.names))
+            served = self._client.cancel(names)
+            found = {one.asked.id for one in mine if one.names & served}
+            return frozenset(served & wanted.keys() | found)
+
+    def heard(self, message: Message) -> list[Message]:
+        """Returns what a front gets for a message of the engine."""
+        if not self._live:
+            return [message]
+        with self._lock:
+            match message:
+                case News():
+                    return self._read(message)
+                case Died():
+                    return [self._died(message)]
+
+    def _next_round(self, search: _Live) -> tuple[Request, ...]:
+        """Register and return the requests of a search's next round."""
+        search.rounds, requests = requests_of(search.rounds, search.asked)
+        search.offers = {}
+        search.names = {one.id for one in requests}
+        self._beams |= {one.id: (search, at) for at, one in enumerate(requests)}
+        return requests
+
+    def _forget(self, name: str) -> None:
+        search = self._live.pop(name, None)
+        for beam in () if search is None else search.names:
+            self._beams.pop(beam, None)
+
+    def _died(self, death: Died) -> Died:
+        """Returns a death with the ids of searches instead of their beams'."""
+        each = (self._beams.get(name) for name in death.ids)
+        mine = [found[0].asked.id for found in each if found is not None]
+        others = [name for name in death.ids if name not in self._beams]
+        self._live.clear()
+        self._beams.clear()
+        return Died((*others, *dict.fromkeys(mine)), death.why)
+
+    # --- news ---------------------------------------------------------------------------
+
+    def _read(self, news: News) -> list[Message]:
+        """Returns news without those of beams, and with those of their searches."""
+        beams = self._beams
+        places = {
+            at: beams[name] for at, (name, _) in enumerate(news.ids) if name in beams
+        }
+        for at, (search, beam) in places.items():
+            said = news.logprobs[at] if news.logprobs else ()
+            if (offer := offer_of(beam, said)) is not None:
+                search.offers[beam] = offer
+        reasons = self._reasons(news)
+        arrived = self._arrived(news)
+        ended = [done for done in news.finished if done.id in beams]
+        finished = [done for done in news.finished if done.id not in beams]
+        told = evolve(
+            news,
+            ids=_without(news.ids, places),
+            tokens=_without(news.tokens, places),
+            logprobs=_without(news.logprobs, places),
+            pooled=_without(news.pooled, places),
+            drafts=_without(news.drafts, places),
+            finished=tuple(finished),
+            arrived=arrived,
+            reasons=reasons,
+        )
+        if not ended:
+            return [told]
+        over, dead = self._advanced(ended)
+        for search in over:
+            told = _with_outputs(told, search)
+        return [told, *([dead] if dead else [])]
+
+    def _reasons(self, news: News) -> tuple[About, ...]:
+        """Returns reasons, with those of beams as their search's: its first admission,
+        and preemptions.
+        """
+        out = list[About]()
+        for one in news.reasons:
+            search, _ = self._beams.get(one.id, (None, 0))
+            if search is None:
+                out.append(one)
+            elif isinstance(one, Preempted) or (
+                isinstance(one, Admitted) and not search.rounds.about.number
+            ):
+                out.append(evolve(one, id=search.asked.id, sample=0))
+        return tuple(out)
+
+    def _arrived(self, news: News) -> tuple[str, ...]:
+        """Returns the requests that entered the waiting queue; a search enters with its
+        first round, and keeps that round's place.
+        """
+        out = list[str]()
+        for name in news.arrived:
+            search, _ = self._beams.get(name, (None, 0))
+            if search is None:
+                out.append(name)
+                continue
+            if (place := news.places.get(name)) is not None:
+                search.asked = evolve(search.asked, place=place)
+            if not search.rounds.about.number:
+                out.append(search.asked.id)
+        return tuple(out)
+
+    def _advanced(self, ended: Iterable[Finished]) -> tuple[list[_Live], Died | None]:
+        """Continue searches of which requests have ended; returns those that are over,
+        and a death with those that a dead engine did not take.
+        """
+        over, lost, why = list[_Live](), list[str](), ""
+        for search in self._settled(ended):
+            if self._live.get(search.asked.id) is not search:
+                continue  # it was over before these news were read: see `_settled`
+            if search.failed is None and search.cancelled:
+                search.fail(Finished(search.asked.id, 0, "cancelled", 0))
+            if search.failed is None:
+                offers = [search.offers[at] for at in range(len(search.rounds.beams))]
+                search.rounds = search.rounds.following(offers)
+            if search.failed is not None or search.rounds.over:
+                self._live.pop(search.asked.id)
+                over.append(search)
+                continue
+            try:
+                self._client.submit(self._next_round(search))
+            except EngineDeadError as error:
+                self._forget(search.asked.id)
+                lost.append(search.asked.id)
+                why = str(error)
+            except RequestError as error:
+                self._forget(search.asked.id)
+                search.fail(Finished(search.asked.id, 0, "error", 0, str(error)))
+                over.append(search)
+        return over, Died(tuple(lost), why) if lost else None
+
+    def _settled(self, ended: Iterable[Finished]) -> list[_Live]:
+        """Note ends of beams' requests; returns the searches whose round is over. If one
+        request of a round failed, the others are cancelled; a client without a link
+        reports their ends at once, while these news are read.
+        """
+        touched = dict[str, _Live]()
+        for done in ended:
+            search, beam = self._beams.pop(done.id, (None, 0))
+            if search is None:
+                continue
+            search.names.discard(done.id)
+            touched[search.asked.id] = search
+            if not search.rounds.about.number:
+                search.cached = done.cached
+            if done.reason not in ("stop", "length"):
+                search.fail(done)
+            elif beam not in search.offers:
+                search.fail(Finished(done.id, 0, "error", 0, _NO_NUMBERS))
+        for search in touched.values():
+            if search.failed is not None and search.names:
+                self._client.cancel(sorted(search.names))
+        return [one for one in touched.values() if not one.names]
+
+
+def _without(column: tuple[T, ...], places: Mapping[int, object]) -> tuple[T, ...]:
+    """Returns a column without the entries at some places."""
+    if not places or not column:
+        return column
+    return tuple([one for at, one in enumerate(column) if at not in places])
+
+
+def _with_outputs(news: News, search: _Live) -> News:
+    """Returns news with a search's end: if it ended well, with the best sequences."""
+    name, count, failed = search.asked.id, search.asked.n, search.failed
+    if failed is not None:
+        ends = tuple(
+            Finished(name, i, failed.reason, 0, failed.error) for i in range(count)
+        )
+        return evolve(news, finished=(*news.finished, *ends))
+    found = search.rounds.found(count)
+    ids = tuple((name, i) for i in range(count))
+    ends = tuple(
+        Found(
+            name,
+            i,
+            one.reason,
+            len(one.tokens),
+            cached=search.cached,
+            cum_logprob=one.logprob,
+        )
+        for i, one in enumerate(found)
+    )
+    padded = (*news.logprobs, *((),) * count) if news.logprobs else ()
+    return evolve(
+        news,
+        ids=(*news.ids, *ids),
+        tokens=(*news.tokens, *[one.tokens for one in found]),
+        logprobs=padded,
+        finished=(*news.finished, *ends),
+    )

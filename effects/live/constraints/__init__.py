@@ -1,0 +1,1 @@
+"""Constraints of outputs: compiling them, and masks of allowed tokens."""

@@ -1,0 +1,198 @@
+"""Opens what a setup describes: the executor with its weights, and the journal."""
+
+import logging
+import platform
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from minfer.effects.execution.contract import Executor
+from minfer.effects.execution.warming.progress import (
+    WEIGHTS,
+    Progress,
+    Report,
+    ignore_progress,
+)
+from minfer.effects.live.engine.host_drafts import Drafts, HostDrafts, NoDrafts
+from minfer.effects.live.journal.journal_writer import Writer
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
+from minfer.effects.setup.prepare import Setup
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.sampling.logits import is_shaped
+from minfer.sampling.reference_sampler import RowSampling
+
+if TYPE_CHECKING:
+    from minfer.effects.models.model import Model
+    from minfer.effects.models.weights import Weights
+
+
+_log = logging.getLogger("minfer.executor")
+# versions in the journal
+RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")
+
+
+def open_executor(
+    setup: Setup, tokenizer: Tokenizer | None, report: Report = ignore_progress
+) -> Executor:
+    """Returns the executor of the settings, with its weights if it has any.
+
+    Progress is reported to `report`, from any thread. Raises CheckpointError if the
+    weights cannot be used, and NotEnoughMemoryError.
+    """
+    vocab_size = setup.spec.vocab_size
+    match setup.args.executor:
+        case "oracle":
+            from minfer.runs.oracle import Oracle
+
+            return Oracle(setup.config.block_size, vocab_size)
+        case "dry":
+            from minfer.effects.execution.dry_executor import Dry, encoded_passage
+
+            spelled = () if tokenizer is None else encoded_passage(tokenizer.encode)
+            return Dry(spelled or (tuple(range(vocab_size)),))
+        case _:
+            return _with_torch(setup, report)
+
+
+def with_costs(setup: Setup, executor: Executor) -> Setup:
+    """Returns the setup with the measured costs of steps on its device, if the number of
+    drafts is adaptive. An executor that computes nothing has no costs.
+    """
+    asked, how = setup.speculative, setup.config.speculation
+    measure = getattr(executor, "step_costs", None)
+    if asked is None or how is None or not asked.adaptive or measure is None:
+        return setup
+    try:
+        how = attrs.evolve(how, adaptive=True, costs=measure(how))
+    except (MemoryError, RuntimeError) as error:
+        _log.warning("how many drafts pay cannot be found out: %r", error)
+        return setup  # with the most drafts
+    return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=how))
+
+
+def open_journal(setup: Setup, executor: Executor) -> Writer | None:
+    """Returns the journal of the settings. Raises ConfigError if it cannot be written."""
+    args = setup.args
+    if args.journal is None:
+        return None
+    packages = RECORDED if args.executor == "torch" else ()
+    versions = {d.name: d.version for name in packages for d in distributions(name=name)}
+    about = {
+        "model": setup.folder.name if args.journal_redact else str(setup.folder),
+        "dtype": setup.spec.dtype,
+        "executor": args.executor,
+        "device": setup.device.name,
+        "fingerprint": setup.fingerprint.hex(),
+        "seed": args.seed,
+        "eager": args.enforce_eager,
+        "kernels": dict(getattr(executor, "routes", ())),
+        "versions": {"python": platform.python_version(), **versions},
+    }
+    return Writer(
+        Path(args.journal),
+        setup.config,
+        about,
+        size=args.journal_size,
+        redact=args.journal_redact,
+    )
+
+
+def host_drafts(setup: Setup) -> Drafts:
+    """Returns the maker of the host's drafts, by the settings."""
+    asked = setup.speculative
+    proposer = None if asked is None else asked.proposer
+    return NoDrafts() if proposer is None else HostDrafts(setup.config, proposer)
+
+
+def _with_torch(setup: Setup, report: Report) -> Executor:
+    """Returns the model's own executor. Raises NotEnoughMemoryError, which names the
+    purpose.
+    """
+    import torch
+
+    from minfer.effects.execution.running.draft_model import DraftOf
+
+    config = setup.config
+    needs = setup.memory
+    report(Progress(WEIGHTS, 0, 1))
+    try:
+        weights = _weights(setup, setup.folder, setup.spec)
+        draft = None
+        if setup.draft is not None:
+            of = setup.draft
+            draft = DraftOf(of.spec, _weights(setup, of.folder, of.spec))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        size = size_text(needs.weights)
+        raise NotEnoughMemoryError(
+            f"weights of {size} do not fit beside what else is in memory: "
+            f"{_line(error)}; choose a smaller model"
+        ) from error
+    report(Progress(WEIGHTS, 1, 1))
+    try:
+        from minfer.effects.execution.device.device_rows import Wants, is_filtered
+        from minfer.effects.execution.torch_executor import Readiness, TorchExecutor
+
+        advised = RowSampling.of(setup.default_sampling_params(), 0, 0, frozenset())
+        filtered = is_filtered(advised, setup.spec.vocab_size)
+        likely = Wants(filtered, scored=False, shaped=is_shaped(advised))
+        return TorchExecutor(
+            config,
+            setup.spec,
+            weights,
+            setup.device.kind,
+            graphs=not setup.args.enforce_eager,
+            checked=setup.args.check_steps,
+            readiness=Readiness(
+                report,
+                likely,
+                grammars=_may_have_grammars(setup),
+                fewer_drafts=_may_have_fewer_drafts(setup),
+            ),
+            draft=draft,
+        )
+    except (MemoryError, RuntimeError) as error:
+        size = size_text(needs.kv_cache)
+        raise NotEnoughMemoryError(
+            f"{config.num_blocks} KV blocks ({size}) cannot be had: "
+            f"{_line(error)}; ask for a smaller KV cache"
+        ) from error
+
+
+def _may_have_grammars(setup: Setup) -> bool:
+    """Returns whether requests may have grammars: there is a library, and a tokenizer."""
+    return find_spec("llguidance") is not None and not setup.args.skip_tokenizer_init
+
+
+def _may_have_fewer_drafts(setup: Setup) -> bool:
+    """Returns whether rows may have fewer drafts than the most: if their number is
+    adaptive, or a proposer finds them.
+    """
+    asked = setup.speculative
+    return asked is not None and (asked.adaptive or asked.proposer is not None)
+
+
+def _weights(setup: Setup, folder: Path, spec: ModelSpec) -> "Weights | Model":
+    """Returns a model's weights, by the settings, on the device of the settings."""
+    from minfer.effects.models.checkpoint import load_weights, random_weights, read_config
+
+    seed = setup.args.seed
+    device = setup.device.kind
+    dummy = setup.args.load_format == "dummy"
+    if spec.parameters:
+        from minfer.effects.execution.cpu.paged_attention import make_cache
+        from minfer.effects.models.fallback import load_fallback
+
+        raw = read_config(folder)
+        drawn = seed if dummy else None
+        return load_fallback(folder, raw, spec, make_cache, drawn, device)
+    if dummy:
+        return random_weights(spec, spec.dtype, seed, device)
+    return load_weights(folder, spec, spec.dtype, device)
+
+
+def _line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

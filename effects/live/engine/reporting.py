@@ -1,0 +1,168 @@
+"""Reports an engine's news to its listeners: the outputs of each turn, and the engine's
+death.
+
+Theory. A turn is one message however many requests it concerns, sent after all its
+commands have been performed. Only admissions are reported before the step runs, if a
+listener requests that: the step may be the last thing that the process does.
+
+A death is reported without holding the lock that guards the served requests. Listeners
+take locks of their own, and threads that hold those take this lock, too: that would be a
+deadlock. But the ids of the requests concerned are known only while the lock is held. So
+the death is noted then, and reported by the thread that releases the lock.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from minfer.effects.live.client import About, Died, Listener, Message, News
+from minfer.effects.live.engine.turn_outputs import (
+    column_of,
+    joined,
+    logprobs_of,
+    pooled_of,
+)
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Admitted, Emit, Event, Submit
+from minfer.records.sequence import Place
+from minfer.records.state import EngineState, Transition
+from minfer.runs.drafts import Drafted
+from minfer.schedule import waits_for
+
+
+class Telling:
+    """An engine's listeners, and the news that they have not received yet."""
+
+    def __init__(self, config: EngineConfig, lock: threading.Condition) -> None:
+        """`lock` guards the served requests."""
+        self._config = config
+        self._lock = lock
+        self._holders = 0  # nested calls that hold the lock by `locked`
+        self._listeners: list[Listener] = []
+        self._early = False  # report admissions before the step
+        self._untold: Died | None = None  # while the lock is held
+        # Seconds in which requests waited, by what blocked the head of the queue;
+        # replaced, never changed.
+        self._waits: Mapping[str, float] = {}
+
+    def listen(self, listener: Listener, *, early: bool = False) -> None:
+        """As `EngineClient` says."""
+        self._listeners.append(listener)
+        self._early = self._early or early
+
+    def tell(self, message: Message) -> None:
+        """Send a message to all listeners; the caller does not hold the lock."""
+        for hear in self._listeners:
+            hear(message)
+
+    # --- a turn -------------------------------------------------------------------------
+
+    def decided(
+        self, before: EngineState, events: Iterable[Event], transition: Transition
+    ) -> None:
+        """Note the waiting time of a turn that was decided but not performed yet, and
+        report its admissions, if a listener requests that.
+        """
+        self._note_waits(before, transition.state)
+        if self._is_early(transition):
+            self.tell(
+                News(
+                    time=transition.state.time,
+                    arrived=_arrived(events),
+                    places=_places(events, transition.state),
+                    reasons=_reasons(transition),
+                    waits=self._waits,
+                )
+            )
+
+    def news_of(
+        self,
+        events: Iterable[Event],
+        transition: Transition,
+        drafts: Sequence[Drafted],
+    ) -> News | None:
+        """Returns a turn's news that were not reported yet, if any."""
+        emits = [one for one in transition.commands if isinstance(one, Emit)]
+        said = self._is_early(transition)
+        reasons = () if said else _reasons(transition)
+        arrived = () if said else _arrived(events)
+        finished = tuple(done for emit in emits for done in emit.finished)
+        ids = joined([emit.ids for emit in emits])
+        if not (ids or finished or arrived or reasons):
+            return None
+        return News(
+            time=transition.state.time,
+            ids=ids,
+            tokens=joined([emit.tokens for emit in emits]),
+            logprobs=logprobs_of(emits),
+            pooled=pooled_of(emits),
+            drafts=column_of(drafts, ids),
+            finished=finished,
+            arrived=arrived,
+            places={} if said else _places(events, transition.state),
+            reasons=reasons,
+            waits=self._waits,
+        )
+
+    def _note_waits(self, before: EngineState, after: EngineState) -> None:
+        if before.waiting:
+            cause = waits_for(self._config, before)
+            spent = self._waits.get(cause, 0.0) + after.time - before.time
+            self._waits = {**self._waits, cause: spent}
+
+    def _is_early(self, transition: Transition) -> bool:
+        """Returns whether arrivals and all reasons are reported before the turn's step
+        runs.
+        """
+        return self._early and any(
+            isinstance(one, Admitted) for one in transition.reasons
+        )
+
+    # --- a death ------------------------------------------------------------------------
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock, and report a death that was noted meanwhile."""
+        with self._lock:
+            self._holders += 1
+            try:
+                yield
+            finally:
+                self._holders -= 1
+            outermost = not self._holders
+        if outermost:
+            self.tell_death()
+
+    def died(self, ids: tuple[str, ...], why: str) -> None:
+        """Note a death, and the requests that get no more news; the caller holds the
+        lock.
+        """
+        self._untold = Died(ids, why)
+
+    def tell_death(self) -> None:
+        """Report a death that was noted; the caller does not hold the lock."""
+        with self._lock:
+            died, self._untold = self._untold, None
+        if died is not None:
+            self.tell(died)
+
+
+def _arrived(events: Iterable[Event]) -> tuple[str, ...]:
+    """Returns the requests that entered the waiting queue."""
+    return tuple(event.request.id for event in events if isinstance(event, Submit))
+
+
+def _places(events: Iterable[Event], state: EngineState) -> dict[str, Place]:
+    """Returns the queue places of new beam search rounds that had none of their own."""
+    came = [event.request for event in events if isinstance(event, Submit)]
+    found = {
+        one.id: state.requests.get(one.id)
+        for one in came
+        if one.search is not None and one.place is None
+    }
+    return {name: live.place for name, live in found.items() if live is not None}
+
+
+def _reasons(transition: Transition) -> tuple[About, ...]:
+    """Returns the engine's reports about requests, besides tokens and ends."""
+    return tuple(one for one in transition.reasons if isinstance(one, About))

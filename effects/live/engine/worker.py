@@ -1,0 +1,312 @@
+"""The engine client in this process: a driver in a thread of its own, which lives only
+while there is work.
+
+An interrupt (Ctrl-C) may stop the main thread anywhere, and half a turn would leave
+executor and state inconsistent; so the main thread only waits, and no signal handler is
+needed.
+"""
+
+import gc
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from minfer.effects.live.client import Listener, Snapshot
+from minfer.effects.live.constraints.compiling import Compiling
+from minfer.effects.live.engine.driver import Driver, prompt_switches, quiet_collector
+from minfer.effects.live.engine.reporting import Telling
+from minfer.effects.live.errors import (
+    PROGRAM_ENDS,
+    DrainingError,
+    OverloadedError,
+    RequestError,
+)
+from minfer.effects.live.errors import EngineDeadError as EngineDeadError
+from minfer.effects.live.journal.journal_writer import Writer
+from minfer.effects.live.totals import Tally
+from minfer.effects.text.grammars.store import Grammars
+from minfer.records.messages import Cancel, Event, Finish, Finished, Submit, clip
+from minfer.records.request import Request
+from minfer.records.state import EngineState
+from minfer.runs.drafts import drafted
+from minfer.schedule import waits_for
+
+SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle creates cycles, too
+POLL: Final = 0.02  # seconds between two checks while waiting for the end
+
+
+class Worker:
+    """An `EngineClient` over a driver in this process."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        journal: Writer | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`journal` is the driver's recorder, if that is a journal; `grammars` compile
+        the requests' constraints, before the requests enter the waiting queue.
+        """
+        self.driver = driver
+        driver.masks.listen(self._stir)
+        self.compiling = Compiling(grammars)
+        self.journal = journal
+        self.tally = Tally()
+        # Guards all attributes below, and is notified when events are posted.
+        self.posted = threading.Condition()
+        self.telling = Telling(driver.config, self.posted)
+        self.served: dict[str, float] = {}  # requests, with their arrival times
+        self.thread: threading.Thread | None = None  # the last one started
+        self.running = False  # the thread
+        self.draining = False
+        self.closed = False
+        self.resets = 0
+        self.dead: BaseException | None = None
+
+    # --- what callers ask for -----------------------------------------------------------
+
+    @property
+    def unready(self) -> str:
+        """As `EngineClient` says."""
+        return ""
+
+    @property
+    def working(self) -> bool:
+        """As `EngineClient` says."""
+        return self.running or len(self.compiling) > 0
+
+    def clock(self) -> float:
+        """As `EngineClient` says."""
+        return self.driver.clock()
+
+    def listen(self, listener: Listener, *, early: bool = False) -> None:
+        """As `EngineClient` says."""
+        self.telling.listen(listener, early=early)
+
+    def check(self, request: Request) -> None:
+        """As `EngineClient` says."""
+        self._check_served(request)
+        waiting = len(self.driver.state.waiting)
+        most = self.driver.config.max_waiting
+        if waiting + request.n > most:
+            why = f"{waiting} samples wait already, of at most {most} (max_waiting)"
+            raise OverloadedError(f"{why}; try again later")
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """As `EngineClient` says."""
+        with self.telling.locked():
+            for request in requests:
+                self._check_served(request)
+            now = self.driver.clock()
+            for request in requests:
+                self.served[request.id] = now
+            if not self.compiling.hold(requests, self._compiled):
+                self._enter(requests)
+
+    def cancel(self, ids: Iterable[str]) -> frozenset[str]:
+        """As `EngineClient` says."""
+        with self.telling.locked():
+            known = [name for name in ids if name in self.served]
+            self._compiled(known)  # else they could not be ended
+            self.driver.inbox.extend(map(Cancel, known))
+            if self.driver.busy:
+                self._wake()
+            return frozenset(known)
+
+    def finish(self, ends: Sequence[Finish]) -> None:
+        """As `EngineClient` says."""
+        with self.telling.locked():
+            self.driver.inbox.extend(one for one in ends if one.id in self.served)
+            if self.driver.busy:
+                self._wake()
+
+    def reset_cache(self) -> None:
+        """As `EngineClient` says."""
+        with self.posted:
+            self._check_alive()
+            self.resets += 1
+
+    def snapshot(self) -> Snapshot:
+        """As `EngineClient` says."""
+        driver = self.driver
+        state = driver.state
+        now = driver.clock()
+        waiting_for = {}
+        if waiting := len(state.waiting):
+            waiting_for = {"turn": waiting - 1, waits_for(driver.config, state): 1}
+        journal = self.journal
+        return Snapshot(
+            time=now,
+            dead="" if self.dead is None else repr(self.dead),
+            draining=self.draining,
+            requests=len(self.served),
+            running=len(state.running),
+            waiting=waiting,
+            waiting_for=waiting_for,
+            blocks=driver.config.num_blocks,
+            blocks_free=state.blocks.available,
+            blocks_cached=state.blocks.idle,
+            resets=self.resets,
+            stalled=self._stalled(now),
+            failing=self.tally.failing,
+            totals=self.tally.totals(),
+            journal_writing=None if journal is None else journal.failed is None,
+            journal_errors=0 if journal is None else journal.errors,
+        )
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """As `EngineClient` says."""
+        end = None if timeout is None else time.monotonic() + timeout
+        with self.posted:
+            self.draining = True
+            while self.working and (end is None or time.monotonic() < end):
+                self.posted.wait(POLL)
+            return not self.working
+
+    def close(self) -> None:
+        """As `EngineClient` says."""
+        with self.telling.locked():  # no requests enter from now on
+            self._compiled(list(self.served))
+            self.dead = self.dead or EngineDeadError("it was closed")
+        self.cancel(list(self.served))
+        if self.thread is not None:
+            self.thread.join()
+        with self.posted:
+            if not self.closed:
+                self.driver.close()
+            self.closed = True
+
+    # --- the thread ---------------------------------------------------------------------
+
+    def _stir(self, event: Event) -> None:
+        """Post an event that is not a client's."""
+        with self.telling.locked():
+            self.driver.post(event)
+            if self.driver.busy:
+                self._wake()
+
+    def _enter(self, requests: Sequence[Request]) -> None:
+        """Enter requests into the engine; the caller holds the lock."""
+        now = self.driver.clock()
+        for request in requests:
+            self.served[request.id] = now
+            self.driver.post(Submit(request))
+        self._wake()
+
+    def _compiled(self, ids: Iterable[str]) -> None:
+        """Enter those of these requests that waited for their grammars."""
+        with self.telling.locked():
+            for batch in self.compiling.release(ids):
+                self._enter(batch)
+
+    def _check_alive(self) -> None:
+        if self.dead is not None:
+            raise EngineDeadError(f"the engine has stopped: {self.dead}") from self.dead
+
+    def _check_served(self, request: Request) -> None:
+        """Raise EngineDeadError, or RequestError for an id that is being served."""
+        self._check_alive()
+        if self.draining and request.place is None:
+            raise DrainingError("the engine finishes what it serves, and takes no more")
+        if request.id in self.served:
+            name = clip(request.id)
+            raise RequestError(
+                f"a request with the id {name!r} is being served; ids must differ"
+            )
+
+    def _stalled(self, now: float) -> float:
+        """Returns the seconds without a step although requests wait for one; see
+        `Snapshot`.
+        """
+        served = list(self.served.items())
+        # Requests that wait for a grammar wait for no step.
+        came = [at for name, at in served if name not in self.compiling]
+        policy_waits = self.driver.wake is not None and self.driver.wake > now
+        if not came or policy_waits:
+            return 0.0
+        return max(0.0, now - max(self.tally.moved, min(came)))
+
+    def _wake(self) -> None:
+        """Start the thread if it does not run; the caller holds the lock."""
+        alive = self.running and self.thread is not None and self.thread.is_alive()
+        if not alive and self.dead is None:
+            # At the interpreter's end a new thread would never run.
+            if not threading.main_thread().is_alive():
+                self._leave()
+                return
+            self.running = True
+            self.thread = threading.Thread(target=self._run, name="minfer-engine")
+            self.thread.start()
+        self.posted.notify_all()
+
+    def _leave(self) -> None:
+        """End all requests, as the program ends without waiting for them; the caller
+        holds the lock, and reports it then. Threads that wait for an answer get one, and
+        can end.
+        """
+        self._die(EngineDeadError(PROGRAM_ENDS), PROGRAM_ENDS)
+
+    def _run(self) -> None:
+        swept = time.monotonic()
+        try:
+            with quiet_collector(), prompt_switches():
+                while self._has_work():
+                    if time.monotonic() - swept > SWEEP_EVERY:
+                        gc.collect()
+                        swept = time.monotonic()
+                    self._turn()
+        except BaseException as error:  # any error: readers must be notified
+            self._broke(error)
+
+    def _has_work(self) -> bool:
+        """Wait until a turn is due; False ends the thread."""
+        driver = self.driver
+        with self.posted:
+            # A program that ends without waiting for its requests does not need them.
+            while driver.busy and threading.main_thread().is_alive():
+                idle = not driver.state.inflight and not driver.inbox
+                left = (driver.wake or 0.0) - driver.clock() if idle else 0.0
+                if idle and driver.wake is None and driver.state.paused:
+                    left = POLL  # until an event reports that a mask is ready
+                if left <= 0:
+                    return True
+                self.posted.wait(min(left, 1.0))
+            self.running = False
+            if driver.busy:
+                self._leave()
+        self.telling.tell_death()
+        return False
+
+    def _turn(self) -> None:
+        driver, telling = self.driver, self.telling
+        before = driver.state
+        transition = driver.turn(
+            lambda moved: telling.decided(before, driver.taken, moved)
+        )
+        drafts = drafted(before, driver.taken, transition)
+        if (news := telling.news_of(driver.taken, transition, drafts)) is not None:
+            self._free(news.finished, transition.state)
+            telling.tell(news)
+        self.tally.turn(transition)
+        self.tally.drafted(drafts)
+
+    def _free(self, finished: Iterable[Finished], state: EngineState) -> None:
+        """Free the ids of requests that ended."""
+        for done in finished:
+            if done.id not in state.requests:
+                self.served.pop(done.id, None)
+
+    def _broke(self, error: BaseException) -> None:
+        with self.posted:
+            self._die(error, f"the engine broke: {error!r}")
+        self.telling.tell_death()
+
+    def _die(self, error: BaseException, why: str) -> None:
+        """Stop serving; the caller holds the lock, and reports it then."""
+        self.dead = error
+        self.running = False
+        ids = tuple(self.served)
+        self.compiling.release(ids)
+        self.served = {}
+        self.telling.died(ids, why)

@@ -1,0 +1,1 @@
+"""Input processing: user input becomes requests with token ids."""

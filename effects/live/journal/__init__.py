@@ -1,0 +1,1 @@
+"""Journals of running engines, as files."""

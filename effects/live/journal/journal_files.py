@@ -1,0 +1,147 @@
+"""Journal files: finding them, reading them without torch, and writing whole ones.
+
+A run is one file or several, its segments: `RUN-000001.journal` and on. Those of a
+running engine are written by `minfer.effects.live.journal.journal_writer`.
+"""
+
+import json
+import mmap
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.records.config import EngineConfig
+from minfer.records.policy import Policy
+from minfer.records.state import Turn
+from minfer.runs import journal_writing as records
+from minfer.runs.codec import RECORDS
+from minfer.runs.journal import JournalError
+from minfer.runs.replay import Journal, open_segments
+from minfer.values.checks import ConfigError
+
+SUFFIX: Final = ".journal"
+_SECOND: Final = len("20200101T000000Z")  # the start time, the first part of a run's name
+_SEGMENT: Final = re.compile(r"-\d{6}$")  # a segment's number, after the run's name
+
+
+def create(path: Path) -> int:
+    """Create a file for writing, readable by its owner only: it contains prompts."""
+    return os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
+    )
+
+
+def write_all(file: int, data: bytes) -> int:
+    """Write all of `data`, however many calls it takes; returns its length."""
+    done = os.write(file, data)
+    while done < len(data):
+        done += os.write(file, data[done:])
+    return len(data)
+
+
+def write_journal(
+    path: Path,
+    config: EngineConfig,
+    turns: Iterable[Turn],
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a whole journal of one segment to a file; a failure leaves no file.
+
+    Raises ConfigError if it cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
+    data = records.encode_journal(config, turns, about)
+    try:
+        part.unlink(missing_ok=True)  # a killed process may have left it
+        file = create(part)
+        try:
+            write_all(file, data)
+        finally:
+            os.close(file)
+        part.rename(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{path}: {error.strerror or error}; name another file"
+        ) from None
+
+
+@frozen
+class RunFiles:
+    """A run and its journal files."""
+
+    name: str
+    files: tuple[Path, ...]
+
+    def open(self, policies: Iterable[Policy] = ()) -> Journal:
+        """Returns the run's journal; `policies` are examples of policies that do not come
+        with minfer. Raises JournalError.
+        """
+        classes = {**RECORDS, **{type(one).__name__: type(one) for one in policies}}
+        content = {str(file): _mapped(file) for file in self.files}
+        return Journal(open_segments(content, classes))
+
+
+def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
+    """Returns the journal in a file; of a folder, that of the latest recorded run, else
+    of its last file. `policies` are those of `RunFiles.open`. Raises JournalError.
+    """
+    return runs_in(path)[-1].open(policies)
+
+
+def journals_with(
+    path: Path, text: str, policies: Iterable[Policy] = ()
+) -> list[Journal]:
+    """Returns the journals of a folder, or the one in a file, that contain a text, such
+    as a request's id, in order; if none does, the one that `read_journal` returns.
+
+    Raises JournalError.
+    """
+    written = json.dumps(text)[1:-1].encode()
+    runs = runs_in(path)
+    found = [
+        run for run in runs if any(_mapped(one).find(written) >= 0 for one in run.files)
+    ]
+    return [run.open(policies) for run in found or runs[-1:]]
+
+
+def runs_in(path: Path) -> list[RunFiles]:
+    """Returns the run in a file, or the recorded ones in a folder, in order; the latest
+    comes last. Raises JournalError.
+    """
+    if not (path.is_file() or path.is_dir()):  # reading a pipe would never end
+        raise JournalError(f"{path}: there is no such file or folder")
+    if path.is_file():
+        return [RunFiles(path.stem, (path,))]
+    every = sorted(path.glob(f"*{SUFFIX}"), key=_age)
+    every = [file for file in every if _SEGMENT.search(file.stem)] or every[-1:]
+    if not every:
+        raise JournalError(f"{path}: there is no {SUFFIX} file in this folder")
+    runs: dict[str, list[Path]] = {}
+    for file in every:
+        runs.setdefault(_SEGMENT.sub("", file.stem), []).append(file)
+    latest = _SEGMENT.sub("", every[-1].stem)
+    runs[latest] = runs.pop(latest)
+    return [RunFiles(name, tuple(files)) for name, files in runs.items()]
+
+
+def _age(file: Path) -> tuple[str, list[int], str]:
+    """Returns the sort key of segments: the second in which their run began, then
+    numbers, by value.
+    """
+    numbers = re.findall(r"\d+", file.stem[_SECOND:])
+    return file.stem[:_SECOND], [int(number) for number in numbers], file.name
+
+
+def _mapped(path: Path) -> Any:
+    """Returns a file's content, mapped into memory."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    except OSError as error:
+        raise JournalError(f"{path}: {error.strerror or error}") from None

@@ -1,0 +1,281 @@
+"""Writes the journal of a running engine, turn by turn.
+
+A run writes `DIR/RUN-000001.journal` and on; each is a segment that begins with a
+snapshot, so old ones can be deleted: the size is bounded. A turn is written before its
+news are reported, with one system call; a process that is killed loses at most the turn
+that it was writing. States are values, so a thread makes their digests and snapshots
+while the engine continues: until a new segment's snapshot is there, turns go to the old
+segment, and they are repeated in the new one.
+
+    writing --- the disk is full, the folder is gone ---> failed     turns are not written
+       ^                                                     |
+       +--- a new run, which begins with a snapshot <--------+       tried again and again
+
+An engine never stops for its journal. Turns that could not be written are in no run: the
+turns before belong to one, the turns after to another.
+"""
+
+import errno
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+import minfer
+from minfer.effects.live.journal.journal_files import SUFFIX, create, write_all
+from minfer.records.config import EngineConfig
+from minfer.records.state import EngineState, Turn
+from minfer.runs import journal_writing as records
+from minfer.runs.codec import CodecError, dump
+from minfer.runs.decisions import chained, compact, facts
+from minfer.runs.journal import EVERY, MAGIC, START, Head
+from minfer.runs.redact import redacted, redacted_config
+from minfer.runs.redact_state import can_be_redacted, redacted_state
+from minfer.values.checks import ConfigError
+
+SEGMENTS: Final = 16  # that are kept; each has this share of the allowed size
+FIRST_PAUSE: Final = 1.0  # seconds until a failed journal is retried; doubled
+LONGEST_PAUSE: Final = 60.0  # each time, up to this
+LOOK: Final = 64  # turns between two checks that the file is still in its folder
+_log = logging.getLogger("minfer.journal")
+
+
+@frozen
+class _Mark:
+    """A thread's results for a state: the record of its digest and a head, if due."""
+
+    record: bytes
+    head: bytes
+
+
+class Writer:
+    """Records the turns of one engine; pass it to the driver as `record`.
+
+    Raises ConfigError if the folder cannot be written, or the policy is not made of
+    records. A disk that fails later stops the journal, not the engine: that is logged,
+    `failed` holds the cause as long as it lasts, and `errors` counts all failed attempts.
+    `redact`: write no token ids (`minfer.runs.redact`). With a sliding window there are
+    no redacted snapshots: that journal is one segment, which ends where it fails, or when
+    it reaches the size allowed for all segments.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: EngineConfig,
+        about: Mapping[str, Any],
+        *,
+        size: int = 1 << 30,
+        redact: bool = False,
+    ) -> None:
+        self.config = config
+        self.shown = redacted_config(config) if redact else config
+        self.snapshots = not redact or can_be_redacted(config)
+        self.about = {"minfer": minfer.__version__, **about}
+        self.secret = secrets.token_bytes(32) if redact else b""
+        self.limit = max(1, size // SEGMENTS)  # bytes of a segment
+        self.digest = START
+        self.turns = 0
+        self.pool = ThreadPoolExecutor(1, "minfer-journal")
+        self.job: Future[_Mark] | None = None
+        self.since: list[bytes] = []  # turns since the state of the job
+        self.failed: Exception | None = None
+        self.errors = 0
+        self.closed = False
+        self.folder = folder
+        self.numbers = count()  # of runs that begin in the same second
+        self.older: list[Path] = []  # segments of this engine's earlier runs
+        self.pause = FIRST_PAUSE
+        self.again = 0.0  # when writing is retried, on the engine's clock
+        first = _head(config, self.shown, self.about, redact=redact)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.paths = [_fresh(folder, self.numbers)]
+            self.file = create(self.paths[0])
+            self.size = self.base = write_all(self.file, MAGIC + first)
+        except OSError as error:
+            what = f"--journal {folder}: {error.strerror or error}"
+            raise ConfigError(f"{what}; name a folder that can be written") from None
+
+    def __call__(self, turn: Turn) -> None:
+        """Write a turn; the operating system has it when this returns."""
+        if self.closed or (self.failed is not None and not self.snapshots):
+            return
+        try:
+            if self.failed is None:
+                self._turn(turn)
+            else:
+                self._regain(turn)
+        except (OSError, CodecError) as error:
+            self._fail(error, turn.transition.state.time)
+
+    def _fail(self, error: Exception, now: float) -> None:
+        """Note that writing failed; logged once, however often it is retried."""
+        self.errors += 1
+        self.job = None  # its results belong to a run that has ended
+        self.again = now + self.pause
+        self.pause = min(LONGEST_PAUSE, 2 * self.pause)
+        if self.failed is None:
+            _log.warning(
+                "the journal ends after turn %d of %s: %s; the engine goes on without%s",
+                self.turns,
+                self.paths[-1],
+                error,
+                ", and begins another when that is possible" * self.snapshots,
+            )
+        self.failed = error
+
+    def _regain(self, turn: Turn) -> None:
+        """Begin a new run: start its snapshot, or write it when it is ready."""
+        if self.job is not None:
+            self.since.append(self._record(turn))
+            if self.job.done():
+                self._begin_run(self.job.result())
+        elif turn.transition.state.time >= self.again:
+            self.turns = turn.number + 1
+            self.digest = START
+            self.since = []
+            self.job = self.pool.submit(
+                self._mark, self.turns, START, turn.transition.state, full=True
+            )
+
+    def _begin_run(self, mark: _Mark) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._begin_segment(_fresh(self.folder, self.numbers), mark.head)
+        self.older += self.paths[:-1]
+        del self.paths[:-1]
+        self.failed = None
+        _log.warning("the journal goes on with turn %d of %s", self.turns, self.paths[-1])
+
+    def _record(self, turn: Turn) -> bytes:
+        """Returns a turn as the journal's next record."""
+        told = compact(facts(turn.before, turn.transition))
+        self.digest = chained(self.digest, turn.transition, told)
+        if self.secret:
+            events = redacted(self.config, turn.before, turn.events, self.secret)
+            turn = Turn(turn.number, turn.before, events, turn.transition)
+        self.turns += 1
+        return records.turn_record(turn, told, self.digest)
+
+    def _turn(self, turn: Turn) -> None:
+        if not self.snapshots and self.size > SEGMENTS * self.limit:
+            raise OSError(errno.EFBIG, "it is as large as --journal-size allows")
+        if turn.number % LOOK == 0 and not os.fstat(self.file).st_nlink:
+            raise OSError(errno.ENOENT, "it was removed")
+        record = self._record(turn)
+        self.size += write_all(self.file, record)
+        if not self.snapshots:
+            return
+        if self.job is not None:
+            self.since.append(record)
+            if self.job.done():
+                self._marked(self.job.result())
+            return
+        # A segment has at least as many bytes of turns as of its first snapshot.
+        full = self.size > max(self.limit, 2 * self.base)
+        if full or self.turns % EVERY == 0:
+            self.since = []
+            self.job = self.pool.submit(
+                self._mark, self.turns, self.digest, turn.transition.state, full=full
+            )
+
+    def _mark(
+        self, turns: int, digest: bytes, state: EngineState, *, full: bool
+    ) -> _Mark:
+        state = self._told(state)
+        head = Head(
+            config=self.shown, turn=turns, digest=digest, state=state, about=self.about
+        )
+        record = records.state_record(turns, state) if turns % EVERY == 0 else b""
+        return _Mark(record, records.head_record(head) if full else b"")
+
+    def _told(self, state: EngineState) -> EngineState:
+        """Returns a state as it is written."""
+        return redacted_state(self.config, state, self.secret) if self.secret else state
+
+    def _marked(self, mark: _Mark) -> None:
+        """Write the thread's results; begin the next segment if there is a head."""
+        self.job = None
+        self.pause = FIRST_PAUSE  # writing works
+        if mark.record:
+            self.size += write_all(self.file, mark.record)
+        if mark.head:
+            run, _, number = self.paths[-1].stem.rpartition("-")
+            name = f"{run}-{int(number) + 1:06}{SUFFIX}"
+            self._begin_segment(self.paths[-1].with_name(name), mark.head)
+
+    def _begin_segment(self, path: Path, head: bytes) -> None:
+        """Write a file with a head and the turns since, and continue in it."""
+        self.job = None
+        part = path.with_suffix(".part")
+        new = create(part)
+        try:
+            self.base = len(MAGIC) + len(head)
+            self.size = write_all(new, b"".join([MAGIC, head, *self.since]))
+            part.rename(path)
+        except OSError:
+            os.close(new)
+            part.unlink(missing_ok=True)
+            raise
+        os.close(self.file)
+        self.file = new
+        self.since = []
+        self.paths.append(path)
+        if len(self.older) + len(self.paths) > SEGMENTS:
+            oldest = self.older if self.older else self.paths
+            oldest.pop(0).unlink(missing_ok=True)
+
+    def close(self, state: EngineState) -> None:
+        """Write the last state's digest and the end. Idempotent."""
+        self.pool.shutdown()
+        if self.failed is None and not self.closed:
+            final = b""
+            if self.snapshots:
+                final = records.state_record(self.turns, self._told(state))
+            try:
+                write_all(self.file, final + records.end_record(self.turns))
+            except OSError as error:
+                self._fail(error, state.time)
+        self.closed = True
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+def _head(
+    config: EngineConfig, shown: EngineConfig, about: Mapping[str, Any], *, redact: bool
+) -> bytes:
+    """Returns the first record of a journal, with the configuration `shown`. Raises
+    ConfigError for a policy that cannot be written.
+    """
+    if redact and getattr(config.policy, "weights", None):
+        raise ConfigError(
+            "--journal-redact: the policy's weights name clients; leave out one"
+        )
+    try:
+        first = records.head_record(Head(config=shown, about=about))
+        dump(config.policy.start())
+    except CodecError as error:
+        what = f"the policy {config.policy!r:.80} cannot be written to a journal: {error}"
+        raise ConfigError(
+            f"{what}; make it, and its state, of frozen attrs records"
+        ) from None
+    return first
+
+
+def _fresh(folder: Path, numbers: Iterator[int]) -> Path:
+    """Returns the first segment's path, for a run whose name is not used, and was not
+    used before with these numbers.
+    """
+    run = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    names = (f"{run}-{os.getpid()}.{n}" for n in numbers)
+    # Check all segments: the first one of a live run may be deleted already.
+    name = next(name for name in names if not any(folder.glob(f"{name}-*")))
+    return folder / f"{name}-000001{SUFFIX}"

@@ -1,0 +1,165 @@
+"""API keys: access, and priorities.
+
+Keys come from the command line and from a file, JSON or TOML, with a table for each:
+
+    [[keys]]
+    name = "team-a"                # for the scheduler and the log
+    key = "sk-..."
+    priority = -1                  # optional
+    tenant = "customer-1"          # whose prefix cache it uses; default: its name
+    admin = true                   # may reset all of the prefix cache; default: false
+
+    [cache]
+    share = "all"                  # of all tenants; default: "tenant"
+"""
+
+import hashlib
+import hmac
+import json
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import Factory, field, frozen
+
+from minfer.effects.live.input_processing.input_processor import MAX_CLIENT
+from minfer.values.checks import MAX_PRIORITY, ConfigError
+
+_FIELDS: Final = {"name", "key", "priority", "tenant", "admin"}
+_TABLES: Final = {"keys", "cache"}  # of a file
+_SHARING: Final = ("tenant", "all")
+_COMMAND_LINE: Final = ""  # the tenant of its keys; those of files have names
+_REMOVED: Final = ("requests_per_minute", "tokens_per_minute")
+
+
+@frozen(eq=False)
+class Key:
+    """One key's owner. The key is stored as a digest. All keys of one tenant share a
+    prefix cache.
+    """
+
+    name: str
+    digest: bytes = field(repr=False)
+    priority: int | None = None  # of all its requests; None: as each requests
+    tenant: str = field(default=Factory(lambda self: self.name, takes_self=True))
+    admin: bool = False  # may reset the prefix cache of all
+
+
+def digest(key: bytes) -> bytes:
+    """The digest of a key, which is stored in its place."""
+    return hashlib.sha256(key).digest()
+
+
+@frozen
+class Keys:
+    """All keys; none: no key is needed."""
+
+    known: Sequence[Key] = ()
+    share_all: bool = False  # the prefix cache is shared by all tenants
+
+    def owner(self, given: bytes) -> Key | None:
+        """The owner of a key, in a time that does not reveal how much of it is right."""
+        sent, found = digest(given), None
+        for one in self.known:
+            if hmac.compare_digest(sent, one.digest):
+                found = one
+        return found
+
+
+def read_keys(plain: Iterable[str], path: Path | None) -> Keys:
+    """The keys of the command line, and those of a file. Raises ConfigError."""
+    given = [one for one in plain if one]
+    many = len(given) > 1
+    found = [
+        Key(f"key-{i}" if many else "key", digest(one.encode()), tenant=_COMMAND_LINE)
+        for i, one in enumerate(given, 1)
+    ]
+    share_all = False
+    if path is not None:
+        read = _read(path)
+        entries = enumerate(_entries(read, path), 1)
+        found += [_key(one, f"{path}: key {i}") for i, one in entries]
+        share_all = _shares_all(read, path)
+    for what, values in (
+        ("names", [one.name for one in found]),
+        ("keys", [one.digest for one in found]),
+    ):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{what} of API keys must differ; two are the same")
+    return Keys(tuple(found), share_all)
+
+
+def _read(path: Path) -> Any:
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        return json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: no API keys can be read: {error}") from None
+
+
+def _entries(read: Any, path: Path) -> list[Any]:
+    listed = read.get("keys") if isinstance(read, dict) else read
+    if not isinstance(listed, list) or not listed:
+        raise ConfigError(f"{path}: there must be a list of API keys, named keys")
+    return listed
+
+
+def _shares_all(read: Any, path: Path) -> bool:
+    """Whether a file shares the prefix cache between all tenants."""
+    if not isinstance(read, dict):
+        return False
+    if odd := read.keys() - _TABLES:
+        raise ConfigError(f"{path} has no table {min(odd)!r}; it has keys and cache")
+    cache = read.get("cache", {})
+    if not isinstance(cache, dict) or cache.keys() - {"share"}:
+        raise ConfigError(f"{path}: cache must be a table with the field share alone")
+    share = cache.get("share", "tenant")
+    if share not in _SHARING:
+        raise ConfigError(f'{path}: share of cache must be "tenant" or "all"')
+    return bool(share == "all")
+
+
+def _key(entry: Any, where: str) -> Key:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where} must be a table with name and key")
+    for name in _REMOVED:
+        if name in entry:
+            why = "rate limits were removed; a gateway before the server can have them"
+            raise ConfigError(f"{where} has a field {name}: {why}")
+    if odd := entry.keys() - _FIELDS:
+        has = ", ".join(sorted(_FIELDS))
+        raise ConfigError(f"{where} has no field {min(odd)!r}; it has {has}")
+    name, key = (_text(entry, field, where) for field in ("name", "key"))
+    admin = entry.get("admin", False)
+    if not isinstance(admin, bool):
+        raise ConfigError(f"{where}: admin must be true or false")
+    if len(name) > MAX_CLIENT:
+        raise ConfigError(f"{where}: name must have at most {MAX_CLIENT} characters")
+    return Key(
+        name=name,
+        digest=digest(key.encode()),
+        priority=_whole(entry, "priority", where, 1 - MAX_PRIORITY, MAX_PRIORITY - 1),
+        tenant=_text(entry, "tenant", where) if "tenant" in entry else name,
+        admin=admin,
+    )
+
+
+def _text(entry: dict[str, Any], name: str, where: str) -> str:
+    value = entry.get(name)
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ConfigError(f"{where}: {name} must be a text that is not empty")
+    return value
+
+
+def _whole(
+    entry: dict[str, Any], name: str, where: str, low: int, high: int
+) -> int | None:
+    value = entry.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not low <= value <= high:
+        raise ConfigError(f"{where}: {name} must be a whole number from {low} to {high}")
+    return value

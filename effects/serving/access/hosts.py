@@ -1,0 +1,121 @@
+"""The names under which a server may be addressed, if it is local and needs no key.
+
+A web page may have its own name's address changed to 127.0.0.1 (DNS rebinding): its
+browser then treats this server as the page's own, origin and all, and only the header
+Host still has the page's name. So without keys, at a loopback address, a request has to
+name this machine, or a host that the operator allows.
+
+    Host: localhost:8000, anything.localhost, 127.0.0.1, [::1]    served
+    Host: a name of --allowed-host, or any, if one is *           served
+    no Host                                                       served: no browser's
+    Host: evil.example                                            403
+
+At other addresses, names are compared only if some are allowed: then as above. /health is
+answered for any name, as probes use many.
+"""
+
+import argparse
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from attrs import frozen
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.wire.connections import LIVE
+from minfer.values.checks import ConfigError
+
+ANY: Final = "*"
+_LOCAL: Final = "localhost"
+_HEADER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/]+)(?::\d*)?")
+_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
+
+
+@frozen
+class Hosts:
+    """The names that requests may have as their Host, besides this machine's own."""
+
+    names: Sequence[str] = ()
+
+    def allows(self, header: str) -> bool:
+        """Whether a request may have this as its Host."""
+        if ANY in self.names:
+            return True
+        found = _HEADER.fullmatch(header.strip())
+        name = "" if found is None else _plain(found[1])
+        return _is_local(name) or name in self.names
+
+
+def hosts_of(options: argparse.Namespace, *, has_keys: bool) -> Hosts | None:
+    """The allowed hosts, by the command line; None: any. Raises ConfigError."""
+    names = tuple(_plain(one) for one in options.allowed_host)
+    for given, name in zip(options.allowed_host, names, strict=True):
+        if name != ANY and not _NAME.fullmatch(name) and _address(name) is None:
+            why = "a host name or address without scheme, port or path, or *"
+            raise ConfigError(f"--allowed-host must be {why}, not {given!r}")
+    needed = not has_keys and _binds_loopback(options.host)
+    return Hosts(names) if needed or names else None
+
+
+class CheckHost:
+    """Middleware: a request for another name is answered with what `refuse` returns."""
+
+    def __init__(
+        self, app: ASGIApp, hosts: Hosts, refuse: Callable[[Exception, Scope], ASGIApp]
+    ) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or refuse it."""
+        header = dict(scope.get("headers", ())).get(b"host")
+        if header is not None and scope["path"] not in LIVE:
+            host = header.decode("latin-1")
+            if not self._hosts.allows(host):
+                await self._refuse(_wrong(host), scope)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _wrong(host: str) -> ApiError:
+    found = _HEADER.fullmatch(host)
+    name = host if found is None else found[1]
+    why = f"this server does not go by the name {name[:256]!r} (the header Host)"
+    remedy = f"if it should, start it with --allowed-host {name[:256]}"
+    return ApiError(f"{why}; {remedy}", None, "host_not_allowed", 403)
+
+
+def _plain(name: str) -> str:
+    """A name in the form for comparison; of an address, its usual form."""
+    text = name.lower().removesuffix(".")
+    address = _address(text.removeprefix("[").removesuffix("]"))
+    return text if address is None else str(address)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _is_local(name: str) -> bool:
+    address = _address(name)
+    if address is not None:
+        return address.is_loopback
+    return name == _LOCAL or name.endswith(f".{_LOCAL}")
+
+
+def _binds_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine only."""
+    try:
+        first = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError, IndexError):
+        return False  # the server cannot listen there, which is reported later
+    address = _address(str(first[4][0]))
+    return address is not None and address.is_loopback

@@ -1,0 +1,66 @@
+"""Tenants: whose requests may find each other's prompts in the prefix cache.
+
+    key --> tenant --> salt = BLAKE2b(secret; tenant, epoch, the client's cache_salt)
+
+How many tokens of a prompt were cached reveals whether it was sent before, so cached
+blocks of one tenant's requests are found by that tenant alone. The salt never depends on
+a key: keys may be replaced, and servers restarted, without losing hits. Engines with the
+same secret give a tenant the same salt.
+
+A tenant's epoch changes when that tenant resets its cache: earlier blocks are not found
+any more, and are evicted in their turn. Epochs are in memory that all fronts share.
+"""
+
+import hashlib
+import secrets
+from typing import Final
+
+from minfer.effects.serving.access.api_keys import Key, Keys
+from minfer.effects.serving.wire.shared_counts import mapped
+
+_EPOCH_BITS: Final = 63  # of a random number, so that none is used twice
+_SIZES: Final = 8  # bytes of a length, or of an epoch
+
+
+class Tenants:
+    """The tenants of a server's keys. Must be made before its fronts are forked."""
+
+    def __init__(self, keys: Keys, secret: str = "") -> None:
+        """`secret` is the deployment's; an empty one is replaced by a random one."""
+        data = secret.encode("utf-8", "surrogateescape") or secrets.token_bytes()
+        self._secret = hashlib.sha256(data).digest()
+        self._random = not secret
+        names = sorted({key.tenant for key in keys.known})
+        self._places = {name: at for at, name in enumerate(names)}
+        self._epochs = mapped(len(names)).cast("q")  # 0: never reset
+        self._shared = keys.share_all
+
+    @property
+    def separate(self) -> bool:
+        """Whether tenants have separate caches: there are keys that do not share all."""
+        return bool(self._places) and not self._shared
+
+    def salt(self, key: Key | None, asked: bytes) -> bytes:
+        """The salt of a request with this key, which requested a salt of its own."""
+        if key is None or not self.separate:
+            return asked
+        name = key.tenant.encode()
+        made = hashlib.blake2b(key=self._secret, digest_size=32)
+        made.update(len(name).to_bytes(_SIZES) + name)
+        made.update(self._epochs[self._places[key.tenant]].to_bytes(_SIZES))
+        made.update(asked)
+        return made.digest()
+
+    def reset(self, key: Key) -> None:
+        """Change the epoch of the key's tenant: its cached blocks are found no more."""
+        self._epochs[self._places[key.tenant]] = 1 + secrets.randbits(_EPOCH_BITS - 1)
+
+    def told(self) -> str:
+        """A line about who shares the prefix cache, for people."""
+        if not self._places:
+            return "the prefix cache is shared by all: there are no API keys"
+        if self._shared:
+            return 'the prefix cache is shared by all tenants: [cache] share = "all"'
+        apart = f"the prefix cache is separate for each tenant ({len(self._places)})"
+        secret = "a random secret" if self._random else "the secret of --cache-secret"
+        return f"{apart}, with {secret}"

@@ -1,0 +1,118 @@
+"""The parent's end of a worker: it starts the process, sends bodies, and ends it."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Final
+
+import msgspec
+
+from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.input_workers.messages import (
+    READ,
+    Ask,
+    Refusal,
+    Reply,
+    encoded,
+    read_reply,
+)
+from minfer.effects.serving.input_workers.task import Prepared, Recipe
+from minfer.effects.serving.protocol import Endpoint, Question
+
+MODULE: Final = "minfer.effects.serving.input_workers.worker"
+
+
+class WorkerGoneError(RuntimeError):
+    """The worker ended before it replied."""
+
+
+class Process:
+    """One worker. It starts at once, and serves one event loop, one body at a time.
+
+    Its memory is its own: it is a new process, not forked, so it holds nothing of a
+    model, a device or a client.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._link = ours
+        self._reader, self._writer = FrameReader(), FrameWriter()
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        # The path by which this package was imported, not the working directory.
+        paths = os.pathsep.join(filter(None, sys.path))
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                # Of its own group: a terminal's interrupt is for the server to handle.
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": paths},
+            )
+        assert self._child.stdin is not None  # noqa: S101 - a pipe was asked for
+        with self._child.stdin as pipe, contextlib.suppress(BrokenPipeError):
+            pipe.write(msgspec.json.encode(recipe))
+        self.spent = False  # it has ended, or is ending
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._child.pid
+
+    async def ready(self) -> None:
+        """Wait until the worker is ready. Raises WorkerGoneError."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(sock=self._link)
+            await self._reply()
+
+    async def work(self, target: Endpoint | Question, data: bytes) -> Prepared | str:
+        """Have a body prepared, or answered. Raises ApiError, and WorkerGoneError."""
+        await self.ready()
+        reader_writer = self._streams
+        assert reader_writer is not None  # noqa: S101 - it is ready
+        ask = encoded(Ask(path=target.path, data=data))
+        reader_writer[1].write(self._writer.frame(ask))
+        reply = await self._reply()
+        self.spent = reply.last
+        found = reply.prepared or reply.answer
+        if found is None:
+            raise _told(reply.refusal)
+        return found
+
+    async def _reply(self) -> Reply:
+        assert self._streams is not None  # noqa: S101 - called when connected
+        reader, writer = self._streams
+        try:
+            await writer.drain()
+            while data := await reader.read(READ):
+                if found := self._reader.feed(data):
+                    return read_reply(found[0])  # the only one, as one was requested
+        except OSError:
+            pass
+        self.spent = True
+        raise WorkerGoneError("the worker has gone")
+
+    def kill(self) -> None:
+        """Kill the worker, in any state. May be called again."""
+        self.spent = True
+        self._child.kill()
+        if self._streams is None:
+            self._link.close()
+        else:
+            # RuntimeError: the event loop is closed, and the socket with it.
+            with contextlib.suppress(RuntimeError):
+                self._streams[1].close()
+        # A process with much memory takes a while to end: wait for it in a thread.
+        threading.Thread(target=self._child.wait, name="minfer-reaper").start()
+
+
+def _told(refusal: Refusal | None) -> ApiError:
+    if refusal is None:
+        return ApiError("internal error", status=500)
+    return ApiError(refusal.message, refusal.param, refusal.code, refusal.status)

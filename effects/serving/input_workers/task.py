@@ -1,0 +1,125 @@
+"""The work of preparing, in whichever process or thread it is done."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from minfer.effects.live.input_processing.prompts import Renders
+from minfer.effects.live.served import ServedModel
+from minfer.effects.serving.protocol import (
+    Endpoint,
+    GenerationRequest,
+    Grounds,
+    Question,
+)
+from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import NONE, Parsers
+from minfer.records.request import SamplingParams
+
+
+@frozen(kw_only=True)
+class Recipe:
+    """All that preparing needs of a model: plain data, to be sent to a worker."""
+
+    folder: str | None  # of the tokenizer; None: only token ids are accepted
+    vocab_size: int
+    hidden_size: int  # elements of a pooled vector
+    max_model_len: int  # tokens
+    max_position_embeddings: int = 0  # tokens that the model supports, if known
+    default_params: Mapping[str, int | float]  # of sampling, as the model recommends
+    names: tuple[str, ...]  # of the model
+    # The formats of calls and reasoning: `Parsers`.
+    tool_parser: str = NONE
+    reasoning_parser: str = NONE
+
+    @classmethod
+    def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "Recipe":
+        """The recipe of a model that is served under these names."""
+        setup = llm.setup
+        return cls(
+            folder=None if llm.tokenizer is None else str(setup.folder),
+            vocab_size=setup.spec.vocab_size,
+            hidden_size=setup.spec.hidden_size,
+            max_model_len=setup.config.max_model_len,
+            max_position_embeddings=setup.spec.max_position_embeddings,
+            default_params=dict(setup.default_params),
+            names=names,
+            tool_parser=llm.parsers.tools,
+            reasoning_parser=llm.parsers.reasoning,
+        )
+
+
+@frozen(kw_only=True)
+class Prepared:
+    """A body that was read, checked, rendered and tokenized."""
+
+    model: str  # the name under which it was requested
+    request: GenerationRequest
+
+
+@frozen
+class Likeness(Renders):
+    """The `Grounds` that a recipe describes: a model without its engine."""
+
+    recipe: Recipe
+    tokenizer: Tokenizer | None = field()
+
+    @tokenizer.default
+    def _load(self) -> Tokenizer | None:
+        folder = self.recipe.folder
+        return (
+            None if folder is None else Tokenizer(Path(folder), self.recipe.max_model_len)
+        )
+
+    @property
+    def setup(self) -> "Likeness":
+        """Itself: it has the sizes, too."""
+        return self
+
+    @property
+    def spec(self) -> Recipe:
+        """The model's sizes."""
+        return self.recipe
+
+    @property
+    def config(self) -> Recipe:
+        """The length of the context."""
+        return self.recipe
+
+    @property
+    def parsers(self) -> Parsers:
+        """The model's formats of tool calls and reasoning."""
+        return Parsers(self.recipe.tool_parser, self.recipe.reasoning_parser)
+
+    def default_sampling_params(self, **overrides: Any) -> SamplingParams:
+        """As `Setup` does."""
+        return SamplingParams(**{**self.recipe.default_params, **overrides})
+
+
+def prepare(
+    endpoint: Endpoint, data: bytes, grounds: Grounds, models: Models
+) -> Prepared:
+    """Read a body and make its request. Raises ApiError, and the errors of `told_of`."""
+    inquiry = endpoint.read(data)
+    model = models.named(inquiry.model)
+    return Prepared(model=model, request=inquiry.generation(grounds))
+
+
+def answer(question: Question, data: bytes, grounds: Grounds, models: Models) -> str:
+    """Read a question, and answer it in JSON. Raises as `prepare` does."""
+    asking = question.read(data)
+    models.named(asking.model)
+    return json.dumps(asking.answer(grounds))
+
+
+def work(
+    target: Endpoint | Question, data: bytes, grounds: Grounds, models: Models
+) -> Prepared | str:
+    """Prepare or answer a body."""
+    if isinstance(target, Endpoint):
+        return prepare(target, data, grounds, models)
+    return answer(target, data, grounds, models)

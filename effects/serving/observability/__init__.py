@@ -1,0 +1,1 @@
+"""Logs, metrics, spans, records of requests, and the live view."""

@@ -1,0 +1,151 @@
+"""The access log: one line for each request, once its answer has ended.
+
+    request ---> AccessLog ---> application
+                    |  status, time, ids
+                 Lines ---> standard output        in a thread of its own, which looks up
+                                                   tokens and makes the line
+
+Prompts and outputs are never in it. Probes of health and metrics are not logged.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from attrs import evolve, frozen
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from minfer.effects.serving.access.authentication import key_name
+from minfer.effects.serving.observability.records import JsonObject
+from minfer.effects.serving.observability.stdout_lines import Lines
+from minfer.effects.serving.wire.request_ids import HEADER
+
+FORMS: Final = ("json", "text", "off")
+QUIET: Final = frozenset({"/health", "/healthz", "/ready", "/metrics"})
+_GONE: Final = 499  # the client left before there was an answer
+_LONGEST: Final = 512  # characters of a path
+_SWITCHED: Final = 101  # it is a WebSocket from here on
+# Messages that begin an answer, with the status if the message has none.
+_HEADS: Final[Mapping[str, int]] = {
+    "http.response.start": 200,
+    "websocket.accept": _SWITCHED,
+    "websocket.http.response.start": 403,
+    "websocket.close": 403,
+}
+
+# The record of an answer, by its id and the name of its client's key.
+Told = Callable[[str, str], JsonObject | None]
+
+
+@frozen(kw_only=True)
+class Access:
+    """A request, as it is logged."""
+
+    when: float  # of arrival, in seconds since 1970
+    method: str
+    path: str
+    status: int
+    ms: float  # until the last of its answer was handed over
+    request_id: str
+    key: str  # the name of its client's key, or nothing
+    process: str
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def as_json(self) -> str:
+        """The entry in JSON, for programs."""
+        return json.dumps(
+            {
+                "time": _date(self.when),
+                "process": self.process,
+                "method": self.method,
+                "path": self.path,
+                "status": self.status,
+                "ms": self.ms,
+                "request_id": self.request_id,
+                "key": self.key or None,
+                "prompt_tokens": self.prompt_tokens,
+                "output_tokens": self.output_tokens,
+            }
+        )
+
+    def as_text(self) -> str:
+        """The entry as text, for people."""
+        words = [_date(self.when), f"{self.process}:", self.method, self.path]
+        words += [str(self.status), f"{self.ms:.1f} ms", f"id={_word(self.request_id)}"]
+        words += [f"key={_word(self.key)}"] if self.key else []
+        if self.prompt_tokens is not None:
+            words.append(f"tokens={self.prompt_tokens}+{self.output_tokens}")
+        return " ".join(words)
+
+
+class AccessLog:
+    """Middleware that logs: the outermost."""
+
+    def __init__(
+        self, app: ASGIApp, lines: Lines, form: str, process: str, told: Told
+    ) -> None:
+        self._app = app
+        self._lines = lines
+        self._make = Access.as_json if form == "json" else Access.as_text
+        self._process = process
+        self._told = told
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, and log it."""
+        if scope["type"] == "lifespan" or scope["path"] in QUIET:
+            await self._app(scope, receive, send)
+            return
+        head: list[Message] = []
+
+        async def seen(message: Message) -> None:
+            if not head and message["type"] in _HEADS:
+                head.append(message)
+            await send(message)
+
+        when, began = time.time(), time.perf_counter()
+        failed = 500
+        try:
+            await self._app(scope, receive, seen)
+            failed = _GONE
+        finally:
+            ms = round(1000 * (time.perf_counter() - began), 3)
+            self._log(scope, head[0] if head else {"status": failed}, when, ms)
+
+    def _log(self, scope: Scope, head: Message, when: float, ms: float) -> None:
+        name = dict(head.get("headers") or ()).get(HEADER, b"").decode("latin-1")
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        access = Access(
+            when=when,
+            method=scope.get("method", "WEBSOCKET"),
+            path=raw[:_LONGEST].decode("ascii", "backslashreplace"),
+            status=head.get("status", _HEADS.get(head.get("type", ""), 0)),
+            ms=ms,
+            request_id=name,
+            key=key_name(scope),
+            process=self._process,
+        )
+        self._lines.put(lambda: self._make(self._with_tokens(access)))
+
+    def _with_tokens(self, access: Access) -> Access:
+        """The entry with the tokens of its answer, if a record has them."""
+        told = self._told(access.request_id, access.key)
+        if told is None or told["endpoint"] != access.path:
+            return access
+        prompts: Any = told["prompts"]
+        return evolve(
+            access,
+            prompt_tokens=sum(one["prompt_tokens"] for one in prompts),
+            output_tokens=sum(one["output_tokens"] for one in prompts),
+        )
+
+
+def _date(when: float) -> str:
+    return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+
+
+def _word(text: str) -> str:
+    """A text that a client chose, as one word."""
+    return json.dumps(text) if set(text) & set(' "\\') else text

@@ -1,0 +1,190 @@
+"""GET /live: the engine's state, twice a second, while a viewer is connected.
+
+    EngineClient.snapshot() --> Figures --> one JSON object --> every viewer
+
+Theory. The engine only counts: its totals grow from its start on. A viewer keeps earlier
+totals, and computes rates and percentiles of any interval as differences; so the server
+keeps no state for viewers, and does nothing while there are none. Viewers that are
+connected at the same time share one snapshot. There may be `MOST` of them, at all fronts
+together, which bounds their cost.
+
+`GET /live` is a stream of server-sent events, `GET /live?once=1` one of the same objects.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Final
+
+import attrs
+from attrs import frozen
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+import minfer
+from minfer.effects.live.client import EngineClient, Snapshot
+from minfer.effects.live.totals import (
+    ACCEPTED_AT,
+    COUNTERS,
+    FIRST,
+    GAP,
+    SECONDS,
+    Buckets,
+    Histogram,
+)
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.wire.shared_counts import Tally
+from minfer.effects.serving.wire.sse import EventStream
+from minfer.effects.serving.wire.transport import Event
+from minfer.records.config import EngineConfig
+
+PERIOD: Final = 0.5  # seconds between two snapshots
+MOST: Final = 32  # viewers at a time
+OVERLOADED: Final = 503
+_ONCE: Final = {"": False, "0": False, "1": True}  # what ?once= may be
+_NO_STORE: Final = {"Cache-Control": "no-store"}
+
+
+@frozen
+class Spread:
+    """A histogram of values of one kind, since the engine's start."""
+
+    bounds: tuple[float, ...]  # upper ones, ascending
+    counts: tuple[int, ...]  # up to each bound, from the one before; then above all
+    total: float  # the sum of the values
+
+    @classmethod
+    def of(cls, histogram: Histogram | None) -> "Spread":
+        """The `Spread` of a histogram of an engine's totals; empty, if it has none."""
+        if histogram is None:
+            histogram = Buckets(SECONDS).histogram()
+        return cls(histogram.bounds, histogram.counts, histogram.total)
+
+
+@frozen(kw_only=True)
+class Figures:
+    """What a viewer gets: the present state, and counts since the start."""
+
+    version: str
+    time: float  # seconds, on the engine's clock
+    uptime: float  # seconds
+    health: str  # "ok", or what is wrong
+    requests: int  # being served
+    running: int  # samples
+    rows: int  # samples that may run at once
+    waiting: int  # samples
+    waiting_for: Mapping[str, int]  # of these, by cause
+    blocks: int  # of the KV cache
+    blocks_used: int
+    blocks_cached: int  # in the prefix cache, unused; evicted as space is needed
+    blocks_free: int  # without content in the prefix cache
+    block_size: int  # tokens
+    counts: Mapping[str, int]  # by name, since the start
+    ttft: Spread  # seconds to the first token
+    itl: Spread  # seconds from one token to the next
+    accepted: tuple[int, ...]  # accepted drafts, by place, since the start
+
+    @classmethod
+    def of(
+        cls, now: Snapshot, config: EngineConfig, *, started: float, illness: str
+    ) -> "Figures":
+        """The figures of a snapshot, of a server that was `started` at that time."""
+        return cls(
+            version=minfer.__version__,
+            time=now.time,
+            uptime=max(0.0, now.time - started),
+            health=illness or "ok",
+            requests=now.requests,
+            running=now.running,
+            rows=config.max_num_seqs,
+            waiting=now.waiting,
+            waiting_for=now.waiting_for,
+            blocks=now.blocks,
+            blocks_used=now.blocks - now.blocks_free,
+            blocks_cached=now.blocks_cached,
+            blocks_free=now.blocks_free - now.blocks_cached,
+            block_size=config.block_size,
+            counts={name: int(now.totals.counts.get(name, 0)) for name in COUNTERS},
+            ttft=Spread.of(now.totals.histograms.get(FIRST)),
+            itl=Spread.of(now.totals.histograms.get(GAP)),
+            accepted=_accepted(now.totals.counts),
+        )
+
+
+def _accepted(counts: Mapping[str, float]) -> tuple[int, ...]:
+    """The number of accepted drafts by position, from the first on."""
+    found = list[int]()
+    while (one := counts.get(f"{ACCEPTED_AT}{len(found)}")) is not None:
+        found.append(int(one))
+    return tuple(found)
+
+
+class LiveView:
+    """The live view of an engine. `illness` returns what is wrong with the server, or an
+    empty string; `closing`, whether it is stopping.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        config: EngineConfig,
+        illness: Callable[[], str],
+        closing: Callable[[], bool],
+        viewers: Tally,
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._illness = illness
+        self._closing = closing
+        self._started = client.clock()
+        self._frame = ""  # the last frame
+        self._looked = 0.0  # when it was made, on the event loop's clock
+        self._viewers = viewers
+
+    @property
+    def viewers(self) -> int:
+        """How many viewers are connected to this process."""
+        return self._viewers.own
+
+    def figures(self) -> Figures:
+        """The figures as they are now."""
+        illness = self._illness()
+        now = self._client.snapshot()
+        return Figures.of(now, self._config, started=self._started, illness=illness)
+
+    async def serve(self, request: Request) -> Response:
+        """Answer a GET: with a stream, or once."""
+        once = _ONCE.get(request.query_params.get("once", ""))
+        if once is None:
+            raise ApiError("must be 1 for one object, 0 for a stream", "once")
+        if once or request.method == "HEAD":  # of which a stream would never end
+            return JSONResponse(attrs.asdict(self.figures()), headers=_NO_STORE)
+        frames = self._frames()
+        await anext(frames)  # counts the viewer, until the generator ends
+        if self._viewers.total > MOST:
+            await frames.aclose()
+            why = f"{MOST} viewers look already; close one, or ask for /live?once=1"
+            raise ApiError(why, None, "too_many_viewers", OVERLOADED)
+        kind = EventStream.content_type.decode()
+        return StreamingResponse(frames, media_type=kind, headers=_NO_STORE)
+
+    async def _frames(self) -> AsyncGenerator[str]:
+        """A frame each period, until the viewer disconnects or the server stops."""
+        self._viewers.set(self.viewers + 1)
+        try:
+            yield ""
+            while not self._closing():
+                yield self._fresh()
+                await asyncio.sleep(PERIOD)
+            yield self._fresh()  # which has the reason of the end
+        finally:
+            self._viewers.set(self.viewers - 1)
+
+    def _fresh(self) -> str:
+        """The present frame: viewers within half a period of each other get the same."""
+        now = asyncio.get_running_loop().time()
+        if not self._frame or now - self._looked > PERIOD / 2 or self._closing():
+            told = json.dumps(attrs.asdict(self.figures()))
+            self._frame = EventStream.frame([Event(told)])
+            self._looked = now
+        return self._frame

@@ -1,0 +1,68 @@
+"""Find a request by its id, whichever front of this server received it.
+
+    GET, DELETE /v1/requests/ID ---> the records here ---> those of the other fronts
+                                                           (`minfer.effects.live.link`)
+
+Others have `PATIENCE` to answer. A key finds only its own requests.
+"""
+
+import asyncio
+import json
+from typing import Final
+
+from minfer.effects.live.link.messages import Wanted
+from minfer.effects.live.link.questions import Inquirer
+from minfer.effects.serving.errors import OVERLOADED, ApiError
+from minfer.effects.serving.observability.records import JsonObject, Records
+from minfer.effects.serving.wire.request_ids import LONGEST
+
+PATIENCE: Final = 1.0  # seconds that other fronts have to answer
+_UNASKED: Final = "the server's other processes cannot be asked now; try again later"
+_SILENT: Final = "the server's other processes did not answer in time; try again later"
+
+
+class Lookup:
+    """Finds requests, and cancels them."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._inquirer: Inquirer | None = None  # where there are other fronts
+
+    def join(self, inquirer: Inquirer) -> None:
+        """Query other fronts too, and answer their queries."""
+        self._inquirer = inquirer
+        inquirer.answer = self._answer
+
+    async def find(self, wanted: Wanted) -> JsonObject | None:
+        """The record of a request, which is also cancelled if `wanted` requests that.
+        Raises ApiError if the other fronts cannot be queried, or are silent.
+        """
+        found = self._here(wanted)
+        if found is None and self._inquirer is not None and len(wanted.name) <= LONGEST:
+            data = await _asked(self._inquirer, wanted)
+            found = json.loads(data) if data else None
+        return found
+
+    def _here(self, wanted: Wanted) -> JsonObject | None:
+        find = self._records.cancel if wanted.cancel else self._records.told
+        return find(wanted.name, wanted.owner)
+
+    def _answer(self, wanted: Wanted) -> bytes:
+        found = self._here(wanted)
+        return b"" if found is None else json.dumps(found).encode()
+
+
+async def _asked(inquirer: Inquirer, wanted: Wanted) -> bytes:
+    """The record of another front, in JSON, or empty."""
+    answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+    number = inquirer.ask(wanted, answer.set_result)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            found = await answer
+    except TimeoutError:
+        raise ApiError(_SILENT, None, "timeout", 504) from None
+    finally:
+        inquirer.forget(number)
+    if found is None:
+        raise ApiError(_UNASKED, None, OVERLOADED, 503)
+    return found

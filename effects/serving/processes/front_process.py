@@ -1,0 +1,167 @@
+"""A front's process: HTTP, templates and text, over an engine in another process.
+
+A front accepts connections at once. Until the engine is ready for the first time, every
+request is answered with 503; while an engine that died is restarted, requests wait.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from attrs import field, frozen
+
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.live.engine_process import STOP
+from minfer.effects.live.link.remote import Remote
+from minfer.effects.live.link.sockets import keep_linked
+from minfer.effects.serving.application import Application
+from minfer.effects.serving.observability.logs import configure_logs
+from minfer.effects.serving.processes.gate import Gate
+from minfer.effects.serving.processes.process_ends import front_name
+from minfer.effects.serving.processes.server import (
+    HttpOptions,
+    HttpServer,
+    http_config,
+    surrounded,
+)
+from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.setup.prepare import prepared_elsewhere
+from minfer.effects.setup.settings import EngineArgs
+from minfer.values.checks import ConfigError
+
+REQUESTS: Final = 2**40  # of one front, which is more than there will be
+LOOK: Final = 0.02  # seconds from one look for the engine to the next
+DRAIN: Final = signal.SIGUSR1  # from its parent: end once no requests run
+AGAIN: Final = 1.0  # seconds after which a report is repeated though nothing has changed
+COUNT: Final = 0.1  # seconds from one report of counts to the next
+
+
+@frozen(kw_only=True)
+class FrontPlan:
+    """The settings of a front."""
+
+    number: int  # from 0
+    listener: socket.socket
+    path: Path  # of the engine's socket
+    args: EngineArgs
+    http: HttpOptions
+    shared: Shared = field(factory=Shared)  # what it counts with the other fronts
+    # Whether the first line of the output is written: logs come after it.
+    announced: Callable[[], bool] = lambda: True
+
+
+class FrontServer(HttpServer):
+    """A server that ends when its parent signals it. Signals that a terminal or a service
+    manager sends to all processes are for the parent: handled here too, they would count
+    twice.
+    """
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals as they are."""
+        yield
+
+    def obey(self) -> None:
+        """Handle the parent's signals from now on."""
+        signal.signal(DRAIN, lambda *_: self.handle_exit(signal.SIGTERM, None))
+        signal.signal(STOP, lambda *_: self.handle_exit(signal.SIGINT, None))
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, lambda *_: None)
+
+
+def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
+    """Serve until the parent ends it; returns the exit code. `ready` is called once the
+    engine was found ready. Raises ConfigError if the engine has another model.
+    """
+    configure_logs(front_name(plan.number))
+    # An earlier process of this front may have died with open connections.
+    return asyncio.run(_serve(plan, plan.shared.at(plan.number), ready))
+
+
+async def _serve(plan: FrontPlan, shared: Shared, ready: Callable[[], None]) -> int:
+    remote = Remote(plan.number, max_waiting=plan.args.max_waiting)
+    gate = Gate(lambda: remote.unready)
+    tasks = [
+        asyncio.create_task(keep_linked(remote, plan.path)),
+        asyncio.create_task(_open(plan, shared, remote, gate, ready)),
+    ]
+    try:
+        name = front_name(plan.number)
+        with surrounded(
+            gate, plan.http, name, lambda: gate.application, plan.announced
+        ) as app:
+            config = http_config(app, plan.http)
+            server = FrontServer(config, plan.http, lambda: gate.application, shared)
+            server.obey()
+            serving = asyncio.create_task(server.serve(sockets=[plan.listener]))
+            await asyncio.wait([serving, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            broken = [task for task in tasks if task.done()]
+            if broken:  # without these tasks no request is served: end, visibly
+                server.handle_exit(signal.SIGINT, None)
+            await serving
+            for task in broken:
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        remote.close()
+    return 0
+
+
+async def _open(
+    plan: FrontPlan,
+    shared: Shared,
+    remote: Remote,
+    gate: Gate,
+    ready: Callable[[], None],
+) -> None:
+    """Wait for the engine, and serve it."""
+    while (facts := remote.ready) is None:
+        await asyncio.sleep(LOOK)
+    setup = await asyncio.to_thread(
+        prepared_elsewhere, plan.args, facts.device, facts.num_blocks
+    )
+    _check_same(setup.fingerprint, remote)
+    llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
+    await asyncio.to_thread(llm.warm_grammars)
+    gate.application = Application(
+        llm,
+        plan.http.names,
+        max_body=plan.http.max_body,
+        bounds=plan.http.bounds,
+        shared=shared,
+        parsers=plan.http.parsers,
+    )
+    gate.application.lookup.join(remote.inquirer)
+    ready()
+    metrics = gate.application.metrics
+    told = None
+    while True:
+        _check_same(setup.fingerprint, remote)  # another engine may be there by now
+        counted = metrics.counted()
+        # A new engine has no earlier reports. And a link that lost something shows it
+        # only when something follows.
+        news = (counted, remote.links, remote.clock() // AGAIN)
+        if news != told:
+            remote.count(counted)
+            told = news
+        await asyncio.sleep(COUNT)
+
+
+def _check_same(fingerprint: bytes, remote: Remote) -> None:
+    """Raise ConfigError if the engine has loaded another model than this front."""
+    if remote.ready is not None and remote.ready.fingerprint != fingerprint:
+        raise ConfigError(
+            "front and engine have read different models: were files changed meanwhile?"
+        )
+
+
+def announce(pipe: int, word: bytes) -> None:
+    """Write a word to the parent, which may have gone."""
+    with contextlib.suppress(OSError):
+        os.write(pipe, word)

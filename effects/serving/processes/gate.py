@@ -1,0 +1,44 @@
+"""The application while the model is loading: every request is answered at once with the
+loading state.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+
+from minfer.effects.serving.application import Application, refusal
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.wire.connections import LIVE
+
+_TRY_AGAIN: Final = 1013  # a WebSocket's close code
+
+
+class Gate:
+    """An ASGI application in front of another one, which is set later."""
+
+    def __init__(self, unready: Callable[[], str]) -> None:
+        """`unready` returns what the server waits for."""
+        self.application: Application | None = None
+        self._unready = unready
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or answer that it comes too early."""
+        if self.application is not None:
+            await self.application(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._early(scope)(scope, receive, send)
+        else:
+            await WebSocketClose(_TRY_AGAIN)(scope, receive, send)
+
+    def _early(self, scope: Scope) -> Response:
+        path = scope["path"]
+        why = self._unready() or "starting"
+        if path in LIVE:  # the process lives, and works as it should
+            return JSONResponse({"status": f"loading: {why}"})
+        if path == "/ready":
+            return JSONResponse({"status": why}, 503)
+        early = f"the server is not ready: {why}"
+        return refusal(ApiError(early, code="overloaded", status=503), scope)

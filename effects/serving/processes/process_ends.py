@@ -1,0 +1,141 @@
+"""A server's processes: the actions when one of them ends.
+
+    watching -- the engine ended --> it is restarted, after a pause
+             -- the engine hangs --> it is killed
+             -- a front ended --> it is restarted; its connections are lost
+             -- one that was never ready ended, or one several times --> stopping
+             -- SIGTERM --> draining: fronts take no new requests
+             -- SIGINT --> stopping
+    draining -- the engine ended --> it is restarted: fronts finish their requests
+             -- another signal, or the last front ended --> stopping
+    stopping -- the last front ended --> the engine is stopped
+             -- the last process ended --> over, with an exit code
+
+Decisions are made here, as a function of events; processes and signals are in
+`minfer.effects.serving.processes.supervisor`.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import define, field, frozen
+
+ENGINE: Final = "engine"
+MOST_FAILURES: Final = 5  # in a row, of one process before it was ready
+FIRST_PAUSE: Final = 0.1  # seconds before a process is restarted; doubled each time
+FAILED: Final = 70  # exit code of a server with a process that fails again and again
+INTERRUPTED: Final = 130  # exit code after a SIGINT: 128 and its number
+
+
+def front_name(number: int) -> str:
+    """The name of a front's process."""
+    return f"front {number}"
+
+
+@frozen
+class Start:
+    """Start a process, after a pause in seconds."""
+
+    name: str
+    pause: float = 0.0
+
+
+@frozen
+class Signal:
+    """Signal a process to end: "drain", when its requests have ended; "stop", now;
+    "kill", in any case.
+    """
+
+    name: str
+    how: str
+
+
+Action = Start | Signal
+
+
+@define
+class Processes:
+    """The processes that exist, and the phase of the server."""
+
+    fronts: int
+    alive: set[str] = field(factory=set)
+    ready: set[str] = field(factory=set)  # those that have reported it
+    phase: str = "watching"  # then "draining", then "stopping"
+    code: int = 0  # the server's, once all have ended
+    served: bool = False  # all have been ready at once
+    failures: dict[str, int] = field(factory=dict)  # in a row, before it was ready
+
+    @property
+    def over(self) -> bool:
+        """Whether the server has ended."""
+        return self.phase == "stopping" and not self.alive
+
+    def begin(self) -> list[Action]:
+        """Start all processes."""
+        return [Start(ENGINE), *[Start(name) for name in self._fronts()]]
+
+    def started(self, name: str) -> None:
+        """Note that a process runs."""
+        self.alive.add(name)
+
+    def may_start(self, name: str) -> bool:
+        """Whether a process that is due may still be started."""
+        needed = name == ENGINE and self.phase == "draining" and self._fronts_alive()
+        return self.phase == "watching" or bool(needed)
+
+    def said_ready(self, name: str) -> bool:
+        """Note that a process is ready; returns whether all are, for the first time."""
+        if name not in self.alive:  # it reported that, and ended
+            return False
+        self.ready.add(name)
+        self.failures.pop(name, None)
+        first = not self.served and len(self.ready) == self.fronts + 1
+        self.served = self.served or first
+        return first
+
+    def ended(self, name: str, code: int) -> list[Action]:
+        """Note that a process has ended, with this exit code."""
+        self.alive.discard(name)
+        was_ready = name in self.ready
+        self.ready.discard(name)
+        if not self.may_start(name):
+            return [] if name == ENGINE or self._fronts_alive() else self._stop()
+        count = 0 if was_ready else self.failures.get(name, 0) + 1
+        self.failures[name] = count
+        never = not self.served and not was_ready
+        if never or count >= MOST_FAILURES:
+            self.code = code or FAILED
+            return self._stop()
+        return [Start(name, FIRST_PAUSE * 2**count)]
+
+    def hung(self, name: str) -> list[Action]:
+        """Kill a process that hangs: it will end, and be restarted. While stopping, it
+        keeps its time to end.
+        """
+        return [] if self.phase == "stopping" else [Signal(name, "kill")]
+
+    def signalled(self, *, interrupt: bool) -> list[Action]:
+        """Note a signal to end; an interrupt stops at once."""
+        if interrupt:
+            self.code = INTERRUPTED
+        if self.phase != "watching" or interrupt or not self._fronts_alive():
+            return self._stop()
+        self.phase = "draining"
+        return [Signal(name, "drain") for name in self._fronts_alive()]
+
+    def timed_out(self) -> list[Action]:
+        """Kill the processes that did not end in time."""
+        self.phase = "stopping"
+        return [Signal(name, "kill") for name in sorted(self.alive)]
+
+    def _stop(self) -> list[Action]:
+        """Stop the fronts first, so that they notify their clients; then the engine."""
+        self.phase = "stopping"
+        names = self._fronts_alive() or [ENGINE]
+        return [Signal(name, "stop") for name in names if name in self.alive]
+
+    def _fronts(self) -> Sequence[str]:
+        return [front_name(number) for number in range(self.fronts)]
+
+    def _fronts_alive(self) -> list[str]:
+        return [name for name in self._fronts() if name in self.alive]

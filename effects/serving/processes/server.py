@@ -1,0 +1,285 @@
+"""`minfer serve`: sockets, a model behind an application, and the end of a server.
+
+A server is one process, in which the engine runs too, or several: an engine, fronts that
+speak HTTP, and this one, which watches them
+(`minfer.effects.serving.processes.supervisor`).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import uvicorn
+from attrs import field, frozen
+from starlette.types import ASGIApp
+
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.serving.access.bounds import Bounds, bounds_of
+from minfer.effects.serving.access.hosts import CheckHost, Hosts, hosts_of
+from minfer.effects.serving.application import Application, refusal
+from minfer.effects.serving.observability.access_log import AccessLog
+from minfer.effects.serving.observability.logs import configure_logs
+from minfer.effects.serving.observability.records import JsonObject
+from minfer.effects.serving.observability.spans import check_endpoint, open_traces, traced
+from minfer.effects.serving.observability.stdout_lines import Lines
+from minfer.effects.serving.request_parsing.limits import LEAST_BODY
+from minfer.effects.serving.wire.connections import Connections, bounded
+from minfer.effects.serving.wire.descriptors import Listener
+from minfer.effects.serving.wire.origins import AllowOrigins
+from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.serving.wire.tls import Tls
+from minfer.effects.serving.wire.websocket import ENVELOPE, SOCKETS
+from minfer.effects.setup.settings import EngineArgs, engine_args
+from minfer.effects.text.tools.formats import Parsers
+from minfer.values.checks import ConfigError
+
+DRAIN: Final = 5  # seconds that answers have to be sent when the server ends
+_STOP: Final = 2  # signals after which the server stops at once
+_LINE: Final = 2048  # connections that wait to be accepted
+_LOOK: Final = 0.05  # seconds between two looks at running requests, at the end
+# One front is enough for so many cores, of which the engine needs some itself.
+_CORES: Final = 4
+_MOST_FRONTS: Final = 4
+_EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - addresses that no browser can ask
+
+
+@frozen(kw_only=True)
+class HttpOptions:
+    """How a model is served over HTTP."""
+
+    names: Sequence[str]  # of the model
+    bounds: Bounds = field(factory=Bounds)
+    max_body: int | None = None  # bytes; None: by the model's context
+    parsers: Parsers = field(factory=Parsers)  # of answers
+    access_log: str = "off"  # or one of the other `FORMS`
+    allowed_origins: Sequence[str] = ()  # whose pages may send requests, beside our own
+    hosts: Hosts | None = None  # that requests must be for; None: any
+    tls: Tls = field(factory=Tls)
+    traces: str = ""  # the URL that spans are sent to, if any
+    shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
+    engine_timeout: float = 60.0  # seconds without a heartbeat; 0: any number
+
+
+class HttpServer(uvicorn.Server):
+    """Ends in two stages: after a SIGTERM it takes no new requests, and running ones have
+    time to end; after a second one, or an interrupt, it stops.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        options: HttpOptions,
+        application: Callable[[], Application | None],
+        shared: Shared | None = None,
+    ) -> None:
+        super().__init__(config)
+        connections = (shared or Shared()).connections
+        self.server_state.connections = Connections(connections)
+        self._options = options
+        self._application = application
+        self._signals = 0
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Count a signal."""
+        self._signals += _STOP if sig == signal.SIGINT else 1
+        super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        for one in sockets or ():
+            if isinstance(one, Listener):
+                one.tls = self._options.tls.wanted
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, then stop."""
+        application = self._application()
+        if application is not None:
+            await self._drained(application)
+            application.close()
+        await super().shutdown(sockets)
+
+    async def _drained(self, application: Application) -> None:
+        """Take no new requests, and wait until the running ones are answered: a client
+        may be slower than the engine.
+        """
+        client = application.backend.llm.client
+        client.drain(0)
+        count = application.records.live
+        if count and self._signals < _STOP:
+            what = f"{count} request{'s' * (count > 1)} may take"
+            most = f"{self._options.shutdown_timeout:g} s to end"
+            note = f"minfer: {what} {most}; another signal stops them"
+            print(note, file=sys.stderr, flush=True)
+        end = asyncio.get_running_loop().time() + self._options.shutdown_timeout
+        while (
+            application.records.live
+            and self._signals < _STOP
+            and asyncio.get_running_loop().time() < end
+        ):
+            await asyncio.sleep(_LOOK)
+
+
+@contextlib.contextmanager
+def surrounded(
+    app: ASGIApp,
+    options: HttpOptions,
+    process: str,
+    application: Callable[[], Application | None],
+    begin: Callable[[], bool] = lambda: True,
+) -> Iterator[ASGIApp]:
+    """An application inside its middleware, while it is served. `application` returns the
+    one with the records, once it is there; lines are logged once `begin` returns true.
+    """
+
+    def told(name: str, owner: str) -> JsonObject | None:
+        found = application()
+        return None if found is None else found.records.told(name, owner)
+
+    with contextlib.ExitStack() as stack:
+        if options.hosts is not None:
+            app = CheckHost(app, options.hosts, refusal)
+        if options.traces:
+            traces = stack.enter_context(contextlib.closing(open_traces(options.traces)))
+            app = traced(app, traces)
+        if options.allowed_origins:
+            app = AllowOrigins(app, options.allowed_origins)
+        if options.access_log != "off":
+            lines = stack.enter_context(contextlib.closing(Lines(begin=begin)))
+            app = AccessLog(app, lines, options.access_log, process, told)
+        yield app
+
+
+def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
+    """The configuration of uvicorn."""
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        log_config=None,  # `logs` has it
+        access_log=False,  # `access_log` is ours
+        lifespan="off",
+        **SOCKETS,
+        http=bounded(options.bounds.patience),
+        ws_max_size=(options.max_body or LEAST_BODY) + ENVELOPE,
+        **options.tls.settings(),
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN,
+    )
+
+
+def bound(host: str, port: int, count: int = 1) -> list[Listener]:
+    """So many sockets that listen at one address; the system divides connections among
+    them. Before the model is loaded, connections wait, or get an error. Raises
+    ConfigError.
+    """
+    listeners: list[Listener] = []
+    try:
+        if not 0 <= port < 2**16:
+            # In the form of the system's errors.
+            raise OSError("the port must be from 0 to 65535")  # noqa: TRY301
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        if count > 1:
+            # With SO_REUSEPORT, the address could be shared with another server, too.
+            with socket.create_server((address[0], port), family=family) as free:
+                port = free.getsockname()[1]
+        for _ in range(count):
+            one = socket.create_server(
+                (address[0], port), family=family, backlog=_LINE, reuse_port=count > 1
+            )
+            # Connections inherit it. Without it, data after a first packet waits 40 ms
+            # for its acknowledgement.
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listeners.append(Listener.of(one))
+    except (OSError, UnicodeError) as error:
+        for one in listeners:
+            one.close()
+        why = f"cannot listen at {host}:{port}: {error}; choose with --host and --port"
+        raise ConfigError(why) from None
+    return listeners
+
+
+def told_address(listener: socket.socket, options: HttpOptions) -> str:
+    """The lines that announce the model and its address; programs read the first."""
+    host, port = listener.getsockname()[:2]
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    scheme = "https" if options.tls.wanted else "http"
+    served = f"minfer: {options.names[0]} is served at {scheme}://{where}/v1"
+    nearby = f"localhost:{port}" if host in _EVERYWHERE else where
+    page = f"minfer: a page to try it is at {scheme}://{nearby}/"
+    return f"{served}\n{page}\nminfer: {options.bounds.tenants.told()}"
+
+
+def fronts_by_cores() -> int:
+    """The default number of fronts on this machine."""
+    return max(1, min(_MOST_FRONTS, (os.cpu_count() or 1) // _CORES))
+
+
+def serve_in_process(
+    args: EngineArgs, listener: socket.socket, options: HttpOptions
+) -> int:
+    """Serve until a signal comes, all in this process; returns the exit code."""
+    configure_logs("server")
+    llm = AsyncLLM(**attrs.asdict(args, recurse=False))
+    llm.warm_grammars()
+    app = Application(
+        llm,
+        options.names,
+        max_body=options.max_body,
+        bounds=options.bounds,
+        parsers=options.parsers,
+    )
+    # uvicorn raises again the signal that stopped it. An interrupt is for our caller; a
+    # SIGTERM ends here.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    print(told_address(listener, options), flush=True)
+    with (
+        contextlib.closing(llm),
+        surrounded(app, options, "server", lambda: app) as outer,
+    ):
+        HttpServer(http_config(outer, options), options, lambda: app).run([listener])
+    return 0
+
+
+def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
+    """The settings of the command line. Raises ConfigError."""
+    executor = "dry" if options.dry_run else "torch"
+    args = engine_args(options, executor=executor, streaming=True)
+    tls = Tls(
+        certfile=options.ssl_certfile,
+        keyfile=options.ssl_keyfile,
+        password=options.ssl_keyfile_password,
+        ca_certs=options.ssl_ca_certs,
+    )
+    tls.check()
+    check_endpoint(options.otlp_traces_endpoint)
+    bounds = bounds_of(options)
+    http = HttpOptions(
+        names=options.served_model_name or [_model_name(args)],
+        bounds=bounds,
+        hosts=hosts_of(options, has_keys=bool(bounds.keys.known)),
+        max_body=options.max_body_size,
+        parsers=Parsers(options.tool_parser, options.reasoning_parser),
+        access_log=options.access_log,
+        allowed_origins=options.allowed_origins,
+        tls=tls,
+        traces=options.otlp_traces_endpoint,
+        shutdown_timeout=options.shutdown_timeout,
+        engine_timeout=options.engine_timeout,
+    )
+    return args, http
+
+
+def _model_name(args: EngineArgs) -> str:
+    """A model's name for clients if no name is given: its folder's."""
+    name = args.model or "bundled"
+    return Path(name).resolve().name if Path(name).is_dir() else name

@@ -1,0 +1,321 @@
+"""The parent process of a server: it starts, restarts and ends the other processes.
+
+It loads nothing itself, so that each fork begins clean. Its children end when it does:
+each of them reads a pipe whose other end only the parent holds, and is also killed by the
+system where that supports it.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+from minfer.effects.live.engine_process import STOP, run_engine
+from minfer.effects.models.checkpoint import read_config
+from minfer.effects.serving.observability.logs import configure_logs
+from minfer.effects.serving.processes.front_process import (
+    DRAIN,
+    FrontPlan,
+    announce,
+    run_front,
+)
+from minfer.effects.serving.processes.heartbeat import Heartbeat
+from minfer.effects.serving.processes.process_ends import (
+    ENGINE,
+    Action,
+    Processes,
+    Start,
+    front_name,
+)
+from minfer.effects.serving.processes.run_folder import run_folder
+from minfer.effects.serving.processes.server import HttpOptions, bound, told_address
+from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.setup.folders import model_folder
+from minfer.effects.setup.settings import EngineArgs
+from minfer.values.checks import ConfigError
+
+LAST_MOMENTS: Final = 10.0  # seconds that a process has to end, beyond its own time
+_LONGEST: Final = 100  # bytes of a socket's path; systems know 104 or 108
+_LOOK: Final = 0.5  # seconds between two looks at the clock
+
+Run = Callable[[Callable[[], None]], int]  # gets a callback for when it is ready
+Guard = Callable[[Callable[[], int]], int]  # makes an exit code of errors
+
+
+def serve_in_processes(
+    args: EngineArgs,
+    options: HttpOptions,
+    host: str,
+    port: int,
+    fronts: int,
+    guard: Guard,
+) -> int:
+    """Serve with so many fronts until a signal comes; returns the exit code. Raises
+    ConfigError if the address or a socket cannot be had, and CheckpointError if there is
+    no such model.
+    """
+    _check(options, fronts)
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(one) for one in bound(host, port, fronts)]
+        # Once, before any process starts: it may have to be downloaded.
+        read_config(model_folder(args.model))
+        path = _socket_path(stack.enter_context(run_folder()))
+        said = mmap.mmap(-1, 1)  # shared: whether the first line is out
+        shared = Shared.of(fronts)
+        heartbeat = Heartbeat(options.engine_timeout)
+        runs: dict[str, Run] = {
+            ENGINE: partial(_be_engine, args, path, fronts, heartbeat)
+        }
+        for number, one in enumerate(listeners):
+            plan = FrontPlan(
+                number=number,
+                listener=one,
+                path=path,
+                args=args,
+                http=options,
+                shared=shared,
+                announced=lambda: said[0] == 1,
+            )
+            runs[front_name(number)] = partial(run_front, plan)
+
+        def ready() -> None:
+            print(told_address(listeners[0], options), flush=True)
+            said[0] = 1
+
+        patience = options.shutdown_timeout
+        return Supervisor(Processes(fronts), runs, guard, patience, heartbeat).run(ready)
+
+
+def _check(options: HttpOptions, fronts: int) -> None:
+    """Raise ConfigError for impossible options."""
+    for name, value in (
+        ("--api-processes", fronts),
+        ("--engine-timeout", options.engine_timeout),
+    ):
+        if not value >= 0:
+            raise ConfigError(f"{name} must be at least 0, not {value:g}")
+
+
+def _be_engine(
+    args: EngineArgs,
+    path: Path,
+    fronts: int,
+    heartbeat: Heartbeat,
+    ready: Callable[[], None],
+) -> int:
+    configure_logs(ENGINE)
+    path.unlink(missing_ok=True)  # of an earlier engine
+    return run_engine(args, path, fronts, ready, heartbeat.beat)
+
+
+def _socket_path(folder: Path) -> Path:
+    """The path of the engine's socket. Raises ConfigError if it is too long."""
+    path = folder / "engine"
+    if len(os.fsencode(path)) > _LONGEST:
+        raise ConfigError(f"{path}: too long a path for a socket; shorten TMPDIR")
+    return path
+
+
+class Supervisor:
+    """Executes the decisions of `Processes`. `runs` has the work of each process."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        runs: Mapping[str, Run],
+        guard: Guard,
+        patience: float,
+        heartbeat: Heartbeat,
+    ) -> None:
+        """`patience`: seconds that a process has to end in; `heartbeat`: the engine's."""
+        self._processes = processes
+        self._runs = runs
+        self._guard = guard
+        self._patience = patience
+        self._pulse = heartbeat
+        self._names: dict[int, str] = {}  # by process id
+        self._due: dict[str, float] = {}  # when a process is to be started
+        self._signals: list[int] = []
+        self._deadline: float | None = None
+        self._lifeline, self._held = os.pipe()
+        self._words, self._said = os.pipe()
+
+    def run(self, ready: Callable[[], None]) -> int:
+        """Watch until all have ended; returns the exit code. `ready` is called when all
+        processes are ready for the first time.
+        """
+        woken, waker = os.pipe()
+        os.set_blocking(waker, False)
+        os.set_blocking(self._words, False)
+        before = {one: signal.getsignal(one) for one in _WATCHED}
+        for one in _WATCHED:
+            signal.signal(one, self._note)
+        old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(woken, selectors.EVENT_READ)
+                selector.register(self._words, selectors.EVENT_READ)
+                self._do(self._processes.begin())
+                while not self._processes.over:
+                    for key, _ in selector.select(self._pause()):
+                        data = os.read(key.fd, 4096)
+                        if key.fd == self._words:
+                            self._hear(data.decode(), ready)
+                    self._look()
+        finally:
+            signal.set_wakeup_fd(old)
+            for one, handler in before.items():
+                signal.signal(one, handler)
+            mine = (woken, waker, self._lifeline, self._held, self._words, self._said)
+            for pipe in mine:
+                os.close(pipe)
+        return self._processes.code
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number != signal.SIGCHLD:
+            self._signals.append(number)
+
+    def _pause(self) -> float:
+        soon = min(self._due.values(), default=float("inf")) - time.monotonic()
+        return max(0.0, min(_LOOK, soon))
+
+    def _hear(self, words: str, ready: Callable[[], None]) -> None:
+        for name in words.split("\n"):
+            if name in self._runs and self._processes.said_ready(name):
+                ready()
+
+    def _look(self) -> None:
+        """Handle signals, ended and hanging processes, and starts that are due."""
+        while self._signals:
+            interrupt = self._signals.pop(0) == signal.SIGINT
+            self._do(self._processes.signalled(interrupt=interrupt))
+            wait = self._patience if self._processes.phase == "draining" else 0.0
+            self._deadline = time.monotonic() + wait + LAST_MOMENTS
+        self._reap()
+        now = time.monotonic()
+        self._check_heartbeat(now)
+        if self._processes.phase == "stopping" and self._deadline is None:
+            self._deadline = now + LAST_MOMENTS
+        if self._deadline is not None and now > self._deadline:
+            self._deadline = now + LAST_MOMENTS
+            self._do(self._processes.timed_out())
+        for name in [name for name, when in self._due.items() if when <= now]:
+            del self._due[name]
+            if self._processes.may_start(name):
+                self._start(name)
+
+    def _reap(self) -> None:
+        """Reap processes that have ended, and act on it."""
+        while self._names:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                break
+            name = self._names.pop(process, None)
+            if name is None:  # an orphan of a child, if we are PID 1 of a container
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            before = self._processes.phase
+            actions = self._processes.ended(name, code if code >= 0 else 128 - code)
+            _tell(name, code, before, actions)
+            self._do(actions)
+
+    def _check_heartbeat(self, now: float) -> None:
+        """Kill the engine if it runs but sends no heartbeat."""
+        table = self._processes
+        if ENGINE not in table.alive:
+            return
+        if self._pulse.hangs(now, ready=ENGINE in table.ready):
+            self._pulse.begin()  # it may take a while to end
+            if actions := table.hung(ENGINE):
+                why = "has not answered for too long (--engine-timeout); it is killed"
+                print(f"minfer: {ENGINE} {why}", file=sys.stderr, flush=True)
+                self._do(actions)
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self._due[action.name] = time.monotonic() + action.pause
+                continue
+            kind = _SIGNALS[action.how]
+            for process, name in self._names.items():
+                if name == action.name:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, kind)
+
+    def _start(self, name: str) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Signals for the child that come before it has reset its handlers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+        process = os.fork()
+        if not process:
+            self._become(name)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        self._names[process] = name
+        self._processes.started(name)
+        if name == ENGINE:
+            self._pulse.begin()
+
+    def _become(self, name: str) -> NoReturn:
+        """Run as the named process, from here on."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for one in _WATCHED:
+                signal.signal(one, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+            os.close(self._held)
+            _die_with_parent()
+            with contextlib.suppress(OSError):  # where there is no such file
+                Path("/proc/self/comm").write_text(f"minfer {name}", "ascii")
+            threading.Thread(target=self._end_with_parent, daemon=True).start()
+            ready = f"{name}\n".encode()
+            code = self._guard(
+                lambda: self._runs[name](lambda: announce(self._said, ready))
+            )
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _end_with_parent(self) -> None:
+        os.read(self._lifeline, 1)  # returns when no process holds the other end
+        os._exit(1)
+
+
+def _die_with_parent() -> None:
+    """Have the system kill this process when its parent has died: a stopped process, or
+    one in a call that does not return, would not notice that.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+_PR_SET_PDEATHSIG: Final = 1  # Linux's <sys/prctl.h>
+_WATCHED: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+# By action. None of them is one that a terminal or a service manager may send to all
+# processes at once: those are for the parent, and children ignore them.
+_SIGNALS: Final = {"drain": DRAIN, "stop": STOP, "kill": signal.SIGKILL}
+
+
+def _tell(name: str, code: int, phase: str, actions: list[Action]) -> None:
+    """Print why a process is restarted, or why the server ends."""
+    how = f"with {code}" if code >= 0 else f"by signal {-code}"
+    if any(isinstance(action, Start) for action in actions):
+        print(f"minfer: {name} ended {how}; it is started again", file=sys.stderr)
+    elif phase == "watching" and code < 0:  # otherwise it has printed the reason
+        print(f"minfer: {name} ended {how}; the server ends", file=sys.stderr)
+    sys.stderr.flush()

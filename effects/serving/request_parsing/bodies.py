@@ -1,0 +1,103 @@
+"""Bodies of requests: JSON objects whose fields are checked before anything runs.
+
+Every error names its field. A known but unsupported field is refused if it could change
+the output, and ignored if not. Null means absent.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.request_parsing.wording import worded
+
+ANYTHING: Final = object()  # among a field's neutral values: all of them are
+_LONGEST_NAME: Final = 64  # characters of a name that an error shows
+# The parser's names for a lone surrogate, within a text and at its end.
+_SURROGATE: Final = ("surrogate", "unexpected end of hex escape")
+_LONGEST_VALUE: Final = 80  # of a value as JSON
+
+
+def wrong(message: str, field: str | None = None) -> PydanticCustomError:
+    """An error about a value, or about a field of it; to be raised in a validator."""
+    return PydanticCustomError("wrong", "{said}", {"said": message, "field": field})
+
+
+def shown(value: object) -> str:
+    """A value as JSON, cut to what fits into an error."""
+    return json.dumps(value)[:_LONGEST_VALUE]
+
+
+class StrictObject(BaseModel):
+    """A JSON object: strict types, finite numbers, known fields.
+
+    `neutral` are fields that are known and not supported, with the values at which they
+    change nothing.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        """Refuse the first field that is unknown or unsupported: there may be a million
+        of them.
+        """
+        if not isinstance(given, dict):
+            raise wrong("must be an object")
+        for name, value in given.items():
+            if name in cls.model_fields:
+                continue
+            if name not in cls.neutral:
+                cut = name[:_LONGEST_NAME]
+                near = difflib.get_close_matches(cut, cls.model_fields, 1)
+                hint = f"did you mean {near[0]}?" if near else "leave it out"
+                raise wrong(f"is not a field here; {hint}", cut)
+            if not _asks_for_nothing(value, cls.neutral[name]):
+                raise wrong("is not supported; leave it out", name)
+        return {k: v for k, v in given.items() if v is not None and k in cls.model_fields}
+
+
+def _asks_for_nothing(value: object, neutral: tuple[object, ...]) -> bool:
+    if ANYTHING in neutral:
+        return True
+    # False equals 0 in Python, but not in JSON.
+    alike = [(one, isinstance(one, bool)) for one in (None, *neutral)]
+    return (value, isinstance(value, bool)) in alike
+
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+def read_body(kind: type[Kind], data: bytes) -> Kind:
+    """The object in a body. Raises ApiError, which names the field."""
+    try:
+        given = from_json(data, allow_inf_nan=False, cache_strings="none")
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _refused(error.errors(include_url=False)[0]) from None
+    except ValueError as error:
+        raise ApiError(no_json("the body", error)) from None
+
+
+def no_json(what: str, error: ValueError) -> str:
+    """The error of a text that is no JSON."""
+    if not any(one in str(error) for one in _SURROGATE):
+        return f"{what} is not valid JSON: {error}"
+    why = f"{what} has a lone surrogate, which is half of a character: {error}"
+    return f"{why}; remove it, or send both halves"
+
+
+def _refused(first: ErrorDetails) -> ApiError:
+    """The first of pydantic's errors in our words."""
+    field = first.get("ctx", {}).get("field")
+    place = [*first["loc"], *([] if field is None else [field])]
+    dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
+    where = dotted.removeprefix(".")
+    said = worded(first)
+    return ApiError(f"{where or 'the body'}: {said}", where or None)

@@ -1,0 +1,122 @@
+"""Constraints of an answer, in the various fields of requests.
+
+OpenAI's `response_format` (and `text.format`, of responses), vLLM's `structured_outputs`,
+and the older `guided_json` and its like. At most one of them may have a constraint. It
+becomes a `StructuredOutputs`, and errors name the field that it came from.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import attrs
+from attrs import frozen
+from pydantic import Field
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.request_parsing.bodies import StrictObject
+from minfer.effects.serving.request_parsing.typed import TypedObject
+from minfer.records.request import ParameterError
+from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
+
+# A schema in a client's body; a string has it as text.
+Schema = dict[str, Any] | bool | str
+Choices = Annotated[list[str], Field(fail_fast=True, max_length=MAX_CONSTRAINT)]
+_NAMES: Final = frozenset(one.name for one in attrs.fields(StructuredOutputs))
+_LONGEST_NAME: Final = 64
+
+
+@frozen
+class Constraint:
+    """A constraint, by the names of `StructuredOutputs`, and its field."""
+
+    values: Mapping[str, Any]
+    field: str  # of the body, with dots
+
+    def made(self) -> StructuredOutputs:
+        """The `StructuredOutputs`. Raises ApiError, which names the field."""
+        if strangers := sorted(self.values.keys() - _NAMES):
+            name = f"{self.field}.{strangers[0][:_LONGEST_NAME]}"
+            raise ApiError(f"{name}: is not a field here; leave it out", name)
+        try:
+            given = {name: one for name, one in self.values.items() if one is not None}
+            return StructuredOutputs(**given)
+        except ParameterError as error:
+            param = named(error.param, self.field)
+            said = str(error).removeprefix(f"{error.param}: ")
+            raise ApiError(f"{param}: {said}", param) from None
+
+
+def named(param: str | None, field: str) -> str:
+    """The client's name of a field of `StructuredOutputs`, which came in `field`."""
+    return param if field == FIELD and param is not None else field
+
+
+class ResponseFormat(TypedObject):
+    """OpenAI's, with vLLM's structural tags. A schema is enforced, `strict` or not."""
+
+    kinds = ("text", "json_object", "json_schema", "structural_tag")
+    json_schema: dict[str, Any] | None = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
+
+    def constraint(self) -> Constraint | None:
+        """The constraint of the format, if any. Raises ApiError."""
+        field = "response_format"
+        match self.type:
+            case "json_object":
+                return Constraint({"json_object": True}, field)
+            case "json_schema":
+                return schema_in(self.json_schema, f"{field}.json_schema")
+            case "structural_tag":
+                given = self.model_dump(include={"type", "structures", "triggers"})
+                return Constraint({"structural_tag": given}, field)
+        return None
+
+
+def schema_in(said: Mapping[str, Any] | None, where: str) -> Constraint:
+    """The constraint of OpenAI's object around a schema. Raises ApiError."""
+    if said is None:
+        raise ApiError(f"{where}: is missing", where)
+    name, strict, about = (said.get(one) for one in ("name", "strict", "description"))
+    short = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME
+    wrong = {
+        "name": "" if short else f"must be a text of 1 to {_LONGEST_NAME} characters",
+        "strict": "" if isinstance(strict, bool | None) else "must be true or false",
+        "description": "" if isinstance(about, str | None) else "must be a text",
+        "schema": "" if isinstance(said.get("schema"), dict) else "must be an object",
+    }
+    unknown = dict.fromkeys(said.keys() - wrong, "is not a field here; leave it out")
+    for one, why in {**wrong, **dict(sorted(unknown.items()))}.items():
+        if why:
+            field = f"{where}.{one[:_LONGEST_NAME]}"
+            raise ApiError(f"{field}: {why}", field)
+    return Constraint({"json": said["schema"]}, f"{where}.schema")
+
+
+class ConstrainedBody(StrictObject):
+    """The fields of a body that constrain its answer."""
+
+    response_format: ResponseFormat | None = None
+    # vLLM's:
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+
+    def constraint(self) -> Constraint | None:
+        """The only constraint, if any. Raises ApiError for more than one."""
+        found = []
+        if self.response_format is not None:
+            found += [self.response_format.constraint()]
+        if self.structured_outputs is not None:
+            found.append(Constraint(self.structured_outputs, FIELD))
+        for kind in ("json", "regex", "choice", "grammar"):
+            field = f"guided_{kind}"
+            if (said := getattr(self, field)) is not None:
+                found.append(Constraint({kind: said}, field))
+        asked = [one for one in found if one is not None]
+        if len(asked) > 1:
+            both = f"{asked[1].field}: {asked[0].field} is set, too; leave one out"
+            raise ApiError(both, asked[1].field)
+        return asked[0] if asked else None

@@ -1,0 +1,246 @@
+"""Required and strict tool calls: the constraint that an answer must match.
+
+    tools, which calls are wanted --> a grammar in the model's own format
+
+Every protocol has its own fields for the tools (`Offer`) and for the wanted calls
+(`Wish`); errors name those. Where nothing has to be enforced, answers are free.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+import attrs
+from attrs import frozen
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.protocol import GenerationRequest, Grounds, Part
+from minfer.effects.serving.request_parsing.answer_parts import end_of
+from minfer.effects.serving.request_parsing.bodies import shown, wrong
+from minfer.effects.serving.request_parsing.structured_fields import Constraint, named
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.schemas import checked_schema
+from minfer.effects.text.grammars.spelled import json_rule, rule
+from minfer.effects.text.tools.formats import NONE, REASONING, Parsing
+from minfer.effects.text.tools.forms import (
+    FORMS,
+    MARKED,
+    OBJECT,
+    Callee,
+    Calling,
+    arguments_schema,
+    grammar,
+    reasoned,
+)
+from minfer.sampling.structured import FIELD, StructuredOutputs
+
+CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol
+# The end of a prompt within reasoning, in whichever format.
+_OPENED: Final = re.compile(
+    r"([<\[][^<>\[\]/]*(?:think|reason|thought)[^<>\[\]/]*[>\]])\s*\Z", re.IGNORECASE
+)
+_log: Final = logging.getLogger("minfer.constraints")
+_JSON: Final = ("json", "json_object")  # forms that a call cannot be taken for
+
+
+@frozen(kw_only=True)
+class Offer:
+    """A tool that is in the prompt."""
+
+    name: str
+    parameters: Mapping[str, Any] | None
+    where: str  # its place in the body, below which its fields are
+    schema: str = "parameters"  # the field of its schema
+    strict: bool = False  # its arguments must match the schema, whenever it is called
+
+    @property
+    def param(self) -> str:
+        """The field of its schema, as errors name it."""
+        return f"{self.where}.{self.schema}"
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise the error in `tools` with these names, if any."""
+    if len(set(names)) < len(names):
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise wrong(f"must differ in their names; there are two {shown(twice)}", "tools")
+
+
+@frozen(kw_only=True)
+class Wish:
+    """Which calls are wanted."""
+
+    must: bool = False  # at least one
+    only: frozenset[str] | None = None  # of these tools; None: of all
+    several: bool = True  # there may be more than one
+
+
+@frozen
+class Bound:
+    """The constraint of an answer, and the field that requires it."""
+
+    asked: StructuredOutputs
+    field: str
+    parts: tuple[Part, ...]
+
+
+def bound_to(
+    llm: Grounds,
+    offers: Sequence[Offer],
+    wish: Wish,
+    parsing: Parsing | None,
+    answer: Constraint | None = None,
+) -> Bound | None:
+    """The constraint of an answer for its calls; None: no other than the request's own,
+    `answer`. Raises ApiError, which names the field that cannot be fulfilled.
+    """
+    offers = [one for one in offers if wish.only is None or one.name in wish.only]
+    asking = _asking(offers, wish)
+    if parsing is None or not offers or not (asking or answer):
+        return None
+    if asking and parsing.tools not in FORMS:
+        why = f"cannot be had of a model whose calls have the format {parsing.tools!r}"
+        raise ApiError(f"{asking}: {why}", asking)
+    # A requested JSON form is ignored if calls are required; other texts are no form.
+    idle = wish.must and (answer is None or answer.made().kind in _JSON)
+    said = None if idle else _answer(answer, parsing.tools, asking)
+    if not asking and said is None:
+        return None
+    parts = [_part(one, wish) for one in offers]
+    callees = [
+        Callee(one.name, part.asked.json or OBJECT)
+        for one, part in zip(offers, parts, strict=True)
+    ]
+    calling = Calling(
+        format=parsing.tools,
+        callees=tuple(callees),
+        must=wish.must,
+        several=wish.several,
+        thinking=REASONING.get(parsing.reasoning),
+        opened=parsing.thinking is not None,
+        answer=None if said is None else _rule(said.asked),
+        token=_added(llm),
+    )
+    field = asking or (said.field if said is not None else "")
+    return Bound(_grammar(calling), field, (*parts, *([said] if said else [])))
+
+
+def bound_behind(
+    llm: Grounds,
+    prompt: Sequence[int],
+    parsing: Parsing | None,
+    answer: Constraint | None,
+) -> Bound | None:
+    """The constraint of an answer with the request's own one, `answer`, if the prompt
+    ends within reasoning: reasoning is free, and the answer begins behind it. None if the
+    answer begins with its first token, or if the constraint itself covers reasoning.
+    Raises ApiError.
+    """
+    if answer is None:
+        return None
+    if parsing is None or parsing.reasoning == NONE:
+        if found := _OPENED.search(end_of(llm, prompt)):
+            _warn(found[1])
+        return None
+    asked = answer.made()
+    thinking = parsing.thinking
+    if thinking is None or thinking.closes in asked.text:
+        return None
+    param = named(asked.param, answer.field)
+    try:
+        made = rule(asked)
+    except GrammarError as error:
+        why = str(error).removeprefix(f"{asked.param}: ")
+        raise ApiError(f"{param}: {why}", param) from None
+    text = reasoned(
+        Calling(
+            thinking=thinking,
+            opened=True,
+            answer=made,
+            token=_added(llm),
+        )
+    )
+    whole = Constraint({"grammar": text}, answer.field).made()
+    return Bound(whole, answer.field, (Part(param, asked),))
+
+
+def _added(llm: Grounds) -> Callable[[str], int | None]:
+    """A function from the text of a marker to its token id."""
+    return llm.tokenizer.added if llm.tokenizer else lambda _: None
+
+
+@cache
+def _warn(marker: str) -> None:
+    """Warn once that the end of reasoning is unknown."""
+    _log.warning(
+        "prompts end with %s, which opens reasoning of no format that is known here: "
+        "what an answer must look like applies from its first token on; "
+        "--reasoning-parser says what the format is",
+        marker,
+    )
+
+
+def with_calls(request: GenerationRequest, bound: Bound | None) -> GenerationRequest:
+    """A request with that constraint in addition. Raises ApiError."""
+    if bound is None:
+        return request
+    if request.beams is not None:
+        why = "does not go with use_beam_search; leave one of them out"
+        raise ApiError(f"{bound.field}: {why}", bound.field)
+    params = attrs.evolve(request.params, structured_outputs=bound.asked)
+    return attrs.evolve(
+        request, params=params, constrained_by=bound.field, parts=bound.parts
+    )
+
+
+def _asking(offers: Sequence[Offer], wish: Wish) -> str:
+    """The field that requires calls, or that they match."""
+    if wish.must or wish.only is not None:
+        return CHOICE
+    return next((f"{one.where}.strict" for one in offers if one.strict), "")
+
+
+def _grammar(calling: Calling) -> StructuredOutputs:
+    try:
+        given = {"grammar": grammar(calling)}
+    except GrammarError as error:
+        raise ApiError(f"tools: {error}", "tools") from None
+    return Constraint(given, "tools").made()
+
+
+def _part(offer: Offer, wish: Wish) -> Part:
+    """The constraint of a tool's arguments: its schema, if that is enforced."""
+    schema = OBJECT
+    if wish.must or offer.strict:
+        try:
+            schema = arguments_schema(offer.parameters, offer.param)
+        except GrammarError as error:
+            raise ApiError(str(error), offer.param) from None
+    return Part(offer.param, Constraint({"json": schema}, offer.param).made())
+
+
+def _answer(answer: Constraint | None, form: str, asking: str) -> Part | None:
+    """The constraint of an answer without calls, if it can be distinguished from one with
+    calls. If not, it is refused where the field `asking` requires something of calls.
+    """
+    if answer is None:
+        return None
+    asked = answer.made()
+    param = named(asked.param, answer.field)
+    if form not in MARKED or asked.kind not in _JSON:
+        if asking:
+            why = f"cannot be combined with {asking}; leave one of them out"
+            raise ApiError(f"{param}: {why}", param)
+        return None
+    try:
+        checked_schema(asked.json or OBJECT, param)
+    except GrammarError as error:
+        raise ApiError(str(error), param) from None
+    return Part(param, asked)
+
+
+def _rule(asked: StructuredOutputs) -> str:
+    whitespace = not asked.disable_any_whitespace
+    return json_rule(checked_schema(asked.json or OBJECT, FIELD), whitespace=whitespace)

@@ -1,0 +1,236 @@
+"""Connections: their number, and time limits for slow clients.
+
+uvicorn waits forever for a head that comes byte by byte, and for a client that does not
+read; both cost their client nothing, and the server a socket and buffers. Here a head has
+a time limit, a client that reads nothing for a while is disconnected, and connections
+beyond the limit, of all fronts together or of one's file descriptors, are refused. A few
+of these stay open for a moment, as they may request /health: that is answered. Anything
+else gets a 503, and so does the oldest of these when there are more than a few.
+
+    made --> head ........ header_timeout, then 408 and closed
+               |
+             body ........ Post.read: body_timeout
+               |
+             answer ...... stall: seconds in which nothing could be written
+               |
+             idle ........ uvicorn's timeout_keep_alive, then a head again
+"""
+
+import asyncio
+from typing import Any, ClassVar, Final
+
+import h11
+from attrs import frozen
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from minfer.effects.serving.wire.descriptors import (
+    FEW,
+    FULL,
+    KEPT,
+    SPARE,
+    began,
+    is_high,
+)
+from minfer.effects.serving.wire.shared_counts import Tally
+
+HEADER: Final = 10.0  # seconds
+CONNECTIONS: Final = 1024
+STALL: Final = 30.0  # seconds
+LIVE: Final = ("/health", "/healthz")  # paths that are answered in every state
+MOMENT: Final = 1.0  # seconds for a head of a connection beyond the limit
+_LATE: Final = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
+
+
+@frozen(kw_only=True)
+class Patience:
+    """The limits of the number of connections, and of the time of each."""
+
+    connections: int = CONNECTIONS
+    header: float = HEADER  # seconds for a request's head
+    stall: float = STALL  # seconds without anything being read by the client
+
+
+class Connections(set[Any]):
+    """uvicorn's set of a server's connections, of any protocol; its size is shared with
+    the other processes of the server.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self.tally = tally
+
+    def add(self, element: Any) -> None:
+        """One more."""
+        super().add(element)
+        self.tally.set(len(self))
+
+    def discard(self, element: Any) -> None:
+        """One less."""
+        super().discard(element)
+        self.tally.set(len(self))
+
+
+def _everywhere(connections: set[Any]) -> int:
+    """The number of connections of all processes, if it is shared."""
+    if isinstance(connections, Connections):
+        return connections.tally.total
+    return len(connections)
+
+
+class _HealthAlone:
+    """An application for a connection beyond the limit: it serves only /health."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, the last of its connection."""
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        if scope["path"] in LIVE:
+            await self._app(scope, receive, closing)
+            return
+        headers = [(b"retry-after", b"1"), (b"content-length", b"0")]
+        await closing({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body"})
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection. `patience`, and `extra`, the connections beyond the limit whose
+    heads are awaited, belong to the class: uvicorn makes the instances.
+    """
+
+    patience = Patience()
+    extra: ClassVar[list["BoundedProtocol"]] = []
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._head: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._rest: asyncio.TimerHandle | None = None  # of a body that is not used
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Count it, and wait for a head."""
+        super().connection_made(transport)
+        descriptor = _descriptor(transport)
+        began(descriptor)
+        high = is_high(descriptor, KEPT + SPARE)
+        if high or _everywhere(self.connections) > self.patience.connections:
+            self._be_extra()
+        else:
+            self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data; a head's time runs from its first byte until it is complete."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_awaiting()
+            self._leave_extra()
+        elif self._head is None and self.conn.trailing_data[0]:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel all timers."""
+        self._stop_awaiting()
+        self._leave_extra()
+        if self._rest is not None:
+            self._rest.cancel()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the timer of a client that reads too slowly."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(
+                self.patience.stall, self.transport.abort
+            )
+
+    def resume_writing(self) -> None:
+        """Stop that timer: the client has read."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request; not for long, if this one's body is still coming."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and self._rest is None:
+            self._rest = self.loop.call_later(self.patience.header, self._rest_is_late)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection."""
+        if not self.transport.is_closing():
+            super().timeout_keep_alive_handler()
+            self._close()
+
+    def _should_upgrade(self) -> bool:
+        """Whether a request begins a WebSocket."""
+        return not isinstance(self.app, _HealthAlone) and super()._should_upgrade()
+
+    def _be_extra(self) -> None:
+        """Serve only /health, if its head comes soon; refuse the oldest of too many."""
+        self.app = _HealthAlone(self.app)
+        if len(self.extra) >= FEW:
+            self.extra[0]._refuse()
+        self.extra.append(self)
+        moment = min(MOMENT, self.patience.header)
+        self._head = self.loop.call_later(moment, self._refuse)
+
+    def _leave_extra(self) -> None:
+        if self in self.extra:
+            self.extra.remove(self)
+
+    def _refuse(self) -> None:
+        self._stop_awaiting()
+        self._leave_extra()
+        if not self.transport.is_closing():
+            self.transport.write(FULL)
+            self._close()
+
+    def _await_head(self) -> None:
+        self._head = self.loop.call_later(self.patience.header, self._head_is_late)
+
+    def _stop_awaiting(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _head_is_late(self) -> None:
+        self._head = None
+        if not self.transport.is_closing():
+            self.transport.write(_LATE)
+            self._close()
+
+    def _rest_is_late(self) -> None:
+        self._rest = None
+        if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
+            self._close()
+
+    def _close(self) -> None:
+        """Close; abort the connection if the client does not read the rest in time."""
+        self.transport.close()
+        self._stalled = self._stalled or self.loop.call_later(
+            self.patience.stall, self.transport.abort
+        )
+
+
+def bounded(patience: Patience) -> type[BoundedProtocol]:
+    """A class of connections with these limits."""
+    return type("Bounded", (BoundedProtocol,), {"patience": patience, "extra": []})
+
+
+def _descriptor(transport: asyncio.Transport) -> int:
+    found = transport.get_extra_info("socket")
+    return -1 if found is None else int(found.fileno())

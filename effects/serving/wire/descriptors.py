@@ -1,0 +1,133 @@
+"""File descriptors: each connection takes one, and a process may have only so many.
+
+Theory. The system gives a new descriptor the lowest free number, so the number of a
+connection shows how many are left: all below it are taken. Numbers from the top down:
+
+    KEPT      for all else that the process opens; a connection is refused at once
+    SPARE     for connections beyond the limit: each may request /health, and is closed
+              when the next one comes (`minfer.effects.serving.wire.connections`)
+    others    for connections, up to --max-connections
+
+asyncio retries a failed accept again and again, with a traceback each time, and no client
+gets an answer. So a `Listener` keeps a spare descriptor: it closes that, accepts with it,
+and refuses.
+"""
+
+import contextlib
+import logging
+import os
+import resource
+import socket
+import sys
+from collections import OrderedDict
+from errno import EMFILE, ENFILE
+from typing import Any, Final
+
+KEPT: Final = 16
+SPARE: Final = 32
+FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n"
+    b"content-length: 0\r\nconnection: close\r\n\r\n"
+)
+_log: Final = logging.getLogger("minfer.connections")
+_said: Final[set[int]] = set()  # limits for which it was logged that they are reached
+FEW: Final = 8  # connections with spare descriptors that stay open at once
+# With TLS: connections of this process in their handshake, by descriptor. The oldest is
+# first.
+_shaking: Final[OrderedDict[int, socket.socket]] = OrderedDict()
+
+
+def raise_limit() -> None:
+    """Raise the limit of this process, and of those it starts, as far as allowed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # where "any number" is none
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def is_high(descriptor: int, last: int) -> bool:
+    """Whether a connection's descriptor is among the `last`; the first is logged."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    high = limit != resource.RLIM_INFINITY and descriptor >= limit - last
+    if high and limit not in _said:
+        _said.add(limit)
+        why = f"file descriptors run short (ulimit -n is {limit}), and connections are"
+        _log.warning("%s refused; raise it, or lower --max-connections", why)
+    return high
+
+
+def began(descriptor: int) -> None:
+    """Note that a connection's handshake is over."""
+    _shaking.pop(descriptor, None)
+
+
+class Listener(socket.socket):
+    """A socket that listens, and never uses the last descriptors for connections.
+
+    asyncio accepts all waiting connections before it handles any. So when descriptors run
+    short, one is accepted in each of its rounds, so that others can be closed in between.
+    """
+
+    tls = False  # whether connections begin with a handshake
+    _spare = -1  # a descriptor to give up
+    _pausing = False  # until the next round
+
+    @classmethod
+    def of(cls, listening: socket.socket) -> "Listener":
+        """A listener in place of a listening socket."""
+        made = cls(fileno=listening.detach())
+        made._spare = os.open(os.devnull, os.O_RDONLY)
+        return made
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection. Raises ConnectionAbortedError for one that is refused, and
+        BlockingIOError if there is none in this round.
+        """
+        if self._pausing:
+            self._pausing = False
+            raise BlockingIOError
+        try:
+            made, address = super().accept()
+        except OSError as error:
+            if error.errno not in (EMFILE, ENFILE):
+                raise
+            self._refuse_with_the_spare()
+            raise ConnectionAbortedError from None
+        if is_high(made.fileno(), KEPT):
+            self._refuse(made)
+            raise ConnectionAbortedError
+        self._pausing = is_high(made.fileno(), KEPT + SPARE)
+        if self._pausing and self.tls:
+            _await_handshake(made)
+        return made, address
+
+    def close(self) -> None:
+        """Close the socket and the spare descriptor."""
+        super().close()
+        with contextlib.suppress(OSError):
+            os.close(self._spare)
+        self._spare = -1
+
+    def _refuse_with_the_spare(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._spare)
+            made, _ = super().accept()
+            is_high(made.fileno(), sys.maxsize)  # which is logged
+            self._refuse(made)
+        with contextlib.suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def _refuse(self, made: socket.socket) -> None:
+        with made, contextlib.suppress(OSError):
+            made.setblocking(False)
+            if not self.tls:
+                made.send(FULL)
+
+
+def _await_handshake(made: socket.socket) -> None:
+    """Register a handshake with a spare descriptor; the oldest of too many is refused."""
+    _shaking.pop(made.fileno(), None)  # that connection is closed
+    _shaking[made.fileno()] = made
+    if len(_shaking) > FEW:
+        _, oldest = _shaking.popitem(last=False)
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,27 @@
+"""The format of an error in OpenAI's API."""
+
+import json
+
+import attrs
+
+from minfer.effects.serving.errors import INTERNAL, ApiError
+from minfer.effects.serving.wire.transport import Event, Failure
+
+
+def failure(error: ApiError) -> Failure:
+    """An error in the format of OpenAI's API."""
+    kind = "invalid_request_error" if error.status < INTERNAL else "server_error"
+    about = {
+        "message": str(error),
+        "type": kind,
+        "param": error.param,
+        "code": error.code,
+    }
+    said = json.dumps({"error": about}, ensure_ascii=False, separators=(",", ":"))
+    return Failure(error.status, Event(said), error.retry_after)
+
+
+def stream_failure(error: ApiError) -> Failure:
+    """Likewise, where the events of a stream have names: it is one called "error"."""
+    said = failure(error)
+    return attrs.evolve(said, event=attrs.evolve(said.event, name="error"))

@@ -1,0 +1,69 @@
+"""The common parts of answers over HTTP: a head, parts of one body, failures."""
+
+from collections.abc import Iterable
+from typing import ClassVar, Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from minfer.effects.serving.wire.transport import Event, Failure
+
+_ID: Final = "x-request-id"
+_JSON: Final = "application/json"
+_NO_KEY: Final = 401
+
+
+def failure_response(failure: Failure, name: str = "") -> Response:
+    """A failure as a whole response, of the answer with the id `name`."""
+    wait = failure.retry_after
+    headers = {} if wait is None else {"Retry-After": str(wait)}
+    if failure.status == _NO_KEY:
+        headers["WWW-Authenticate"] = "Bearer"
+    if name:
+        headers[_ID] = name
+    return Response(failure.event.data, failure.status, headers, _JSON)
+
+
+class HttpTransport:
+    """The body of a response, in parts.
+
+    The head is sent with the first one: until then, a failure can be a response of its
+    own, with a status.
+    """
+
+    content_type: ClassVar[bytes]
+    headers: ClassVar[tuple[tuple[bytes, bytes], ...]] = ()  # more of them
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, name: str) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._name = name
+        self._begun = False  # the head was sent
+
+    @staticmethod
+    def frame(events: Iterable[Event]) -> str:
+        """Events as text of the body."""
+        raise NotImplementedError
+
+    async def write(self, events: Iterable[Event], *, last: bool) -> None:
+        """Send events as one part of the body."""
+        part = self.frame(events).encode()
+        if not self._begun:
+            head = [(b"content-type", self.content_type), *self.headers]
+            if self._name:
+                head.append((_ID.encode(), self._name.encode()))
+            start = {"type": "http.response.start", "status": 200, "headers": head}
+            await self._send(start)
+            self._begun = True
+        await self._send(
+            {"type": "http.response.body", "body": part, "more_body": not last}
+        )
+
+    async def fail(self, failure: Failure) -> None:
+        """Send a failure as a response, or as the last part of one that has begun."""
+        if self._begun:
+            await self.write((failure.event,), last=True)
+        else:
+            response = failure_response(failure, self._name)
+            await response(self._scope, self._receive, self._send)

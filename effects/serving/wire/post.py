@@ -1,0 +1,112 @@
+"""A request over HTTP: a POST whose body is JSON, answered with a body or a stream."""
+
+import asyncio
+from typing import Final, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.wire.coding import Decoder
+from minfer.effects.serving.wire.http import HttpTransport, failure_response
+from minfer.effects.serving.wire.plain import PlainBody
+from minfer.effects.serving.wire.request_ids import KEY as CHOSEN_ID
+from minfer.effects.serving.wire.sse import EventStream
+from minfer.effects.serving.wire.transport import Failure, Handler, Watcher
+
+MEDIA_TYPE: Final = "application/json"
+PATIENCE: Final = 10.0  # seconds that a body may lag behind its pace
+PACE: Final = 1024  # least bytes a second of a body
+
+
+class Post:
+    """One POST, and the answer to its client."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+
+    @property
+    def chosen(self) -> str:
+        """The x-request-id that the client chose, or an empty string."""
+        return str(self.scope.get(CHOSEN_ID, ""))
+
+    def announced(self, most: int) -> int:
+        """Bytes of the body, by its head; `most` if it comes in chunks or compressed."""
+        headers = dict(self.scope["headers"])
+        unknown = b"transfer-encoding" in headers or b"content-encoding" in headers
+        return most if unknown else int(headers.get(b"content-length", b"0"))
+
+    async def read(self, most: int, see: Watcher) -> bytes:
+        """The body, decoded. Raises ApiError if it is no JSON, has more than `most` bytes
+        or comes too slowly, what `see` raises, and ClientDisconnect.
+        """
+        request = Request(self.scope, self._receive)
+        headers = request.headers
+        media = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != MEDIA_TYPE:
+            why = f"send the body as Content-Type: {MEDIA_TYPE}"
+            raise ApiError(why, status=415)
+        decoder = Decoder(", ".join(headers.getlist("content-encoding")))
+        data = bytearray()
+        size = int(headers.get("content-length", "0"))  # as announced, or as received
+        came = 0
+        parts = request.stream()
+        due = asyncio.get_running_loop().time() + PATIENCE
+        while size <= most:
+            try:
+                async with asyncio.timeout_at(due + came / PACE):
+                    part = await anext(parts, b"")
+            except TimeoutError:
+                why = f"the body comes at less than {PACE} bytes a second"
+                raise ApiError(why, status=408) from None
+            if not part:
+                decoder.end()
+                break
+            came += len(part)
+            for piece in decoder.pieces(part):
+                see(piece)
+                data += piece
+                size = max(size, len(data))
+                if size > most:
+                    break
+                if not decoder.plain:
+                    await asyncio.sleep(0)  # let other tasks run
+        if size > most:  # uvicorn drops the rest, so that the client gets to read this
+            raise ApiError(f"the body has more than {most} bytes", status=413)
+        return bytes(data)
+
+    async def departed(self) -> NoReturn:
+        """Wait until the client disconnects. Raises ClientDisconnect then."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        raise ClientDisconnect
+
+    async def refuse(self, failure: Failure) -> None:
+        """Answer with a failure and its status."""
+        await failure_response(failure)(self.scope, self._receive, self._send)
+
+    def transport(self, *, stream: bool, name: str) -> HttpTransport:
+        """A body, or a stream of events."""
+        kind = EventStream if stream else PlainBody
+        return kind(self.scope, self._receive, self._send, name)
+
+
+class _Endpoint:
+    """An ASGI application that hands each POST to what serves it.
+
+    It is a class because Starlette calls functions with a Request, and no way to send.
+    """
+
+    def __init__(self, serve: Handler) -> None:
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(Post(scope, receive, send))
+
+
+def post_route(path: str, serve: Handler) -> BaseRoute:
+    """POST at `path`, and no other method."""
+    return Route(path, _Endpoint(serve), methods=["POST"])

@@ -1,0 +1,155 @@
+"""uvicorn's side of a WebSocket, with bounds on a client's use of time and memory.
+
+    bytes received ........ few are read and parsed in one turn of the event loop, so that
+                            other tasks run between the parts of a flood
+    messages .............. one is passed on in a turn; more bytes are read when all
+                            messages were taken (uvicorn's)
+    answers and pongs ..... while some are not sent, as the client does not read them,
+                            the next message is not passed on, and at most one more part
+                            is read; if none of them can be sent for `stall` seconds, the
+                            connection is aborted
+    a message in frames ... is stored as its bytes, however many frames it has; it must be
+                            complete `stall` seconds after it began, or it is refused
+                            (1008)
+
+uvicorn has two error lines that any client could cause at each try: that of a handshake
+that is refused with a status, which uvicorn takes for one without an answer, and that of
+a text that is not UTF-8. They are not logged here.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+from websockets.protocol import State
+
+from minfer.effects.serving.wire.connections import STALL
+
+PART: Final = 2**10  # bytes read at once: of the smallest frames, at most 170
+LARGE: Final = 2**14  # bytes read at once in a frame of which as many are there
+_NO_TEXT: Final = 1007  # the close code of a text that is not UTF-8
+_POLICY: Final = 1008  # the close code of a message that takes too long
+
+
+class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
+    """One WebSocket, from its handshake on."""
+
+    stall = STALL
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._part = bytearray()  # the one that is being read
+        self._unsent = 0  # bytes, when the timer began
+        self._stalled: asyncio.TimerHandle | None = None  # while bytes are not sent
+        self._late: asyncio.TimerHandle | None = None  # while a message is incomplete
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Have uvicorn notified of all bytes that cannot be sent at once."""
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel all timers."""
+        self._stalled = _cancelled(self._stalled)
+        self._late = _cancelled(self._late)
+        super().connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002  # asyncio's
+        """The buffer for the next bytes."""
+        begun = len(self.conn.reader.buffer)  # of an incomplete frame
+        self._part = bytearray(max(PART, min(begun, LARGE)))
+        return self._part
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Parse the received bytes."""
+        self.data_received(bytes(self._part[:nbytes]))
+        if not self.writable.is_set():
+            self.transport.pause_reading()
+        is_read = self.writable.is_set() and not self.read_paused
+        if not is_read or not (self.frames or self.conn.reader.buffer):
+            self._late = _cancelled(self._late)
+        elif self._late is None:
+            self._late = self.loop.call_later(self.stall, self._refuse_late)
+
+    def pause_writing(self) -> None:
+        """Begin to count the time in which the client does not read."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._await_reader()
+
+    def resume_writing(self) -> None:
+        """Note that the client has read."""
+        super().resume_writing()
+        self._stalled = _cancelled(self._stalled)
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    async def receive(self) -> Any:
+        """The next message, once the client has read the answers so far."""
+        await self.writable.wait()
+        await asyncio.sleep(0)  # let other tasks run
+        return await super().receive()
+
+    async def send(self, message: Any) -> None:
+        """Send the application's message. Raises OSError if the client is gone."""
+        while not self.writable.is_set():  # again, as another task may be first
+            await self.writable.wait()
+        is_gone = self.close_sent
+        if is_gone:
+            raise ClientDisconnected
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True
+
+    def handle_cont(self, event: Frame) -> None:
+        """Append the bytes of a frame to its message."""
+        if len(self.frames) == 1:
+            # uvicorn joins them; only a bytearray is not copied with each frame
+            self.frames.append(bytearray())  # type: ignore[arg-type]
+        self.frames[1] += event.data
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def send_receive_event_to_app(self) -> None:
+        """Pass on a complete message."""
+        self._late = _cancelled(self._late)
+        if self.curr_msg_data_type == "text" and not _is_text(b"".join(self.frames)):
+            self.frames = []
+            self.conn.send_close(_NO_TEXT)
+            self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
+    def _await_reader(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(self.stall, self._look_for_reader)
+
+    def _look_for_reader(self) -> None:
+        """Abort the connection if nothing was sent since the timer began."""
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._await_reader()
+        else:
+            self.transport.abort()
+
+    def _refuse_late(self) -> None:
+        self._late = None
+        if self.conn.state is State.OPEN:
+            self.conn.fail(_POLICY, f"a message took longer than {self.stall:g} s")
+            self.handle_parser_exception()
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """None, after a timer was cancelled."""
+    if timer is not None:
+        timer.cancel()
+    return None
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
