@@ -7,7 +7,7 @@ says which promise it breaks, with the shortest story that shows it.
 from typing import Any
 
 from minfer import LLM, Request, SamplingParams
-from minfer.records.policy import FirstCome, Rank
+from minfer.policy import FirstCome, Rank
 from minfer.testing import check_policy
 
 

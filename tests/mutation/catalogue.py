@@ -43,12 +43,12 @@ KINDS: Final = {
 
 # Files of the core whose mutants are not made, and why not.
 LEFT_OUT: Final = {
-    "__init__.py": "names and when they are imported",
-    "pmap.py": "one import",
+    "__init__.py": "names and when they are imported, in each folder",
     "__main__.py": "starts the command line",
-    "record.py": "a faster attrs.evolve",
-    "version.py": "one constant",
     "policy.py": "names of another file",
+    "values/pmap.py": "one import",
+    "values/record.py": "a faster attrs.evolve",
+    "version.py": "one constant",
 }
 
 
@@ -81,7 +81,11 @@ def files() -> list[str]:
     """The files of the core that decide something."""
     found = [path for one in ("", *FOLDERS) for path in (CORE / one).glob("*.py")]
     names = (path.relative_to(CORE).as_posix() for path in found)
-    return sorted(name for name in names if name.rpartition("/")[2] not in LEFT_OUT)
+    return sorted(
+        name
+        for name in names
+        if name not in LEFT_OUT and not name.endswith("__init__.py")
+    )
 
 
 @cache
