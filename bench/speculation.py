@@ -150,7 +150,7 @@ def distances(pair: Pair, found: Ran, temperature: float) -> Any:
     far = [pair.distances(text, temperature) for text in found.texts]
     values, accepted = list[float](), 0
     for one in found.seen.drafts:
-        count = acceptance.judged(one.proposed, one.accepted)
+        count = acceptance.counted_drafts(one.proposed, one.accepted)
         at = one.known - 1
         some = far[int(one.id)][at : at + count].tolist()
         values += some  # without what was drafted behind the text's end

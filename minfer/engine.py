@@ -16,10 +16,10 @@ changes.
 from itertools import groupby
 from typing import Final
 
-from minfer.committing.commit import over
-from minfer.lifecycle.arrive import submitted
-from minfer.lifecycle.pausing import told_of_pauses
-from minfer.lifecycle.stop import stopped
+from minfer.committing.commit import commit
+from minfer.lifecycle.arrive import submit_requests
+from minfer.lifecycle.pausing import apply_pauses
+from minfer.lifecycle.stop import stop_samples
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     EVENTS,
@@ -33,9 +33,9 @@ from minfer.records.messages import (
     Submit,
     Tick,
 )
-from minfer.records.state import EngineState, Transition, ignored
+from minfer.records.state import EngineState, Transition, ignore
 from minfer.schedule import schedule
-from minfer.speculate.proposing import told_of_proposals
+from minfer.speculate.proposing import keep_proposals
 from minfer.values.record import evolve
 
 # Consecutive events of a kind cost less when they are folded at once.
@@ -53,7 +53,7 @@ def step(
 ) -> Transition:
     """Take one turn: fold the events, then plan. Total: no sequence of events raises."""
     turns: list[Transition] = []
-    for together in _in_a_row(events):
+    for together in _group_events(events):
         turns.append(_fold(config, state, together))
         state = turns[-1].state
     while len(state.inflight) < config.depth:
@@ -64,13 +64,13 @@ def step(
             break
     commands = [command for turn in turns for command in turn.commands]
     reasons = [reason for turn in turns for reason in turn.reasons]
-    if state.overruled:
-        reasons += state.overruled
-        state = evolve(state, overruled=())
+    if state.overrides:
+        reasons += state.overrides
+        state = evolve(state, overrides=())
     return Transition(state, tuple(commands), tuple(reasons))
 
 
-def _in_a_row(events: tuple[Event, ...]) -> list[list[Event]]:
+def _group_events(events: tuple[Event, ...]) -> list[list[Event]]:
     """The events in order, in groups that are folded at once."""
     found, last = list[list[Event]](), ""
     for kind, some in groupby(events, key=type):
@@ -87,21 +87,21 @@ def _in_a_row(events: tuple[Event, ...]) -> list[list[Event]]:
 
 def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Transition:
     if type(events[0]) not in EVENTS:  # against the types, but a turn may hold anything
-        return ignored(state, "event", f"a {type(events[0]).__name__} is no event")
+        return ignore(state, "event", f"a {type(events[0]).__name__} is no event")
     match events[0]:
         case Executed() | Failed() as event:
-            return over(config, state, event)
+            return commit(config, state, event)
         case Tick(time):
             return Transition(evolve(state, time=max(state.time, time)))
         case Submit():
             requests = [event.request for event in events if isinstance(event, Submit)]
-            return submitted(config, state, requests)
+            return submit_requests(config, state, requests)
         case Cancel() | Finish():
             stops = [event for event in events if isinstance(event, Cancel | Finish)]
-            return stopped(config, state, stops)
+            return stop_samples(config, state, stops)
         case Pause():
             pauses = [event for event in events if isinstance(event, Pause)]
-            return told_of_pauses(state, pauses)
+            return apply_pauses(state, pauses)
         case Propose():
             proposals = [event for event in events if isinstance(event, Propose)]
-            return told_of_proposals(config, state, proposals)
+            return keep_proposals(config, state, proposals)

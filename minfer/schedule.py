@@ -18,17 +18,17 @@ from collections.abc import Iterator
 from itertools import compress, repeat
 from operator import and_, ge, lt, sub
 
-from minfer.lifecycle.pausing import accused, resting
+from minfer.lifecycle.pausing import isolated_suspects, paused_rows
 from minfer.planning.admission import admit_from_queue
 from minfer.planning.admit import load, release_sources
-from minfer.planning.build_plan import laid_out
+from minfer.planning.build_plan import build_plan
 from minfer.planning.grow import grow
-from minfer.planning.work import Work, weight
+from minfer.planning.work import Work, token_cost
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Execute
 from minfer.records.sequence import is_bound, joined
-from minfer.records.state import EngineState, Transition, next_in_line
+from minfer.records.state import EngineState, Transition, head_of_queue
 from minfer.speculate.plan_drafts import plan_drafts, waits_for_results
 from minfer.values import thresholds
 from minfer.values.record import evolve
@@ -38,28 +38,28 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     """Plan one more step, or nothing if no row can run now."""
     if not len(state.running) and not state.waiting:
         return Transition(state)
-    alone = suspect(config, state)
+    alone = suspect_to_isolate(config, state)
     if alone is not None and state.inflight:
         return Transition(state)
     if waits_for_results(config, state):
         return Transition(state)
     work = Work(config, state)
-    _who_runs(work, alone)
-    _who_gets_tokens(work)
+    _find_idle_rows(work, alone)
+    _share_tokens(work)
     if alone is None and work.state.waiting:
-        _who_moves_up(work)
+        _admit(work)
     reasons = work.reasons
     work.state = release_sources(work.state, work.newcomers)
     if len(work.idle) == len(work.state.running):
         turn = Transition(work.state, work.wakes, tuple(reasons))
-        newly = alone is None and suspect(config, work.state) is not None
-        return _then(config, turn) if newly else turn
+        newly = alone is None and suspect_to_isolate(config, work.state) is not None
+        return _schedule_again(config, turn) if newly else turn
     plan_drafts(work)
-    plan = laid_out(work)
+    plan = build_plan(work)
     return Transition(work.state, (Execute(plan), *work.wakes), tuple(reasons))
 
 
-def _then(config: EngineConfig, turn: Transition) -> Transition:
+def _schedule_again(config: EngineConfig, turn: Transition) -> Transition:
     """Schedule once more: the turn planned no row because the suspect that must run alone
     was only just admitted.
     """
@@ -68,30 +68,30 @@ def _then(config: EngineConfig, turn: Transition) -> Transition:
     return Transition(more.state, commands, (*turn.reasons, *more.reasons))
 
 
-def suspect(config: EngineConfig, state: EngineState) -> int | None:
+def suspect_to_isolate(config: EngineConfig, state: EngineState) -> int | None:
     """The generation of the suspect that must run alone, if any: one more failure could
     end it, and another sequence must not cause that failure. Paused suspects are left
     out: they take no part in the steps of others.
     """
     run = state.running
-    for sample in accused(config, state):
+    for sample in isolated_suspects(config, state):
         if sample in run.ids and sample not in state.paused:
             return run.gens[run.ids.index(sample)]
     return None
 
 
-def waits_for(config: EngineConfig, state: EngineState) -> str:
+def queue_blocked_by(config: EngineConfig, state: EngineState) -> str:
     """Why the head of the queue waits, if there is one: the cause of `Held`; "step": no
     step was planned since it became the head; "fault": a suspect runs alone, to find out
     which sequence makes steps fail.
     """
-    if state.faults and suspect(config, state) is not None:
+    if state.faults and suspect_to_isolate(config, state) is not None:
         return "fault"
     held = state.held
-    return held.cause if held and held.place == next_in_line(state).place else "step"
+    return held.cause if held and held.place == head_of_queue(state).place else "step"
 
 
-def _who_runs(work: Work, alone: int | None) -> None:
+def _find_idle_rows(work: Work, alone: int | None) -> None:
     """Find the rows that skip this step, and grow the block tables of the others.
 
     A row skips the step if its last token is planned already; if it may not run ahead and
@@ -104,7 +104,7 @@ def _who_runs(work: Work, alone: int | None) -> None:
     if work.state.lockstep:
         work.idle.update(_in_lockstep(work))
     if work.state.paused:
-        work.idle.update(resting(work.config, work.state))
+        work.idle.update(paused_rows(work.config, work.state))
     if alone is not None:
         work.idle.update(gen for gen in run.gens if gen != alone)
     work.state, work.grown, reasons = grow(work.config, work.state, due, work.idle)
@@ -126,7 +126,7 @@ def _in_lockstep(work: Work) -> Iterator[int]:
     return compress(run.gens, map(and_, bound, far))
 
 
-def _who_gets_tokens(work: Work) -> None:
+def _share_tokens(work: Work) -> None:
     """Give each running row one token; rows in prefill share the rest of the budget."""
     config, state = work.config, work.state
     budget, state = consult.budget(config, state, load(config, state))
@@ -141,13 +141,13 @@ def _who_gets_tokens(work: Work) -> None:
     for i in filled:
         if run.gens[i] not in work.idle:
             left = run.base[i] - run.sched[i] - (run.ids[i] in state.paused)
-            each = weight(work.config, run.seqs[i].request)
+            each = token_cost(work.config, run.seqs[i].request)
             more = max(0, min(work.room // each, left - 1))
             work.shares[run.gens[i]] = 1 + more
             work.room -= more * each
 
 
-def _who_moves_up(work: Work) -> None:
+def _admit(work: Work) -> None:
     """Admit from the waiting queue, and join the admitted sequences to the running
     columns.
     """

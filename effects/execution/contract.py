@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from minfer.records.messages import Executed, Failed
-from minfer.records.plan import Open, Plan, SampleApart
+from minfer.records.plan import Open, Plan, SampleDeferred
 
 if TYPE_CHECKING:  # not loaded by code that only plans
     import numpy as np
@@ -53,7 +53,7 @@ class Executor(Protocol):
         """
         ...
 
-    def sample(self, apart: SampleApart) -> None:
+    def sample(self, apart: SampleDeferred) -> None:
         """Sample the rows in `apart` of a launched plan, with these masks.
 
         Called once for each plan with such rows, before it is collected; failed and

@@ -43,7 +43,7 @@ from minfer.effects.models.weights import Weights
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed
-from minfer.records.plan import MEAN, POOLINGS, Plan, SampleApart
+from minfer.records.plan import MEAN, POOLINGS, Plan, SampleDeferred
 from minfer.records.speculation import Speculation
 
 
@@ -56,7 +56,7 @@ class Flight:
     slots: list[Slot] = field(factory=list)
     error: str = ""
     kept: Draw | None = None  # rows with deferred sampling, once their logits are kept
-    told: SampleApart | None = None  # of these; None: the host has not sent it yet
+    told: SampleDeferred | None = None  # of these; None: the host has not sent it yet
     gone: list[int] = field(factory=list)  # of these, whose rows had new owners by then
 
 
@@ -198,7 +198,7 @@ class TorchExecutor:
                     flight.error = flight.error or _said(error)
             return None
 
-    def sample(self, apart: SampleApart) -> None:
+    def sample(self, apart: SampleDeferred) -> None:
         """Sample the deferred rows of a launched plan."""
         flight = next((one for one in self.flights if one.plan.step == apart.step), None)
         if flight is None:
@@ -220,7 +220,7 @@ class TorchExecutor:
     def _collect(self, flight: Flight) -> Executed | Failed:
         if not self.at_once:
             self._attempt(flight, self._launch)
-            if flight.plan.apart and flight.told is not None and not flight.error:
+            if flight.plan.deferred and flight.told is not None and not flight.error:
                 self._attempt(flight, self._sample)
         if not flight.error:
             try:
@@ -342,7 +342,7 @@ class TorchExecutor:
         self.runner.run_late(late, slot)
 
     def _results(self, flight: Flight) -> Executed:
-        if flight.plan.apart and flight.told is None:
+        if flight.plan.deferred and flight.told is None:
             raise ExecutorError(
                 f"the host has not allowed that the deferred rows of step "
                 f"{flight.plan.step} are sampled"

@@ -16,13 +16,13 @@ from attrs import define, frozen
 from minfer.records.messages import (
     Admitted,
     Command,
+    Discarded,
     Emit,
     Ended,
     Execute,
-    Overruled,
+    PolicyOverride,
     Preempted,
     Reason,
-    Voided,
 )
 from minfer.records.plan import Yields
 from minfer.records.sequence import SampleId, SampleIds
@@ -182,10 +182,10 @@ class Tally:
                     self.last.pop((name, sample), None)
                 case Preempted():
                     counts["num_preemptions"] += 1
-                case Voided(plans=plans):
+                case Discarded(plans=plans):
                     counts["failed_steps"] += plans
                     self.failing += plans
-                case Overruled():
+                case PolicyOverride():
                     counts["overruled_policy_answers"] += 1
                 case _:
                     pass

@@ -11,21 +11,22 @@ from itertools import compress, count, islice, repeat
 from operator import add, ge, le, ne, sub
 
 from minfer.committing.discard import discard
-from minfer.lifecycle.ending import end, leaver
-from minfer.lifecycle.publish import sealed
-from minfer.lifecycle.retire import open_fences
-from minfer.planning.spread import spread
+from minfer.lifecycle.ending import end_samples, leaver
+from minfer.lifecycle.publish import publish_blocks
+from minfer.lifecycle.retire import free_fenced_blocks
+from minfer.lifecycle.transitions import Cause
+from minfer.planning.spread import deferrable_blocks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Finished, clip
 from minfer.records.plan import Logprobs, Plan, Pooled, Yields, flaw_beside, tokens_of
 from minfer.records.sequence import Running, edited, positions
-from minfer.records.state import EngineState, Transition, emitted, ignored
-from minfer.speculate.learn import learnt
+from minfer.records.state import EngineState, Transition, emit, ignore
+from minfer.speculate.learn import update_acceptance
 from minfer.values import thresholds
 from minfer.values.record import evolve
 
 
-def over(
+def commit(
     config: EngineConfig, state: EngineState, event: Executed | Failed
 ) -> Transition:
     """Commit the results of the oldest step in flight, or discard a failed one.
@@ -35,9 +36,9 @@ def over(
     """
     kind = "executed" if isinstance(event, Executed) else "failed"
     if type(event.step) is not int:
-        return ignored(state, kind, f"{clip(event.step)} is no number of a step")
+        return ignore(state, kind, f"{clip(event.step)} is no number of a step")
     if event.step not in [plan.step for plan in state.inflight]:
-        return ignored(state, kind, "its step is not in flight")
+        return ignore(state, kind, "its step is not in flight")
     if isinstance(event, Failed):
         return discard(config, state, event.step, event.error)
     plan = state.inflight[0]
@@ -53,10 +54,10 @@ def over(
     flaw = flaw or flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
     if flaw:
         return discard(config, state, plan.step, flaw)
-    return _good(config, state, event, tokens, sizes)
+    return _commit_results(config, state, event, tokens, sizes)
 
 
-def _good(
+def _commit_results(
     config: EngineConfig,
     state: EngineState,
     event: Executed,
@@ -64,29 +65,22 @@ def _good(
     sizes: tuple[int, ...],
 ) -> Transition:
     """Commit valid results: `sizes` are of all `tokens`."""
-    plan, yields = state.inflight[0], event.yields
-    advanced, new = _advanced(state.running, plan, yields, sizes)
+    plan = state.inflight[0]
+    advanced, new = _advance(state.running, plan, event.yields, sizes)
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
-    if plan.drafts and config.speculation is not None:
-        state = learnt(config.speculation, state, plan, sizes)
-    if state.faults:
-        ran = {advanced.ids[i] for i in positions(advanced, set(plan.gens))}
-        state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))
-    known, due = state.running.known, state.running.ripe
-    ripe = tuple(compress(range(len(advanced)), map(ge, known, due)))
+    state = _update_statistics(config, state, plan, sizes)
+    ripe = tuple(compress(range(len(advanced)), map(ge, advanced.known, advanced.ripe)))
     ends = _endings(state, tokens, new, ripe) | _silent_ends(advanced, plan)
     if ends:
-        run, new = _cut(state.running, new, ends)
+        run, new = _drop_after_ends(advanced, new, ends)
         state = evolve(state, running=run)
-    state = sealed(config, state, _fillings(config, state.running, plan, ripe, ends))
+    fillings = _publishable(config, state.running, plan, ripe, ends)
+    state = publish_blocks(config, state, fillings)
     finished: tuple[Finished, ...] = ()
     if ends:
-        run = state.running
-        leavers = [leaver(run, i, reason) for i, (_, reason) in sorted(ends.items())]
-        state, finished = end(config, state, leavers)
-    state = open_fences(state, plan.step)
-    return emitted(
-        state,
+        state, finished = _end(config, state, ends)
+    return emit(
+        free_fenced_blocks(state, plan.step),
         finished,
         ids=advanced.ids,
         tokens=new,
@@ -95,7 +89,7 @@ def _good(
     )
 
 
-def _advanced(
+def _advance(
     run: Running,
     plan: Plan,
     yields: Yields,
@@ -105,7 +99,7 @@ def _advanced(
     new = yields
     grown = sizes
     if plan.gens != run.gens:  # sequences came or left since this was planned
-        new = aligned(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)
+        new = align_yields(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)
         grown = tuple(map(len, new))
     sched = run.sched
     # rows yielded fewer: `sched` of later plans was an upper bound
@@ -138,7 +132,20 @@ def _advanced(
     return advanced, new
 
 
-def aligned(
+def _update_statistics(
+    config: EngineConfig, state: EngineState, plan: Plan, sizes: tuple[int, ...]
+) -> EngineState:
+    """Record how many drafts were accepted, and that the step's samples have no fault."""
+    if plan.drafts and config.speculation is not None:
+        state = update_acceptance(config.speculation, state, plan, sizes)
+    if state.faults:
+        run = state.running
+        ran = {run.ids[i] for i in positions(run, set(plan.gens))}
+        state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))
+    return state
+
+
+def align_yields(
     before: tuple[int, ...], now: tuple[int, ...], yields: Yields, window: int
 ) -> Yields:
     """The yields of the generations `before`, reordered for the generations `now`;
@@ -239,7 +246,18 @@ def _endings(
     return ends
 
 
-def _cut(
+def _end(
+    config: EngineConfig, state: EngineState, ends: dict[int, tuple[int, str]]
+) -> tuple[EngineState, tuple[Finished, ...]]:
+    """End the sequences of `ends` (see `_endings`), in the order of their positions."""
+    run = state.running
+    leavers = [
+        leaver(run, i, Cause.COMPLETED, reason) for i, (_, reason) in sorted(ends.items())
+    ]
+    return end_samples(config, state, leavers)
+
+
+def _drop_after_ends(
     run: Running, new: Yields, ends: dict[int, tuple[int, str]]
 ) -> tuple[Running, Yields]:
     """Remove the tokens that came after an end."""
@@ -256,7 +274,7 @@ def _cut(
     return run, tuple(kept)
 
 
-def _fillings(
+def _publishable(
     config: EngineConfig,
     run: Running,
     plan: Plan,
@@ -270,7 +288,7 @@ def _fillings(
     sampled tokens can wait.
     """
     size = config.block_size
-    some = islice((i for i in ripe if i not in ends), spread(config, len(run)))
+    some = islice((i for i in ripe if i not in ends), deferrable_blocks(config, len(run)))
     upto = {i: (run.known[i] - 1) // size for i in some}
     spots = (fill.index for fill in plan.fills)
     done = {plan.gens[at]: (plan.starts[at] + plan.counts[at]) // size for at in spots}

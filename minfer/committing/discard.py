@@ -6,13 +6,14 @@ an error, and one that is close to it runs alone first, so that it does not end 
 fault of another sequence.
 """
 
-from minfer.lifecycle.ending import end, leaver
+from minfer.lifecycle.ending import end_samples, leaver
 from minfer.lifecycle.preempt import restart
-from minfer.lifecycle.retire import open_fences
+from minfer.lifecycle.retire import free_fenced_blocks
+from minfer.lifecycle.transitions import Cause
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Reason, Voided, clip
+from minfer.records.messages import Discarded, Reason, clip
 from minfer.records.sequence import SampleId, positions
-from minfer.records.state import EngineState, Transition, emitted
+from minfer.records.state import EngineState, Transition, emit
 from minfer.values.record import evolve
 
 
@@ -30,13 +31,15 @@ def discard(
         faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1
     touched = {gen for plan in state.inflight for gen in plan.gens}
     spots = positions(run, touched)
-    reason = Voided(step, error, len(state.inflight), len(spots))
+    reason = Discarded(step, error, len(state.inflight), len(spots))
     state = restart(config, state, spots)
     state = evolve(state, inflight=(), faults=tuple(faults.items()))
-    return _give_up(config, open_fences(state, None), faults, error, reason)
+    return _end_failed_samples(
+        config, free_fenced_blocks(state, None), faults, error, reason
+    )
 
 
-def _give_up(
+def _end_failed_samples(
     config: EngineConfig,
     state: EngineState,
     faults: dict[SampleId, int],
@@ -50,7 +53,7 @@ def _give_up(
     lost = [i for i, name in enumerate(run.ids) if faults.get(name, 0) >= most]
     if not lost:
         return Transition(state, (), (reason,))
-    leavers = [leaver(run, i, "error", why) for i in lost]
-    state, finished = end(config, state, leavers)
-    turn = emitted(state, finished)
+    leavers = [leaver(run, i, Cause.FAILED, "error", why) for i in lost]
+    state, finished = end_samples(config, state, leavers)
+    turn = emit(state, finished)
     return evolve(turn, reasons=(reason, *turn.reasons))

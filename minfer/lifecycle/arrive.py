@@ -16,7 +16,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Ended, Finished, Ignored, Reason, clip
 from minfer.records.request import Request
 from minfer.records.sequence import Place, Sequence
-from minfer.records.state import EngineState, Live, Transition
+from minfer.records.state import EngineState, LiveRequest, Transition
 from minfer.sampling.params import MAX_SAMPLES
 from minfer.values.record import evolve
 
@@ -35,7 +35,7 @@ def objection(
         return "the prompt is empty"
     if not 1 <= request.n <= MAX_SAMPLES or (request.n > 1 and request.output):
         return f"n must be from 1 to {MAX_SAMPLES}, and 1 for a resumed request"
-    if why := _misfit(request):
+    if why := _conflict(request):
         return why
     if request.ends_with_prompt and prompt > config.max_model_len:
         return (
@@ -61,7 +61,7 @@ def objection(
     return ""
 
 
-def _misfit(request: Request) -> str:
+def _conflict(request: Request) -> str:
     """Why parameters of a request exclude each other, or nothing."""
     if request.max_tokens < 0:
         return "max_tokens must be at least 0"
@@ -77,7 +77,7 @@ def _misfit(request: Request) -> str:
     return ""
 
 
-def submitted(
+def submit_requests(
     config: EngineConfig, state: EngineState, requests: Iterable[Request]
 ) -> Transition:
     """Add requests to the waiting queue, in order; the queue and the requests are rebuilt
@@ -89,7 +89,7 @@ def submitted(
     return came.done()
 
 
-def being_served(name: str) -> str:
+def id_in_use(name: str) -> str:
     """The detail of `Ignored` for a request whose id is still in use."""
     return f"{clip(repr(name))} is being served"
 
@@ -108,7 +108,7 @@ class _Arrivals:
         """Place a request's samples in the queue, or reject it with a reason."""
         config = self.config
         if request.id in self.live:  # its end would be taken for that of the other one
-            self.reasons.append(Ignored("submit", being_served(request.id)))
+            self.reasons.append(Ignored("submit", id_in_use(request.id)))
             return
         why = objection(config, self.state, request, len(self.new))
         if why:
@@ -128,7 +128,7 @@ class _Arrivals:
                 Sequence(request, sample, own, self.state.time, history, keys)
             )
             self.places.add(own)
-        self.live[request.id] = Live(place, request.n)
+        self.live[request.id] = LiveRequest(place, request.n)
         self.arrivals += 1
 
     def _kept(self, request: Request) -> Place | None:

@@ -1,4 +1,6 @@
-"""Ends samples, waiting or running."""
+"""Ends samples, waiting or running, as the table of transitions has it: a sample that ran
+leaves blocks, which may stay behind a fence; one that waited leaves the queue alone.
+"""
 
 from collections.abc import Iterable
 from functools import reduce
@@ -6,11 +8,12 @@ from functools import reduce
 from attrs import frozen
 
 from minfer.lifecycle.retire import retire
+from minfer.lifecycle.transitions import Cause, Stage, move, waiting_stage
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting
 from minfer.records.messages import Finished
-from minfer.records.sequence import Running, SampleId, Sequence
+from minfer.records.sequence import Place, Running, SampleId, Sequence
 from minfer.records.state import EngineState
 from minfer.values.record import evolve
 
@@ -21,17 +24,24 @@ class Leaver:
 
     seq: Sequence
     known: int  # tokens, up to its end
+    cause: Cause
     reason: str
     error: str = ""
     at: int | None = None  # position among the running, if it runs
 
+    @property
+    def target(self) -> Stage:
+        """The stage to which its end moves it."""
+        runs = self.at is not None
+        return move(Stage.RUNNING if runs else waiting_stage(self.seq), self.cause)
 
-def leaver(run: Running, i: int, reason: str, error: str = "") -> Leaver:
+
+def leaver(run: Running, i: int, cause: Cause, reason: str, error: str = "") -> Leaver:
     """The running sample at `i`, to be ended with all its known tokens."""
-    return Leaver(run.seqs[i], run.known[i], reason, error, i)
+    return Leaver(run.seqs[i], run.known[i], cause, reason, error, i)
 
 
-def end(
+def end_samples(
     config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
 ) -> tuple[EngineState, tuple[Finished, ...]]:
     """End samples, waiting or running, in this order; the blocks of running ones stay
@@ -40,16 +50,19 @@ def end(
     The queue, the columns and the requests are rebuilt once for all of them.
     """
     leavers = tuple(leavers)
-    state, finished = _counted_out(config, state, leavers)
-    waiting = [one.seq.place for one in leavers if one.at is None]
+    state, finished = _count_ended(config, state, leavers)
+    waiting, running = list[Place](), list[int]()
+    for one in leavers:
+        if one.target is Stage.FENCED and one.at is not None:
+            running.append(one.at)
+        else:
+            waiting.append(one.seq.place)
     if waiting:
         state = evolve(state, waiting=state.waiting.remove_many(waiting))
-    return retire(
-        config, state, [one.at for one in leavers if one.at is not None]
-    ), finished
+    return retire(config, state, running), finished
 
 
-def _counted_out(
+def _count_ended(
     config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
 ) -> tuple[EngineState, tuple[Finished, ...]]:
     """Count samples as ended; a request is removed with its last one."""

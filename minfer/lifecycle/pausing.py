@@ -27,14 +27,14 @@ from minfer.records.state import EngineState, Transition
 from minfer.values.record import evolve
 
 
-def told_of_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
+def apply_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
     """Record for which samples the host is not ready, of those that have not ended and
     are in lockstep with it.
     """
     paused, reasons = set(state.paused), list[Reason]()
     names = {(pause.id, pause.sample) for pause in pauses}
     run = state.running
-    known = {run.ids[i]: run.seqs[i] for i in _places(run.ids, names)}
+    known = {run.ids[i]: run.seqs[i] for i in _positions(run.ids, names)}
     for pause in pauses:
         name = pause.id, pause.sample
         live = state.requests.get(pause.id)
@@ -53,13 +53,13 @@ def told_of_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
     return Transition(state, (), tuple(reasons))
 
 
-def _places(
+def _positions(
     ids: tuple[SampleId, ...], names: set[SampleId] | frozenset[SampleId]
 ) -> list[int]:
     return [i for i, name in enumerate(ids) if name in names]
 
 
-def accused(config: EngineConfig, state: EngineState) -> list[SampleId]:
+def isolated_suspects(config: EngineConfig, state: EngineState) -> list[SampleId]:
     """The suspects, whose next failure could end them: each has to run alone, so that it
     does not end by the fault of another sequence.
     """
@@ -67,28 +67,28 @@ def accused(config: EngineConfig, state: EngineState) -> list[SampleId]:
     return [sample for sample, count in state.faults if count >= few]
 
 
-def resting(config: EngineConfig, state: EngineState) -> list[int]:
+def paused_rows(config: EngineConfig, state: EngineState) -> list[int]:
     """The generations of paused samples that need no prefill but the last input, and of
     paused suspects.
     """
     run = state.running
-    alone = accused(config, state) if state.faults else ()
+    alone = isolated_suspects(config, state) if state.faults else ()
     return [
         run.gens[i]
-        for i in _places(run.ids, state.paused)
+        for i in _positions(run.ids, state.paused)
         if run.sched[i] + 1 >= run.base[i] or run.ids[i] in alone
     ]
 
 
-def all_rest(config: EngineConfig, state: EngineState) -> bool:
-    """Whether a sample is paused, and all running ones skip the step as `resting`."""
+def all_paused(config: EngineConfig, state: EngineState) -> bool:
+    """Whether a sample is paused, and all running ones skip the step as `paused_rows`."""
     run, paused = state.running, state.paused
     enough = bool(paused) and len(paused) >= len(run)  # others are in the queue
-    return enough and len(resting(config, state)) == len(run)
+    return enough and len(paused_rows(config, state)) == len(run)
 
 
-def sits(config: EngineConfig, state: EngineState, name: SampleId) -> bool:
+def skips_as_suspect(config: EngineConfig, state: EngineState, name: SampleId) -> bool:
     """Whether a newcomer is admitted but skips the step that is being planned: a suspect,
     which has to run alone.
     """
-    return name in accused(config, state)
+    return name in isolated_suspects(config, state)

@@ -6,13 +6,13 @@ history of the next generation.
 from minfer.blocks.keys import extend_keys
 from minfer.lifecycle.committed import all_committed, committed
 from minfer.lifecycle.retire import retire
-from minfer.lifecycle.seat import ripe_at
+from minfer.lifecycle.seat import publish_mark
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Preempted, Reason
 from minfer.records.policy import Rank
 from minfer.records.sequence import Running, SampleId, Sequence, edited
-from minfer.records.state import EngineState, Live
+from minfer.records.state import EngineState, LiveRequest
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
@@ -23,19 +23,21 @@ def preempt(
     """Move a running sequence back to the waiting queue, at its place or before it, with
     all its known tokens.
     """
-    seq = _anew(config, state.running, i)
+    seq = _with_history(config, state.running, i)
     rank, arrival, sample = seq.place
     done = len(seq.history) - len(seq.request.prompt)
     rank, state = consult.again(config, state, rank, seq.request, seq.arrived, done)
     back = evolve(seq, preempted=seq.preempted + 1, place=(rank, arrival, sample))
     reason = Preempted(*seq.id, by, len(seq.history), committed(config, state, i))
     if rank != seq.place[0]:
-        state = evolve(state, requests=_moved(state.requests, seq, rank))
+        state = evolve(state, requests=_with_rank(state.requests, seq, rank))
     state = retire(config, state, (i,))
     return evolve(state, waiting=state.waiting.insert(back), held=None), reason
 
 
-def _moved(requests: Map[str, Live], seq: Sequence, rank: Rank) -> Map[str, Live]:
+def _with_rank(
+    requests: Map[str, LiveRequest], seq: Sequence, rank: Rank
+) -> Map[str, LiveRequest]:
     """The requests with the new rank of one sample, so that it can be found in the
     queue.
     """
@@ -59,12 +61,12 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
         starts=starts,
         base={i: run.known[i] for i in spots},
         sched=starts,
-        ripe={i: ripe_at(config, run.known[i] // size, run.last[i]) for i in spots},
+        ripe={i: publish_mark(config, run.known[i] // size, run.last[i]) for i in spots},
     )
     return evolve(state, running=run, next_gen=state.next_gen + len(spots), filling=True)
 
 
-def _anew(config: EngineConfig, run: Running, i: int) -> Sequence:
+def _with_history(config: EngineConfig, run: Running, i: int) -> Sequence:
     """The sequence at `i`, with all its known tokens as its history."""
     seq = run.seqs[i]
     tokens = run.tokens(i, config.block_size)

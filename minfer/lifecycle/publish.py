@@ -9,7 +9,7 @@ from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import PrefixChange
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
-from minfer.lifecycle.seat import ripe_at
+from minfer.lifecycle.seat import publish_mark
 from minfer.records.config import EngineConfig
 from minfer.records.sequence import Chain, Running, Table, edited
 from minfer.records.state import EngineState
@@ -17,7 +17,7 @@ from minfer.values import thresholds
 from minfer.values.record import evolve
 
 
-def named(
+def compute_keys(
     config: EngineConfig, run: Running, i: int, upto: int
 ) -> tuple[Chain, tuple[int, ...]]:
     """Give keys to the full blocks of `i` below `upto`; their tokens leave the tail.
@@ -50,7 +50,9 @@ def named(
     return chain, tail[end:]
 
 
-def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> EngineState:
+def publish_blocks(
+    config: EngineConfig, state: EngineState, upto: dict[int, int]
+) -> EngineState:
     """Publish full blocks of running sequences: position -> the number of blocks with KV.
 
     If another sequence computed the same content at the same time and it is cached
@@ -67,20 +69,20 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
     tails: dict[int, tuple[int, ...]] = {}
     ripe: dict[int, int] = {}
     for i, count in upto.items():
-        chain, tails[i] = named(config, run, i, count)
+        chain, tails[i] = compute_keys(config, run, i, count)
         if config.window:
             sure = committed(config, state, i)
-            chains[i] = _slid(config, change, chain, run.tables[i], count, sure)
+            chains[i] = _publish_window(config, change, chain, run.tables[i], count, sure)
         else:
-            chains[i] = _followed(change.prefix, chain, run.tables[i], count)
+            chains[i] = _publish_chain(change.prefix, chain, run.tables[i], count)
         whole = max(count, run.base[i] // config.block_size)
-        ripe[i] = ripe_at(config, whole, run.last[i])
+        ripe[i] = publish_mark(config, whole, run.last[i])
     fresh: dict[int, tuple[int, ...]] = dict.fromkeys(tails, ())
     run = edited(run, chains=chains, tails=tails, fresh=fresh, ripe=ripe)
     return evolve(state, blocks=change.done(), running=run)
 
 
-def _followed(prefix: PrefixChange, chain: Chain, table: Table, count: int) -> Chain:
+def _publish_chain(prefix: PrefixChange, chain: Chain, table: Table, count: int) -> Chain:
     """Publish a sequence's full blocks below `count` after its leaf, unless they have a
     twin.
     """
@@ -91,7 +93,7 @@ def _followed(prefix: PrefixChange, chain: Chain, table: Table, count: int) -> C
     return Chain(chain.keys, count, leaf, chain.chunks, chain.low)
 
 
-def _slid(
+def _publish_window(
     config: EngineConfig,
     change: Transaction,
     chain: Chain,
@@ -112,6 +114,6 @@ def _slid(
     return evolve(chain, sealed=max(sealed, low), low=max(chain.low, low))
 
 
-def stood_on(chain: Chain, window: int) -> Keys:
+def held_keys(chain: Chain, window: int) -> Keys:
     """The keys of the published blocks that a sequence holds."""
     return chain.keys[chain.low : chain.sealed] if window else (chain.leaf,)

@@ -15,7 +15,7 @@ from minfer.blocks.keys import Keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT
 from minfer.lifecycle.committed import all_committed
-from minfer.lifecycle.publish import named, stood_on
+from minfer.lifecycle.publish import compute_keys, held_keys
 from minfer.records.config import EngineConfig
 from minfer.records.sequence import Running, without
 from minfer.records.state import EngineState, Fence
@@ -38,11 +38,11 @@ def retire(
     fences = [*state.fences]
     until = state.inflight[-1].step if state.inflight else None
     for i, sure in all_committed(config, state, gone).items():
-        left = left_by(config, change, run, i, sure // config.block_size)
+        left = release_sequence(config, change, run, i, sure // config.block_size)
         if run.seqs[i].request.tails is not None:
-            left = _with_tail(config, change, run, i, sure, left)
+            left = _publish_tail(config, change, run, i, sure, left)
         if until is None:
-            give_back(change, left)
+            free_blocks(change, left)
         else:
             fences.append(Fence(until, left.held, left.private))
     return evolve(
@@ -55,37 +55,42 @@ def retire(
 
 
 @frozen
-class Left:
+class Released:
     """The blocks that a sequence leaves behind."""
 
     held: Keys  # keys of the published blocks that it holds
     private: tuple[int, ...]
 
 
-def left_by(
+def release_sequence(
     config: EngineConfig, change: Transaction, run: Running, i: int, upto: int
-) -> Left:
+) -> Released:
     """Publish the first `upto` blocks of the sequence at `i`; returns the blocks it
     leaves.
     """
     chain, table = run.chains[i], run.tables[i]
     if upto <= chain.sealed:  # all that it computed is published
-        return Left(stood_on(chain, config.window), table[chain.sealed :])
-    chain, _ = named(config, run, i, upto)
+        return Released(held_keys(chain, config.window), table[chain.sealed :])
+    chain, _ = compute_keys(config, run, i, upto)
     new = slice(chain.sealed, upto)
     rest = table[upto:]
     if not config.window:
         leaf, twins = change.prefix.publish(chain.leaf, chain.keys[new], table[new])
-        return Left((leaf,), twins + rest)
+        return Released((leaf,), twins + rest)
     is_new = tuple(map(change.prefix.publish_alone, chain.keys[new], table[new]))
     mine = tuple(compress(chain.keys[new], is_new))
     twins = tuple(compress(table[new], map(not_, is_new)))
-    return Left(stood_on(chain, config.window) + mine, twins + rest)
+    return Released(held_keys(chain, config.window) + mine, twins + rest)
 
 
-def _with_tail(
-    config: EngineConfig, change: Transaction, run: Running, i: int, sure: int, left: Left
-) -> Left:
+def _publish_tail(
+    config: EngineConfig,
+    change: Transaction,
+    run: Running,
+    i: int,
+    sure: int,
+    left: Released,
+) -> Released:
     """Publish also the partial last block of the prompt of the sequence at `i`, if the KV
     of all its tokens is computed: of `sure` tokens. `left` are the other blocks it
     leaves.
@@ -101,17 +106,17 @@ def _with_tail(
     else:
         leaf, _ = change.prefix.publish(left.held[0], (key,), (block,))
         held = (leaf,)
-    return Left(held, tuple(one for one in left.private if one != block))
+    return Released(held, tuple(one for one in left.private if one != block))
 
 
-def give_back(change: Transaction, left: Left | Fence) -> None:
+def free_blocks(change: Transaction, left: Released | Fence) -> None:
     """Release the blocks that a sequence had."""
     for key in reversed(left.held):  # the last ones are evicted first, as the least used
         change.prefix.release(key)
     change.pool.give(left.private)
 
 
-def open_fences(state: EngineState, step: int | None) -> EngineState:
+def free_fenced_blocks(state: EngineState, step: int | None) -> EngineState:
     """Free the blocks fenced until `step` or before; all of them if `step` is None."""
     if not state.fences:
         return state
@@ -119,7 +124,7 @@ def open_fences(state: EngineState, step: int | None) -> EngineState:
     kept: list[Fence] = []
     for fence in state.fences:
         if step is None or fence.until <= step:
-            give_back(change, fence)
+            free_blocks(change, fence)
         else:
             kept.append(fence)
     return evolve(state, blocks=change.done(), fences=tuple(kept))

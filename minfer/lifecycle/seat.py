@@ -9,7 +9,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.sequence import Chain, Running, Sequence, Table
 
 
-def mark_of(config: EngineConfig, entries: int, last: int) -> int:
+def growth_mark(config: EngineConfig, entries: int, last: int) -> int:
     """The position from which a table of `entries` blocks should grow: a quarter block
     early, so that growth can be spread over steps when many tables end at once. At most
     the last position.
@@ -17,14 +17,14 @@ def mark_of(config: EngineConfig, entries: int, last: int) -> int:
     return min(last, entries * config.block_size - config.block_size // 4)
 
 
-def ripe_at(config: EngineConfig, blocks: int, last: int) -> int:
+def publish_mark(config: EngineConfig, blocks: int, last: int) -> int:
     """How many tokens must be known to fill more than `blocks` blocks, or to have the
     last one.
     """
     return min(last, (blocks + 1) * config.block_size) + 1
 
 
-def seated(
+def new_columns(
     config: EngineConfig,
     seq: Sequence,
     *,
@@ -51,8 +51,8 @@ def seated(
         known=(base,),
         sched=(start,),
         last=(last,),
-        ripe=(ripe_at(config, whole, last),),
-        mark=(mark_of(config, len(table), last),),
+        ripe=(publish_mark(config, whole, last),),
+        mark=(growth_mark(config, len(table), last),),
         tables=(table,),
         chains=(chain,),
         tails=(seq.history[whole * config.block_size :],),

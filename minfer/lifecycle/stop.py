@@ -7,7 +7,8 @@ and the columns are rebuilt once.
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from minfer.lifecycle.ending import Leaver, end, leaver
+from minfer.lifecycle.ending import Leaver, end_samples, leaver
+from minfer.lifecycle.transitions import Cause
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Cancel,
@@ -26,7 +27,7 @@ from minfer.values.record import evolve
 Stop = Cancel | Finish
 
 
-def stopped(
+def stop_samples(
     config: EngineConfig, state: EngineState, stops: Sequence[Stop]
 ) -> Transition:
     """End the samples of the events `stops`, in their order, and report them in one
@@ -38,13 +39,15 @@ def stopped(
     leavers = list[list[Leaver]]()
     for stop in stops:
         leavers.append(
-            [one for one in _asked(state, stop, seats) if one.seq.id not in left]
+            [one for one in _samples_of(state, stop, seats) if one.seq.id not in left]
         )
         left.update(one.seq.id for one in leavers[-1])
-    after, finished = end(config, state, [one for each in leavers for one in each])
+    after, finished = end_samples(
+        config, state, [one for each in leavers for one in each]
+    )
     unread, done, reasons = iter(finished), list[Finished](), list[Reason]()
     for stop, each in zip(stops, leavers, strict=True):
-        own = [_cut(stop, next(unread)) for _ in each]
+        own = [_with_length(stop, next(unread)) for _ in each]
         own.sort(key=attrgetter("sample"))
         done += own
         reasons += [Ended(one.id, one.sample, one.reason, one.error) for one in own] or [
@@ -53,28 +56,30 @@ def stopped(
     return Transition(after, (Emit((), (), tuple(done)),) if done else (), tuple(reasons))
 
 
-def _asked(
+def _samples_of(
     state: EngineState, stop: Stop, seats: dict[SampleId, int]
 ) -> Iterator[Leaver]:
     """The samples to end, waiting ones first; those that have ended are not found."""
     live = state.requests.get(stop.id)
     if live is None:
         return
-    samples, reason, error = tuple(range(live.samples)), "cancelled", ""
+    samples, cause = tuple(range(live.samples)), Cause.CANCELLED
+    reason, error = "cancelled", ""
     if isinstance(stop, Finish):
-        samples, reason, error = (stop.sample,), stop.reason, clip(stop.error)
+        samples, cause = (stop.sample,), Cause.FINISHED
+        reason, error = stop.reason, clip(stop.error)
     running = []
     for sample in samples:
         at = seats.get((stop.id, sample))
         if at is not None:
             running.append(at)
         elif seq := state.waiting.find(live.place_of(sample)):
-            yield Leaver(seq, len(seq.history), reason, error)
+            yield Leaver(seq, len(seq.history), cause, reason, error)
     for at in sorted(running):
-        yield leaver(state.running, at, reason, error)
+        yield leaver(state.running, at, cause, reason, error)
 
 
-def _cut(stop: Stop, done: Finished) -> Finished:
+def _with_length(stop: Stop, done: Finished) -> Finished:
     """The end with the length of the text layer, which may drop some of the last
     tokens.
     """

@@ -7,9 +7,9 @@ now (`Policy.holds_back`) are passed by those of other clients.
 
 from math import inf
 
-from minfer.lifecycle.pausing import sits
-from minfer.planning.admit import Admission, admit, displace, load
-from minfer.planning.work import Work, spent, weight
+from minfer.lifecycle.pausing import skips_as_suspect
+from minfer.planning.admit import Admission, admit, load, preempt_last
+from minfer.planning.work import Work, row_cost, token_cost
 from minfer.policies import consult
 from minfer.records.messages import Held, Reason, WakeAt
 from minfer.records.policy import Load
@@ -20,39 +20,39 @@ from minfer.values.record import evolve
 
 def admit_from_queue(work: Work) -> None:
     """Admit sequences one by one, and record why the next one is not admitted."""
-    shut = set[str]()  # clients that the policy defers for now
+    deferred = set[str]()  # clients that the policy defers for now
     while work.state.waiting:
-        if _wait_is_wanted(work):
+        if _policy_delays(work):
             break
-        seq = _next(work, shut)
+        seq = _next_admissible(work, deferred)
         if seq is None:
             first = work.state.waiting.first()
-            _hold(work, first, Held(*first.id, "share"))
+            _report_blocked(work, first, Held(*first.id, "share"))
             break
         if work.room <= 0:
-            gave_way = _make_room(work, seq)
+            gave_way = _preempt_for_tokens(work, seq)
             if gave_way is None:
-                _hold(work, seq, Held(*seq.id, "budget"))
+                _report_blocked(work, seq, Held(*seq.id, "budget"))
                 break
             work.reasons.append(gave_way)
             continue
         work.state, got = admit(work.config, work.state, seq, work.newcomers)
         if isinstance(got, Held):
-            gave_way = _make_way(work, seq, got)
+            gave_way = _preempt_for_blocks(work, seq, got)
             if gave_way is None:
-                _hold(work, seq, got)
+                _report_blocked(work, seq, got)
                 break
             work.reasons.append(gave_way)
             continue
-        _joins(work, seq, got)
-        shut.clear()  # after an admission, the policy may allow a client more
-    if work.state.shut != shut:
-        work.state = evolve(work.state, shut=frozenset(shut))
+        _add_to_step(work, seq, got)
+        deferred.clear()  # after an admission, the policy may allow a client more
+    if work.state.deferred_clients != deferred:
+        work.state = evolve(work.state, deferred_clients=frozenset(deferred))
 
 
-def _next(work: Work, shut: set[str]) -> Sequence | None:
+def _next_admissible(work: Work, deferred: set[str]) -> Sequence | None:
     """The first sequence whose client is not deferred, or None if all are; adds deferred
-    clients to `shut`.
+    clients to `deferred`.
 
     A sequence that ran before is never deferred: it continues on the share that it had.
     If nothing runs, no client is deferred, as there is no end of a sequence to wait for.
@@ -60,9 +60,9 @@ def _next(work: Work, shut: set[str]) -> Sequence | None:
     state = work.state
     runs = len(state.running) or work.newcomers
     if not runs or not consult.may_hold_back(work.config):
-        shut.clear()
+        deferred.clear()
         return state.waiting.first()
-    while seq := work.state.waiting.first_but(shut):
+    while seq := work.state.waiting.first_but(deferred):
         if seq.ran_before:
             return seq
         client = seq.request.client
@@ -71,7 +71,7 @@ def _next(work: Work, shut: set[str]) -> Sequence | None:
         )
         if not waits:
             return seq
-        shut.add(client)
+        deferred.add(client)
     return None
 
 
@@ -84,7 +84,7 @@ def _load(work: Work) -> Load:
     return evolve(now, paused=False) if joined else now
 
 
-def _joins(work: Work, seq: Sequence, got: Admission) -> None:
+def _add_to_step(work: Work, seq: Sequence, got: Admission) -> None:
     """Add an admitted sequence to the step, with as many of the tokens left as it can
     use. It skips the step if it has to run alone later, or is paused and needs none.
     """
@@ -93,16 +93,16 @@ def _joins(work: Work, seq: Sequence, got: Admission) -> None:
     work.reasons += got.reasons
     seat, (gen,), (name,) = got.seat, got.seat.gens, got.seat.ids
     inputs = seat.base[0] - seat.sched[0] - (name in work.state.paused)
-    most = 1 + (work.room - 1) // weight(work.config, seq.request)
-    share = 0 if sits(work.config, work.state, name) else min(most, inputs)
+    most = 1 + (work.room - 1) // token_cost(work.config, seq.request)
+    share = 0 if skips_as_suspect(work.config, work.state, name) else min(most, inputs)
     if not share:
         work.idle.add(gen)
         return
     work.shares[gen] = share
-    work.room -= spent(work.config, seq.request, share)
+    work.room -= row_cost(work.config, seq.request, share)
 
 
-def _wait_is_wanted(work: Work) -> bool:
+def _policy_delays(work: Work) -> bool:
     """Whether the policy wants the head of the queue to wait; if so until a time,
     requests a wake-up at that time.
     """
@@ -117,37 +117,37 @@ def _wait_is_wanted(work: Work) -> bool:
         return False
     if start < inf:
         work.wakes = (WakeAt(start),)
-    _hold(work, first, Held(*first.id, "policy"))
+    _report_blocked(work, first, Held(*first.id, "policy"))
     return True
 
 
-def _make_way(work: Work, seq: Sequence, held: Held) -> Reason | None:
+def _preempt_for_blocks(work: Work, seq: Sequence, held: Held) -> Reason | None:
     """Preempt the last running sequence for its blocks or its row, if the policy agrees
     and no blocks are about to be freed; returns the reason, if it did.
     """
     if held.cause not in ("blocks", "rows") or work.state.fences:
         return None
-    work.state, gave_way = displace(work.config, work.state, seq)
+    work.state, gave_way = preempt_last(work.config, work.state, seq)
     return gave_way
 
 
-def _make_room(work: Work, seq: Sequence) -> Reason | None:
+def _preempt_for_tokens(work: Work, seq: Sequence) -> Reason | None:
     """Preempt the last running sequence for its tokens of this step, if they are enough
     and the policy agrees; returns the reason, if it did.
     """
     run = work.state.running
     if work.state.fences or not len(run) or run.gens[-1] in work.idle:
         return None
-    tokens = spent(work.config, run.seqs[-1].request, work.shares.get(run.gens[-1], 1))
+    tokens = row_cost(work.config, run.seqs[-1].request, work.shares.get(run.gens[-1], 1))
     if work.room + tokens <= 0:
         return None
-    work.state, gave_way = displace(work.config, work.state, seq)
+    work.state, gave_way = preempt_last(work.config, work.state, seq)
     if gave_way is not None:
         work.room += tokens
     return gave_way
 
 
-def _hold(work: Work, seq: Sequence, held: Held) -> None:
+def _report_blocked(work: Work, seq: Sequence, held: Held) -> None:
     """Record which sequence waits and why; the reason is reported if that changed."""
     now = Hold(seq.place, held.cause)
     if work.state.held != now:

@@ -15,11 +15,16 @@ from minfer.blocks.keys import Key
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.prefix import ROOT, PrefixChange, node_of
 from minfer.lifecycle.committed import committed
-from minfer.lifecycle.pausing import all_rest, sits
+from minfer.lifecycle.pausing import all_paused, skips_as_suspect
 from minfer.lifecycle.preempt import preempt
-from minfer.lifecycle.publish import sealed
-from minfer.lifecycle.seat import seated
-from minfer.planning.prefix_hit import needed, readable, take_hit, uncached
+from minfer.lifecycle.publish import publish_blocks
+from minfer.lifecycle.seat import new_columns
+from minfer.planning.prefix_hit import (
+    blocks_if_uncached,
+    blocks_needed,
+    readable_blocks,
+    take_hit,
+)
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Held, Missed, Reason
@@ -48,7 +53,7 @@ def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
     first = state.waiting.first().arrived if waiting else state.time
     available, budget = state.blocks.available, config.max_num_batched_tokens
     seats, step = config.max_num_seqs, state.next_step
-    paused = all_rest(config, state)
+    paused = all_paused(config, state)
     return Load(
         state.time, waiting, running, available, first, budget, seats, step, paused
     )
@@ -75,11 +80,11 @@ def admit(
         shared = len(seq.history) - 1
         if committed(config, state, sibling) < shared:
             return state, Held(*seq.id, "sibling")
-        state = sealed(config, state, {sibling: shared // config.block_size})
-    return _seat(config, state, seq, sibling, len(others))
+        state = publish_blocks(config, state, {sibling: shared // config.block_size})
+    return _allocate(config, state, seq, sibling, len(others))
 
 
-def displace(
+def preempt_last(
     config: EngineConfig, state: EngineState, seq: Sequence
 ) -> tuple[EngineState, Reason | None]:
     """Preempt the last running sequence for `seq`, the head of the queue, if the policy
@@ -95,7 +100,7 @@ def displace(
     return preempt(config, state, len(state.running) - 1, seq.id)
 
 
-def _seat(
+def _allocate(
     config: EngineConfig,
     state: EngineState,
     seq: Sequence,
@@ -113,21 +118,21 @@ def _seat(
     if held is not None:
         return state, held
     change = Transaction(state.blocks)
-    hit = take_hit(config, state, change, seq.keys, readable(seq, full))
+    hit = take_hit(config, state, change, seq.keys, readable_blocks(seq, full))
     taken = change.take(-(-known // size) - hit.blocks)
     table = Log(hit.table, taken.blocks if taken else ())  # never None: they were counted
     copy, source = None, ROOT
     # A copy goes with the plan that opens the row, which may not be the next one.
-    at_once = seq.id not in state.paused and not sits(config, state, seq.id)
+    at_once = seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)
     if sibling is not None and hit.blocks == full and at_once:
-        copy = _tail_of(config, state.running, sibling, table, known)
+        copy = _sibling_tail(config, state.running, sibling, table, known)
     elif seq.request.tails is not None and hit.blocks == full and at_once:
-        copy, source = _kept_tail(config, change.prefix, seq, table)
+        copy, source = _cached_tail(config, change.prefix, seq, table)
     start = known - 1 if copy else hit.blocks * size
     if not seq.ran_before:  # its first admission: what counts for hit shares and usage
         cached = min(hit.blocks * size, len(seq.request.prompt))
         seq = evolve(seq, cached=cached) if cached else seq
-    seat = seated(
+    seat = new_columns(
         config,
         seq,
         gen=state.next_gen,
@@ -140,7 +145,7 @@ def _seat(
     if not seq.preempted:
         now = load(config, state, others)
         state = consult.admitted(config, state, seq.place[0], seq.request, now)
-    return _let_in(state, seq, change.done()), Admission(seat, copy, reasons, source)
+    return _leave_queue(state, seq, change.done()), Admission(seat, copy, reasons, source)
 
 
 def _shortage(
@@ -150,13 +155,13 @@ def _shortage(
     runs.
     """
     room = state.blocks.available
-    if uncached(config, seq, alone=alone) <= room:
+    if blocks_if_uncached(config, seq, alone=alone) <= room:
         return None
-    needs = needed(config, state.blocks, seq, alone=alone)
+    needs = blocks_needed(config, state.blocks, seq, alone=alone)
     return Held(*seq.id, "blocks", needs, room) if needs > room else None
 
 
-def _tail_of(
+def _sibling_tail(
     config: EngineConfig, run: Running, sibling: int, table: Log[int], known: int
 ) -> Copy | None:
     """The copy of a sibling's partial block, if there is one to be copied."""
@@ -166,7 +171,7 @@ def _tail_of(
     return Copy(run.tables[sibling][full], table[full], count)
 
 
-def _kept_tail(
+def _cached_tail(
     config: EngineConfig, prefix: PrefixChange, seq: Sequence, table: Log[int]
 ) -> tuple[Copy | None, Key]:
     """The copy of a kept partial block, in which all but the last known token of `seq`
@@ -213,7 +218,7 @@ def _reasons(
     return (admitted, Missed(*seq.id, hit, full)) if hit < full else (admitted,)
 
 
-def _let_in(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineState:
+def _leave_queue(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineState:
     return evolve(
         state,
         blocks=blocks,

@@ -34,7 +34,7 @@ class Chunk:
     stop: int  # the position after the last input
 
 
-def laid_out(work: Work) -> Plan:
+def build_plan(work: Work) -> Plan:
     """Build the plan, and add it to the state's plans in flight."""
     config, state = work.config, work.state
     run = state.running
@@ -56,12 +56,12 @@ def laid_out(work: Work) -> Plan:
         most=most,
         fills=tuple([_fill(config, run, chunk) for chunk in chunks]),
         opens=tuple(
-            [_opened(config, run, c) for c in chunks if c.start == run.starts[c.i]]
+            [_open(config, run, c) for c in chunks if c.start == run.starts[c.i]]
         ),
         grows=tuple(work.grown.values()),
         copies=tuple([one.copy for one in work.newcomers if one.copy]),
         drafts=_drafts(work, gens) if work.drafts else (),
-        apart=_apart(run, gens, most) if state.lockstep else (),
+        deferred=_deferred_rows(run, gens, most) if state.lockstep else (),
     )
     work.state = evolve(
         state,
@@ -107,7 +107,7 @@ def _fill(config: EngineConfig, run: Running, chunk: Chunk) -> Fill:
     return Fill(chunk.at, inputs)
 
 
-def _opened(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
+def _open(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
     """A generation's first plan entry: what the device keeps of it from then on."""
     i = chunk.i
     seq = run.seqs[i]
@@ -140,7 +140,9 @@ def _drafts_of_device(count: int) -> tuple[Draft, ...]:
     return tuple(map(Draft, range(count)))
 
 
-def _apart(run: Running, gens: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:
+def _deferred_rows(
+    run: Running, gens: tuple[int, ...], most: tuple[int, ...]
+) -> tuple[int, ...]:
     """The places of rows with deferred sampling: those that yield and are in lockstep
     with the host.
     """

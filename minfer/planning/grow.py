@@ -12,8 +12,8 @@ from itertools import islice
 
 from minfer.blocks.ownership import Transaction
 from minfer.lifecycle.preempt import preempt
-from minfer.lifecycle.seat import mark_of
-from minfer.planning.spread import spread
+from minfer.lifecycle.seat import growth_mark
+from minfer.planning.spread import deferrable_blocks
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Reason
@@ -42,16 +42,16 @@ def grow(
         return state, {}, ()
     now = [i for i, end in ends.items() if run.sched[i] >= end]
     if len(now) > state.blocks.available:
-        return _short(config, state, now, idle)
+        return _grow_or_preempt(config, state, now, idle)
     soon = [i for i, end in ends.items() if run.sched[i] < end]
-    soon = soon[: spread(config, len(run))]
+    soon = soon[: deferrable_blocks(config, len(run))]
     if len(now) + len(soon) + len(run) > state.blocks.available:
         soon = []
     state, grown = _extend(config, state, dict.fromkeys(sorted(now + soon), 1))
     return state, grown, ()
 
 
-def make_room(
+def grow_for_drafts(
     config: EngineConfig, state: EngineState, upto: Mapping[int, int], grown: Grown
 ) -> tuple[EngineState, Grown]:
     """Grow tables so that they hold the inputs below `upto`: position among the running
@@ -68,11 +68,11 @@ def make_room(
             wants[i] = more
     if wants and sum(wants.values()) + len(run) <= state.blocks.available:
         state, more_grown = _extend(config, state, wants)
-        grown = {**grown, **_joined(grown, more_grown)}
+        grown = {**grown, **_merge_growth(grown, more_grown)}
     return state, grown
 
 
-def _joined(grown: Grown, more_grown: Grown) -> Grown:
+def _merge_growth(grown: Grown, more_grown: Grown) -> Grown:
     """The growth of tables that had grown in this step already, merged with that."""
     return {
         gen: evolve(more, at=had.at, blocks=(*had.blocks, *more.blocks))
@@ -92,10 +92,10 @@ def _extend(
     taken = change.take(sum(wants.values()))
     new = iter(taken.blocks if taken else ())  # never None: the caller counted
     each = {i: (*islice(new, count),) for i, count in wants.items()}
-    return _given(config, state, change, each)
+    return _extend_tables(config, state, change, each)
 
 
-def _given(
+def _extend_tables(
     config: EngineConfig,
     state: EngineState,
     change: Transaction,
@@ -109,7 +109,7 @@ def _given(
     for i, some in new.items():
         table = run.tables[i]
         tables[i] = table.extended(some, thresholds.RECENT_ENTRIES)
-        mark[i] = mark_of(config, len(table) + len(some), run.last[i])
+        mark[i] = growth_mark(config, len(table) + len(some), run.last[i])
         # else the row's `Open`, still to be sent, has the whole table
         if run.sched[i] > run.starts[i]:
             grown[run.gens[i]] = Grow(run.rows[i], len(table), some)
@@ -117,7 +117,7 @@ def _given(
     return evolve(state, blocks=change.done(), running=run), grown
 
 
-def _short(
+def _grow_or_preempt(
     config: EngineConfig, state: EngineState, needy: list[int], idle: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
     """Serve the positions `needy` in rank order when blocks are short, and preempt the
@@ -129,8 +129,8 @@ def _short(
         served = needy[: state.blocks.available]
         if served:
             change = Transaction(state.blocks)
-            each = {i: _one(change) for i in served}
-            state, some = _given(config, state, change, each)
+            each = {i: _take_block(change) for i in served}
+            state, some = _extend_tables(config, state, change, each)
             grown.update(some)
         needy = needy[len(served) :]
         run = state.running
@@ -140,7 +140,7 @@ def _short(
             break
         if needy:
             victim, state = consult.victim(config, state)
-            if victim == needy[0] and _gets_on_alone(state, run.gens[victim]):
+            if victim == needy[0] and _has_results_in_flight(state, run.gens[victim]):
                 idle.update(run.gens[i] for i in needy)
                 break
             grown.pop(run.gens[victim], None)
@@ -151,7 +151,7 @@ def _short(
     return state, grown, reasons
 
 
-def _gets_on_alone(state: EngineState, gen: int) -> bool:
+def _has_results_in_flight(state: EngineState, gen: int) -> bool:
     """Whether the sequence should wait for its results in flight instead of being
     preempted: while those before it in rank may be paused, it could otherwise be
     preempted forever before its results arrive.
@@ -159,7 +159,7 @@ def _gets_on_alone(state: EngineState, gen: int) -> bool:
     return bool(state.paused) and any(gen in plan.gens for plan in state.inflight)
 
 
-def _one(change: Transaction) -> tuple[int, ...]:
+def _take_block(change: Transaction) -> tuple[int, ...]:
     """One block; the caller has checked that there is one."""
     taken = change.take(1)
     return taken.blocks if taken else ()

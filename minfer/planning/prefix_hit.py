@@ -59,12 +59,14 @@ def _blocks_of_chain(state: EngineState, keys: Keys) -> tuple[int, ...]:
     return blocks_of(prefix, keys)
 
 
-def readable(seq: Sequence, full: int) -> int:
+def readable_blocks(seq: Sequence, full: int) -> int:
     """How many of its first `full` blocks `seq` may take from the cache."""
     return full if seq.reads_cache else 0
 
 
-def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) -> int:
+def blocks_needed(
+    config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool
+) -> int:
     """How many of the available blocks it takes to admit `seq`.
 
     Its cached blocks that running sequences hold cost nothing; cached blocks without a
@@ -74,7 +76,7 @@ def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) 
     beginning.
     """
     size = config.block_size
-    full = readable(seq, (len(seq.history) - 1) // size)
+    full = readable_blocks(seq, (len(seq.history) - 1) // size)
     if config.window:
         hit = lookup_window(blocks.prefix, seq.keys, full, config.window, size)
         low = outside(hit * size, config.window, size)
@@ -84,10 +86,10 @@ def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) 
         free_of_charge = bisect_left(
             seq.keys, True, hi=full, key=lambda key: not live(blocks.prefix, key)
         )
-    return uncached(config, seq, alone=alone) - free_of_charge
+    return blocks_if_uncached(config, seq, alone=alone) - free_of_charge
 
 
-def uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
+def blocks_if_uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
     """How many blocks it takes to admit `seq` if none of its blocks is cached; `alone`:
     no other sequence runs.
     """

@@ -12,14 +12,14 @@ from minfer.records.request import Request
 from minfer.records.state import EngineState
 
 
-def weight(config: EngineConfig, request: Request) -> int:
+def token_cost(config: EngineConfig, request: Request) -> int:
     """Budget that a prefill token takes, but for the first of its row in a step."""
     return 1 if request.sampling.prompt_logprobs is None else config.scored_cost
 
 
-def spent(config: EngineConfig, request: Request, tokens: int) -> int:
+def row_cost(config: EngineConfig, request: Request, tokens: int) -> int:
     """Budget that the tokens of a row take; there is at least one."""
-    return 1 + weight(config, request) * (tokens - 1)
+    return 1 + token_cost(config, request) * (tokens - 1)
 
 
 @define

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Overruled, clip
+from minfer.records.messages import PolicyOverride, clip
 from minfer.records.policy import Load, Policy, Rank
 from minfer.records.request import Request
 from minfer.records.sequence import Place
@@ -84,11 +84,11 @@ def _asked(
     try:
         return read(getattr(config.policy, question)(state.policy, *about)), state
     except _UnusableError as error:
-        told = Overruled(question, str(error))
+        told = PolicyOverride(question, str(error))
     except Exception as error:  # any error is the policy's and not the engine's
         why = f"raised {type(error).__name__}"
-        told = Overruled(question, why, _text(error), _line(error))
-    return instead, evolve(state, overruled=(*state.overruled, told))
+        told = PolicyOverride(question, why, _text(error), _line(error))
+    return instead, evolve(state, overrides=(*state.overrides, told))
 
 
 def _text(error: Exception) -> str:

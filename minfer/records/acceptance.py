@@ -40,24 +40,24 @@ class Learning:
 
 
 @frozen
-class Record:
+class Acceptance:
     """Recent acceptance of the drafts of a row, or of all rows."""
 
     judged: float = 0.0  # drafts whose predecessors were all accepted
     accepted: float = 0.0  # of these
 
-    def told(self, how: Learning, judged: int, accepted: int) -> "Record":
+    def told(self, how: Learning, judged: int, accepted: int) -> "Acceptance":
         """The record after a step in which `judged` drafts counted, or none."""
         fade = how.kept if judged else how.rested
         count = self.judged * fade + judged
         # A bound on the counts: with a long memory, drafting would stop too late.
         share = min(1.0, how.most / count) if count else 1.0
-        return Record(count * share, (self.accepted * fade + accepted) * share)
+        return Acceptance(count * share, (self.accepted * fade + accepted) * share)
 
-    def rested(self, how: Learning, steps: int) -> "Record":
+    def rested(self, how: Learning, steps: int) -> "Acceptance":
         """The record after `steps` steps without drafts."""
         fade = how.rested**steps
-        return Record(self.judged * fade, self.accepted * fade)
+        return Acceptance(self.judged * fade, self.accepted * fade)
 
     def likelihood(self, how: Learning, assumed: float) -> float:
         """The probability that the next draft is accepted, if those before it are; close
@@ -67,7 +67,7 @@ class Record:
         return hits / (self.judged + how.weight)
 
 
-def judged(proposed: int, accepted: int) -> int:
+def counted_drafts(proposed: int, accepted: int) -> int:
     """How many of a row's drafts count for acceptance: those after a rejected one
     do not.
     """

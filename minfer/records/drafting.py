@@ -5,7 +5,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.records.acceptance import Learning, Record
+from minfer.records.acceptance import Acceptance, Learning
 from minfer.records.sequence import SampleId
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
@@ -20,13 +20,13 @@ class Proposed:
 
 
 @frozen
-class Learnt:
+class SampleAcceptance:
     """A record of acceptance, as it was after a step."""
 
-    record: Record = Record()
+    record: Acceptance = Acceptance()
     step: int = -1
 
-    def by(self, how: Learning, step: int) -> Record:
+    def by(self, how: Learning, step: int) -> Acceptance:
         """The record before another step, if there were no drafts in those between."""
         return self.record.rested(how, max(0, step - self.step - 1))
 
@@ -36,8 +36,8 @@ class Drafting:
     """The state of speculation. Samples without drafts are in none of the maps."""
 
     proposals: Map[SampleId, Proposed] = Map()  # not used yet
-    learnt: Map[SampleId, Learnt] = Map()
-    overall: Learnt = Learnt()  # of all samples together
+    learnt: Map[SampleId, SampleAcceptance] = Map()
+    overall: SampleAcceptance = SampleAcceptance()  # of all samples together
 
     def likelihoods(
         self, how: Learning, names: Iterable[SampleId], step: int

@@ -266,7 +266,7 @@ class Ended(OfSample):
 
 
 @frozen
-class Voided:
+class Discarded:
     """A step failed: its results and those of the plans after it are discarded."""
 
     step: int
@@ -284,7 +284,7 @@ class Ignored:
 
 
 @frozen
-class Overruled:
+class PolicyOverride:
     """The policy's answer to `question` could not be used: that of first come, first
     served was used instead.
     """
@@ -296,7 +296,9 @@ class Overruled:
     line: str = field(default="", eq=False)
 
 
-Reason = Admitted | Held | Preempted | Missed | Ended | Voided | Ignored | Overruled
+Reason = (
+    Admitted | Held | Preempted | Missed | Ended | Discarded | Ignored | PolicyOverride
+)
 MAX_TEXT: Final = 200  # characters of an error that are kept: errors may quote user data
 
 

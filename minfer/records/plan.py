@@ -31,7 +31,7 @@ Contract of an executor:
   prompt yields the log-probabilities of the prompt tokens that follow these inputs
   (`minfer.records.prompt_logprobs`): in the place of a vector, as such a row is never
   pooled.
-- A row in `apart` is sampled when the host sends `SampleApart`, with a mask of the
+- A row in `apart` is sampled when the host sends `SampleDeferred`, with a mask of the
   allowed tokens (deferred sampling). The other rows do not wait for it, but the plan's
   results do. The next plan, with the row as a decode row, may have been made meanwhile;
   it is handed over once the host has sent the mask.
@@ -204,7 +204,7 @@ class Plan:
     copies: tuple[Copy, ...] = ()
     drafts: tuple[Draft, ...] = ()
     moves: tuple[Move, ...] = ()
-    apart: tuple[int, ...] = ()  # places in the columns: rows with deferred sampling
+    deferred: tuple[int, ...] = ()  # places in the columns: rows with deferred sampling
 
 
 @frozen
@@ -225,7 +225,7 @@ class Stand:
 
 
 @frozen
-class SampleApart:
+class SampleDeferred:
     """The host's message to sample the rows in `apart` of a step now."""
 
     step: int

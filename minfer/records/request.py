@@ -4,7 +4,7 @@ import math
 from array import array
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from minfer.blocks.keys import Key, Keys, Tails
 from minfer.sampling.beam import BeamRound
@@ -21,7 +21,6 @@ from minfer.values.checks import (
     check_whole,
 )
 from minfer.values.checks import ParameterError as ParameterError
-from minfer.values.record import evolve
 
 
 @frozen(kw_only=True)

@@ -16,19 +16,19 @@ from minfer.records.messages import (
     Event,
     Finished,
     Ignored,
-    Overruled,
+    PolicyOverride,
     Reason,
 )
 from minfer.records.plan import Logprobs, Plan, Pooled, Yields
 from minfer.records.policy import Rank
 from minfer.records.sequence import Place, Running, SampleId, SampleIds, Sequence
-from minfer.records.waiting import Line
+from minfer.records.waiting import WaitingQueue
 from minfer.values.checks import ConfigError
 from minfer.values.pmap import Map
 
 
 @frozen
-class Live:
+class LiveRequest:
     """A request that has not ended: the queue places of its samples, and how many have
     ended.
     """
@@ -77,27 +77,31 @@ class EngineState:
     next_step: int = 0
     next_gen: int = 0
     arrivals: int = 0
-    waiting: Line = Line()
+    waiting: WaitingQueue = WaitingQueue()
     running: Running = Running()
     stops: frozenset[int] = frozenset()  # at least the stop ids of all running sequences
     filling: bool = False  # whether a running sequence may be in prefill
     lockstep: bool = False  # whether a running sequence may be unable to run ahead
-    requests: Map[str, Live] = Map()
+    requests: Map[str, LiveRequest] = Map()
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
     paused: frozenset[SampleId] = frozenset()  # those for which the host is not ready
     drafting: Drafting = NOTHING_DRAFTED
     held: Hold | None = None  # the last one that was reported
-    shut: frozenset[str] = frozenset()  # clients that the last plan deferred
-    overruled: tuple[Overruled, ...] = ()  # within a turn; they leave it as reasons
+    deferred_clients: frozenset[str] = frozenset()  # clients that the last plan deferred
+    overrides: tuple[PolicyOverride, ...] = ()  # within a turn; they leave it as reasons
 
 
-def next_in_line(state: EngineState) -> Sequence:
+def head_of_queue(state: EngineState) -> Sequence:
     """The head of the queue for the last plan: the first sequence whose client was not
     deferred, or if all were, the first of all. The queue must not be empty.
     """
-    found = state.waiting.first_but(state.shut) if state.shut else None
+    found = (
+        state.waiting.first_but(state.deferred_clients)
+        if state.deferred_clients
+        else None
+    )
     return found or state.waiting.first()
 
 
@@ -122,7 +126,7 @@ class Turn:
     transition: Transition
 
 
-def emitted(
+def emit(
     state: EngineState,
     finished: tuple[Finished, ...],
     ids: SampleIds = (),
@@ -139,7 +143,7 @@ def emitted(
     )
 
 
-def ignored(state: EngineState, event: str, detail: str) -> Transition:
+def ignore(state: EngineState, event: str, detail: str) -> Transition:
     """The transition of an event that has no meaning in this state."""
     return Transition(state, (), (Ignored(event, detail),))
 

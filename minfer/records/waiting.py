@@ -23,7 +23,7 @@ _place: Final = attrgetter("place")
 
 
 @frozen
-class Line:
+class WaitingQueue:
     """Waiting sequences, by place. No bucket is empty."""
 
     buckets: tuple[tuple[Sequence, ...], ...] = ()
@@ -40,16 +40,16 @@ class Line:
         """The head of the queue, which must not be empty."""
         return self.buckets[0][0]
 
-    def first_but(self, shut: Collection[str]) -> Sequence | None:
-        """The first sequence whose client is not in `shut`, or that ran before and so is
-        never deferred.
+    def first_but(self, deferred: Collection[str]) -> Sequence | None:
+        """The first sequence whose client is not in `deferred`, or that ran before and so
+        is never deferred.
         """
-        if not shut:
+        if not deferred:
             return self.first() if self.size else None
-        if sum(self.counts.get(client, 0) for client in shut) == self.size:
+        if sum(self.counts.get(client, 0) for client in deferred) == self.size:
             return None
         for seq in self:
-            if seq.ran_before or seq.request.client not in shut:
+            if seq.ran_before or seq.request.client not in deferred:
                 return seq
         return None
 
@@ -62,16 +62,16 @@ class Line:
         _, bucket, cut = self._spot(place)
         return next((seq for seq in bucket[cut : cut + 1] if seq.place == place), None)
 
-    def insert(self, seq: Sequence) -> "Line":
+    def insert(self, seq: Sequence) -> "WaitingQueue":
         """The queue with `seq` at its place, which must be unoccupied."""
         at, old, cut = self._spot(seq.place)
         new = (*old[:cut], seq, *old[cut:])
         half = len(new) // 2
         halves = (new,) if len(new) < thresholds.LINE_BUCKET else (new[:half], new[half:])
         buckets = (*self.buckets[:at], *halves, *self.buckets[at + 1 :])
-        return Line(buckets, self.size + 1, self._counted([seq], 1))
+        return WaitingQueue(buckets, self.size + 1, self._counted([seq], 1))
 
-    def remove(self, place: Place) -> "Line":
+    def remove(self, place: Place) -> "WaitingQueue":
         """The queue without the sequence at `place`; the same queue if there is none."""
         at, old, cut = self._spot(place)
         if [seq.place for seq in old[cut : cut + 1]] != [place]:
@@ -80,9 +80,9 @@ class Line:
         rest = (new,) if new else ()
         buckets = (*self.buckets[:at], *rest, *self.buckets[at + 1 :])
         counts = self._counted(old[cut : cut + 1], -1)
-        return Line(buckets, self.size - 1, counts)
+        return WaitingQueue(buckets, self.size - 1, counts)
 
-    def insert_many(self, seqs: Iterable[Sequence]) -> "Line":
+    def insert_many(self, seqs: Iterable[Sequence]) -> "WaitingQueue":
         """The queue with all of `seqs` at their places, which must be unoccupied."""
         new, buckets = sorted(seqs, key=_place), list(self.buckets)
         full = thresholds.LINE_BUCKET
@@ -94,9 +94,9 @@ class Line:
             starts = range(0, len(together), size)
             buckets[at : at + 1] = [tuple(together[one : one + size]) for one in starts]
         counts = self._counted(new, 1)
-        return Line(tuple(buckets), self.size + len(new), counts)
+        return WaitingQueue(tuple(buckets), self.size + len(new), counts)
 
-    def remove_many(self, places: Iterable[Place]) -> "Line":
+    def remove_many(self, places: Iterable[Place]) -> "WaitingQueue":
         """The queue without the sequences at those of the `places` that are occupied."""
         gone, buckets, out = set(places), list(self.buckets), list[Sequence]()
         firsts = [bucket[0].place for bucket in buckets]
@@ -105,7 +105,7 @@ class Line:
             out += [seq for seq in buckets[at] if seq.place in gone]
             buckets[at] = tuple([seq for seq in buckets[at] if seq.place not in gone])
         left = tuple(filter(None, buckets))
-        return Line(left, self.size - len(out), self._counted(out, -1))
+        return WaitingQueue(left, self.size - len(out), self._counted(out, -1))
 
     def _counted(self, seqs: Iterable[Sequence], sign: int) -> Map[str, int]:
         """The counts with these sequences added (`sign` 1) or removed (-1)."""

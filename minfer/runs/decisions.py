@@ -113,8 +113,8 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
         told["moves"] = [
             [move.origin, move.source, move.tier, move.target] for move in plan.moves
         ]
-    if plan.apart:
-        told["apart"] = list(plan.apart)
+    if plan.deferred:
+        told["apart"] = list(plan.deferred)
     return told
 
 

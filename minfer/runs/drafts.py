@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import frozen
 
-from minfer.records.messages import Event, Executed, Failed, OfSample, Voided
+from minfer.records.messages import Discarded, Event, Executed, Failed, OfSample
 from minfer.records.plan import Plan, Yields
 from minfer.records.sequence import Running, SampleIds
 from minfer.records.state import EngineState, Transition
@@ -57,7 +57,7 @@ def good_steps(
 ) -> Iterator[Good]:
     """The steps of a turn with valid results, in their order."""
     flying = list(before.inflight)
-    void = {one.step for one in transition.reasons if isinstance(one, Voided)}
+    void = {one.step for one in transition.reasons if isinstance(one, Discarded)}
     for event in events:
         if not isinstance(event, Executed | Failed) or not flying:
             continue

@@ -18,7 +18,7 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.records.acceptance import judged as judging
+from minfer.records.acceptance import counted_drafts
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Propose
 from minfer.records.sequence import SampleId
@@ -59,7 +59,7 @@ class Recorded:
             sample.right |= {one.known + k: True for k in range(one.accepted)}
             if one.accepted < one.proposed:
                 sample.right[one.known + one.accepted] = False
-            sample.tried += judging(one.proposed, one.accepted)
+            sample.tried += counted_drafts(one.proposed, one.accepted)
             sample.stood += one.accepted
         if self.by_host:
             self._hosts(turn)

@@ -25,19 +25,19 @@ from attrs import define, evolve, field, frozen
 
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
+    Discarded,
     Emit,
     Ended,
     Finished,
     OfSample,
     Preempted,
     Reason,
-    Voided,
 )
 from minfer.records.plan import Plan
 from minfer.records.sequence import SampleId, Sequence
-from minfer.records.state import EngineState, Turn, next_in_line
+from minfer.records.state import EngineState, Turn, head_of_queue
 from minfer.runs.drafts import Judged, judged, tally_of
-from minfer.schedule import waits_for
+from minfer.schedule import queue_blocked_by
 from minfer.speculate.tally import NO_DRAFTS, Tally
 from minfer.values.pmap import Map
 
@@ -137,7 +137,7 @@ class Seen:
 
     turn: Turn
     over: tuple[Plan, ...]  # the steps that ended in it, failed ones too
-    voided: tuple[Voided, ...]  # of the failed steps
+    voided: tuple[Discarded, ...]  # of the failed steps
     came: Mapping[SampleId, tuple[int, ...]]  # tokens
     judged: tuple[Judged, ...]  # drafts
     ends: tuple[Finished, ...]
@@ -154,7 +154,7 @@ class Seen:
         return cls(
             turn=turn,
             over=tuple(plan for plan in turn.before.inflight if plan not in flying),
-            voided=tuple(r for r in moved.reasons if isinstance(r, Voided)),
+            voided=tuple(r for r in moved.reasons if isinstance(r, Discarded)),
             came=came,
             judged=judged(turn.before, turn.events, moved),
             ends=tuple(end for emit in emits for end in emit.finished),
@@ -173,7 +173,7 @@ def place(config: EngineConfig, state: EngineState, life: Life) -> Place:
     """The place of a sample in a state."""
     run = state.running
     if life.id not in run.ids:
-        cause, first = waits_for(config, state), next_in_line(state)
+        cause, first = queue_blocked_by(config, state), head_of_queue(state)
         behind = first.id != life.id
         if behind and _held_back(state, life.id):
             cause, behind = "share", False
@@ -195,8 +195,11 @@ def place(config: EngineConfig, state: EngineState, life: Life) -> Place:
 
 def _held_back(state: EngineState, name: SampleId) -> bool:
     """Whether a waiting sample is deferred with its client."""
-    found = (seq for seq in state.waiting if state.shut and seq.id == name)
-    return any(seq.request.client in state.shut and not seq.ran_before for seq in found)
+    found = (seq for seq in state.waiting if state.deferred_clients and seq.id == name)
+    return any(
+        seq.request.client in state.deferred_clients and not seq.ran_before
+        for seq in found
+    )
 
 
 _NOTHING: Final = Spent()
@@ -253,7 +256,7 @@ class Followed:
     def _got(self, seen: Seen) -> int:
         return len(seen.came.get(self.life.id, ()))
 
-    def _told(self, life: Life, seen: Seen, failed: tuple[Voided, ...]) -> Life:
+    def _told(self, life: Life, seen: Seen, failed: tuple[Discarded, ...]) -> Life:
         """The life with its tokens, drafts and reasons of this turn."""
         life = _with_drafts(_with_tokens(life, seen), seen)
         news = [*failed, *_news(life.id, seen)]

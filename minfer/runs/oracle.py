@@ -26,7 +26,7 @@ from minfer.records.plan import (
     Open,
     Plan,
     Pooled,
-    SampleApart,
+    SampleDeferred,
     Scores,
     TokenLogprobs,
     Yields,
@@ -63,7 +63,7 @@ def part_of(first: int, digests: Sequence[int]) -> PromptPart:
     return PromptPart(first, len(digests), 1, ids, bytes(len(ids)))
 
 
-def masks_of(told: SampleApart, index: int, drafts: int = 0) -> list[bytes]:
+def masks_of(told: SampleDeferred, index: int, drafts: int = 0) -> list[bytes]:
     """The masks of a row with so many drafts, place by place: as many as it may yield
     tokens.
     """
@@ -103,7 +103,7 @@ class Oracle:
         self.rows: dict[int, Row] = {}
         self.scored: set[int] = set()  # rows whose tokens have scores
         self.plans: deque[Plan] = deque()
-        self.apart: dict[int, SampleApart] = {}  # by step, the host's masks
+        self.apart: dict[int, SampleDeferred] = {}  # by step, the host's masks
 
     def launch(self, plan: Plan) -> None:
         """Queue the plan; it runs when its results are collected."""
@@ -113,14 +113,14 @@ class Oracle:
         """None: it has no memory to lend for masks."""
         return
 
-    def sample(self, apart: SampleApart) -> None:
+    def sample(self, apart: SampleDeferred) -> None:
         """Store the masks of a launched plan."""
         self.apart[apart.step] = apart
 
     def collect(self) -> Executed | Failed:
         """Run the next plan and return its results."""
         plan = self.plans.popleft()
-        if plan.apart and plan.step not in self.apart:
+        if plan.deferred and plan.step not in self.apart:
             raise AssertionError(
                 f"the host has not allowed that step {plan.step} is sampled"
             )
@@ -189,7 +189,7 @@ class Oracle:
             self.memory[copy.target] = self.memory.get(copy.source, [])[: copy.count]
         fills = {fill.index: fill.tokens for fill in plan.fills}
         drafts = {draft.index: draft for draft in plan.drafts}
-        told = self.apart.get(plan.step, SampleApart(plan.step))
+        told = self.apart.get(plan.step, SampleDeferred(plan.step))
         for i, index in enumerate(plan.rows):
             row, start, count = self.rows[index], plan.starts[i], plan.counts[i] - 1
             if i in drafts:

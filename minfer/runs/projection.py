@@ -19,10 +19,10 @@ from typing import Any
 from minfer.blocks.keys import Key
 from minfer.blocks.ownership import Blocks
 from minfer.blocks.prefix import ROOT, PrefixIndex, blocks_of, every_node
-from minfer.records.drafting import NOTHING_DRAFTED, Drafting, Learnt
+from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
 from minfer.records.plan import Plan
 from minfer.records.sequence import Running, Sequence
-from minfer.records.state import EngineState, Live
+from minfer.records.state import EngineState, LiveRequest
 from minfer.runs.codec import dump
 from minfer.runs.decisions import compact
 
@@ -80,7 +80,7 @@ def _drafting(drafting: Drafting) -> dict[str, Any]:
     }
 
 
-def _learnt(learnt: Learnt) -> list[Any]:
+def _learnt(learnt: SampleAcceptance) -> list[Any]:
     return [learnt.step, repr(learnt.record.judged), repr(learnt.record.accepted)]
 
 
@@ -154,7 +154,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _live(live: Live) -> dict[str, Any]:
+def _live(live: LiveRequest) -> dict[str, Any]:
     return {
         "place": list(live.place),
         "samples": live.samples,

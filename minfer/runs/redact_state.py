@@ -27,7 +27,7 @@ from minfer.records.plan import Plan
 from minfer.records.request import Request
 from minfer.records.sequence import Chain, Running, Sequence
 from minfer.records.state import EngineState
-from minfer.records.waiting import Line
+from minfer.records.waiting import WaitingQueue
 from minfer.runs.redact import (
     STOP,
     masked,
@@ -68,7 +68,7 @@ def redacted_state(
         waiting=made.line(state.waiting),
         running=made.running(state.running),
         stops=_ENDS if state.stops else frozenset(),
-        shut=_named(state.shut, secret),
+        deferred_clients=_named(state.deferred_clients, secret),
         inflight=tuple(map(_without_tokens, state.inflight)),
         fences=fences,
         drafting=_without_proposed_tokens(state.drafting),
@@ -167,7 +167,7 @@ class _Redaction:
         for one in reversed(path):
             above = self._after(above, one)
 
-    def line(self, line: Line) -> Line:
+    def line(self, line: WaitingQueue) -> WaitingQueue:
         """The redacted waiting queue."""
         buckets = tuple(tuple(map(self.sequence, bucket)) for bucket in line.buckets)
         counts = _named(line.counts, self.secret)

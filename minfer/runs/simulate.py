@@ -35,7 +35,7 @@ from minfer.records.messages import (
     Tick,
     WakeAt,
 )
-from minfer.records.plan import Logprobs, Plan, Pooled, SampleApart, Yields
+from minfer.records.plan import Logprobs, Plan, Pooled, SampleDeferred, Yields
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn, initial
@@ -110,8 +110,8 @@ class Simulated(Oracle):
 
     def collect(self) -> Executed | Failed:
         """Run the next plan; masks take no time."""
-        if self.plans[0].apart:
-            self.sample(SampleApart(self.plans[0].step))
+        if self.plans[0].deferred:
+            self.sample(SampleDeferred(self.plans[0].step))
         return super().collect()
 
     def fail(self, error: str, *, halfway: bool) -> Failed:

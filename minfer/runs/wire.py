@@ -40,7 +40,7 @@ from minfer.records.plan import (
     Move,
     Open,
     Plan,
-    SampleApart,
+    SampleDeferred,
     Stand,
     TokenLogprobs,
 )
@@ -115,7 +115,14 @@ def _section(words: "array[int]", values: tuple[int, ...]) -> None:
 def plan_to(plan: Plan) -> bytes:
     """A plan as bytes."""
     words = array("q", (plan.step,))
-    for column in (plan.gens, plan.rows, plan.starts, plan.counts, plan.most, plan.apart):
+    for column in (
+        plan.gens,
+        plan.rows,
+        plan.starts,
+        plan.counts,
+        plan.most,
+        plan.deferred,
+    ):
         _section(words, column)
     for inputs in (plan.fills, plan.drafts):
         words.append(len(inputs))
@@ -179,7 +186,7 @@ def plan_from(data: bytes) -> Plan:
         copies=copies,
         drafts=drafts,
         moves=moves,
-        apart=apart,
+        deferred=apart,
     )
 
 
@@ -224,14 +231,14 @@ def _sampling_from(told: dict[str, Any]) -> RowSampling:
     return RowSampling(**told | read)
 
 
-def apart_to(apart: SampleApart) -> bytes:
+def deferred_to(apart: SampleDeferred) -> bytes:
     """The message to sample the deferred rows, as bytes."""
     masks = [[mask.index, mask.bits.hex(), mask.place] for mask in apart.masks]
     stands = [[one.index, one.most] for one in apart.stands]
     return _packed(array("q", (apart.step,)), {"masks": masks, "stands": stands})
 
 
-def apart_from(data: bytes) -> SampleApart:
+def deferred_from(data: bytes) -> SampleDeferred:
     """The message encoded in `data`. Raises WireError."""
     try:
         words, more = _unpacked(data)
@@ -240,7 +247,7 @@ def apart_from(data: bytes) -> SampleApart:
             for index, bits, place in more["masks"]
         )
         stands = tuple(Stand(index, most) for index, most in more["stands"])
-        return SampleApart(words.one(), masks, stands=stands)
+        return SampleDeferred(words.one(), masks, stands=stands)
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise WireError(f"this says nothing about sampling: {error!r}") from error
 

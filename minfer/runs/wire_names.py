@@ -15,6 +15,13 @@ from typing import Any, Final
 import attrs
 from attrs import frozen
 
+from minfer.records.acceptance import Acceptance
+from minfer.records.drafting import SampleAcceptance
+from minfer.records.messages import Discarded, PolicyOverride
+from minfer.records.plan import SampleDeferred
+from minfer.records.state import LiveRequest
+from minfer.records.waiting import WaitingQueue
+
 # can read all that `REMOVED` refuses
 LAST_READER: Final = "minfer 0.1.0 (commit 4be0b7e)"
 
@@ -51,9 +58,20 @@ def _freed_run(thresholds: Any) -> dict[str, Any]:
 
 
 # Classes whose name in journals is not their name in Python, by the name in journals.
-CLASSES: Final[dict[str, type]] = {}
+CLASSES: Final[dict[str, type]] = {
+    "Learnt": SampleAcceptance,
+    "Line": WaitingQueue,
+    "Live": LiveRequest,
+    "Overruled": PolicyOverride,
+    "Record": Acceptance,
+    "SampleApart": SampleDeferred,
+    "Voided": Discarded,
+}
 # Per record, by its name in journals: field in journals -> field in Python.
-FIELDS: Final[dict[str, dict[str, str]]] = {}
+FIELDS: Final[dict[str, dict[str, str]]] = {
+    "EngineState": {"overruled": "overrides", "shut": "deferred_clients"},
+    "Plan": {"apart": "deferred"},
+}
 # Per record and field, both by their names in journals.
 REMOVED: Final[dict[str, dict[str, Removed]]] = {
     "EngineConfig": {

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final
 
-from minfer.records.acceptance import judged
-from minfer.records.drafting import Drafting, Learnt
+from minfer.records.acceptance import counted_drafts
+from minfer.records.drafting import Drafting, SampleAcceptance
 from minfer.records.plan import Plan
 from minfer.records.speculation import Speculation
 from minfer.records.state import EngineState
@@ -16,7 +16,7 @@ from minfer.values.record import evolve
 _index: Final = attrgetter("index")
 
 
-def learnt(
+def update_acceptance(
     how: Speculation, state: EngineState, plan: Plan, sizes: tuple[int, ...]
 ) -> EngineState:
     """The state after a step with drafts, whose rows yielded these numbers of tokens."""
@@ -25,17 +25,17 @@ def learnt(
         here = frozenset(run.gens)
         places = [at for at in places if plan.gens[at] in here]
     accepted = [sizes[at] - 1 for at in places]
-    counts = [judged(plan.counts[at] - 1, sizes[at] - 1) for at in places]
+    counts = [counted_drafts(plan.counts[at] - 1, sizes[at] - 1) for at in places]
     drafting, learning = state.drafting, how.learning
     before = drafting.overall.by(learning, plan.step)
     overall = before.told(learning, sum(counts), sum(accepted))
     if how.adaptive:
-        drafting = _of_each(how, state, plan, places, counts, accepted)
-    drafting = evolve(drafting, overall=Learnt(overall, plan.step))
+        drafting = _update_samples(how, state, plan, places, counts, accepted)
+    drafting = evolve(drafting, overall=SampleAcceptance(overall, plan.step))
     return evolve(state, drafting=drafting)
 
 
-def _of_each(
+def _update_samples(
     how: Speculation,
     state: EngineState,
     plan: Plan,
@@ -47,10 +47,10 @@ def _of_each(
     run, learning, step = state.running, how.learning, plan.step
     names = dict(zip(run.gens, run.ids, strict=True))
     records = state.drafting.learnt.mutate()
-    new, behind = Learnt(step=step), step - 1
+    new, behind = SampleAcceptance(step=step), step - 1
     for at, count, right in zip(places, counts, accepted, strict=True):
         name = names[plan.gens[at]]
         own = records.get(name, new)
         record = own.record if own.step == behind else own.by(learning, step)
-        records[name] = Learnt(record.told(learning, count, right), step)
+        records[name] = SampleAcceptance(record.told(learning, count, right), step)
     return evolve(state.drafting, learnt=records.finish())

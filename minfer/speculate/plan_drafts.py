@@ -28,7 +28,7 @@ from attrs import frozen
 
 from minfer.planning.admit import load
 from minfer.planning.build_plan import ones
-from minfer.planning.grow import make_room
+from minfer.planning.grow import grow_for_drafts
 from minfer.planning.work import Work
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
@@ -118,7 +118,7 @@ def plan_drafts(work: Work) -> None:
     inputs -= len(work.shares)
     others, prompts = inputs - len(drafters), bool(work.shares)
     numbers = _numbers(how, work.state, drafters, others, work.room, prompts)
-    _give(work, drafters.with_numbers(numbers))
+    _assign(work, drafters.with_numbers(numbers))
 
 
 def _drafters(work: Work, how: Speculation) -> Drafters:
@@ -128,7 +128,7 @@ def _drafters(work: Work, how: Speculation) -> Drafters:
         return _NO_DRAFTERS
     if how.drafter == HOST and work.state.inflight:
         return _NO_DRAFTERS
-    some = _proposed_for if how.drafter == HOST else _all
+    some = _proposed_for if how.drafter == HOST else _candidates
     found = some(how, work.state)
     out = work.idle.union(work.shares)
     if not out:
@@ -136,7 +136,7 @@ def _drafters(work: Work, how: Speculation) -> Drafters:
     return found.only([run.gens[i] not in out for i in found.at])
 
 
-def _all(how: Speculation, state: EngineState) -> Drafters:
+def _candidates(how: Speculation, state: EngineState) -> Drafters:
     """The running samples that could have drafts of a draft model."""
     run = state.running
     left = map(sub, map(sub, run.last, run.sched), ones(len(run)))
@@ -210,10 +210,10 @@ def _numbers(
         return found.drafts
     if len(drafters) * max(drafters.most, default=0) <= room:
         return drafters.most
-    return _fitting(tuple(_as_they_come(drafters.most, room)), room)
+    return _fitting(tuple(_in_rank_order(drafters.most, room)), room)
 
 
-def _as_they_come(wanted: Iterable[int], room: int) -> Iterator[int]:
+def _in_rank_order(wanted: Iterable[int], room: int) -> Iterator[int]:
     for want in wanted:
         number = max(0, min(want, room))
         room -= number
@@ -234,7 +234,7 @@ def _all_used(state: EngineState) -> EngineState:
     return evolve(state, drafting=evolve(drafting, proposals=Map()))
 
 
-def _give(work: Work, drafters: Drafters) -> None:
+def _assign(work: Work, drafters: Drafters) -> None:
     """Add the drafts of each row to the step, as far as its table has room."""
     drafters = _in_tables(work, drafters)
     if not drafters:
@@ -264,7 +264,7 @@ def _in_tables(work: Work, drafters: Drafters) -> Drafters:
     if not tight:
         return drafters
     upto = {at[place]: ends[place] for place in tight}
-    work.state, work.grown = make_room(work.config, work.state, upto, work.grown)
+    work.state, work.grown = grow_for_drafts(work.config, work.state, upto, work.grown)
     tables, size = work.state.running.tables, work.config.block_size
     numbers = list(drafters.most)
     for place in tight:

@@ -19,7 +19,7 @@ from minfer.records.state import EngineState, Transition
 from minfer.values.record import evolve
 
 
-def told_of_proposals(
+def keep_proposals(
     config: EngineConfig, state: EngineState, proposals: Sequence[Propose]
 ) -> Transition:
     """Keep the proposals of samples that may have drafts."""

@@ -8,13 +8,13 @@ never from its state; so that the state can be compared with them.
 from attrs import define, field, frozen
 
 from minfer.blocks.window import outside
+from minfer.lifecycle.transitions import Stage
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import Proposed
-from minfer.records.messages import Finished, Voided
+from minfer.records.messages import Discarded, Finished
 from minfer.records.plan import Plan
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
-from minfer.testing.lifetime import Stage
 
 NOT_SEEN = -1  # the generation of a restarted seat that is in no plan yet
 
@@ -78,7 +78,7 @@ class Told:
     pooled: dict[SampleId, bytes] = field(factory=dict)
     finished: list[Finished] = field(factory=list)  # without errors
     ignored: list[str] = field(factory=list)  # kinds of events
-    voided: list[Voided] = field(factory=list)  # without errors
+    voided: list[Discarded] = field(factory=list)  # without errors
     progress: bool = False  # a running sample has the results of a good step
 
 

@@ -4,7 +4,7 @@ Theory. What a turn must do with its events is a small function of the inputs be
 which samples are open, the tokens each knows, which plans are in flight. The books keep
 that from turn to turn, apart from the engine and far simpler: no columns, no blocks, one
 record at a time (`minfer.testing.accounts`). All writes move samples through the table of
-`minfer.testing.lifetime`, and in no other way.
+`minfer.lifecycle.transitions`, and in no other way.
 """
 
 from collections import Counter, deque
@@ -14,6 +14,7 @@ from typing import Final
 from attrs import define, field, frozen
 
 from minfer.lifecycle.committed import committed
+from minfer.lifecycle.transitions import TRANSITIONS, Cause, Stage
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Plan
 from minfer.records.request import Request
@@ -28,7 +29,6 @@ from minfer.testing.accounts import (
     touched,
 )
 from minfer.testing.invariants import InvariantError
-from minfer.testing.lifetime import MOVES, Cause, Stage
 
 NEVER: Final = -1  # among the steps that may open a fence: there may be none
 _NO_REQUEST: Final = Request(id="", prompt=(), max_tokens=1)
@@ -103,7 +103,7 @@ class Books:
 
     def move(self, one: Account, cause: Cause) -> None:
         """Move a sample by the table of its lifetime."""
-        target = MOVES.get((one.stage, cause))
+        target = TRANSITIONS.get((one.stage, cause))
         if target is None:
             raise InvariantError("lifetime", f"{one.id} is {one.stage}; then {cause}?")
         self.moves[one.stage, cause] += 1

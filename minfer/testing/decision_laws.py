@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from attrs import define
 
+from minfer.lifecycle.transitions import Cause, Stage
 from minfer.records.messages import Admitted, Execute, Missed, Preempted
 from minfer.records.plan import Plan
 from minfer.records.sequence import SampleId
@@ -18,7 +19,6 @@ from minfer.records.state import EngineState, Transition
 from minfer.testing.accounts import NOT_SEEN, Account, Seat
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
-from minfer.testing.lifetime import Cause, Stage
 from minfer.testing.plan_laws import Planning, check_plan
 from minfer.testing.sitting_out import suspects
 
@@ -151,7 +151,7 @@ class _Reader:
         running = [other.id for other in self.books.running]
         if one.id == max(running, key=lambda name: places.get(name, ())):
             self.planning.gave_way.add(one.id)
-        self.books.move(one, Cause.DISPLACED)
+        self.books.move(one, Cause.PREEMPTED)
         if one.seat is not None:
             known, kv = len(one.known), one.seat.kv
             right = (why.known, why.computed) == (known, kv)

@@ -9,10 +9,12 @@ from collections import Counter
 
 from attrs import evolve
 
+from minfer.lifecycle.transitions import Cause, Stage
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import Proposed
 from minfer.records.messages import (
     Cancel,
+    Discarded,
     Emit,
     Ended,
     Event,
@@ -25,7 +27,6 @@ from minfer.records.messages import (
     Propose,
     Submit,
     Tick,
-    Voided,
 )
 from minfer.records.request import MAX_SAMPLES, Request
 from minfer.records.sequence import SampleId
@@ -34,7 +35,6 @@ from minfer.records.state import Transition
 from minfer.testing.accounts import Account, Told, account
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
-from minfer.testing.lifetime import Cause, Stage
 from minfer.testing.result_laws import good
 
 
@@ -204,7 +204,7 @@ def _void(books: Books, step: int, told: Told) -> None:
             if seat.account.seat is seat:
                 hurt[seat.account.id] = seat.account
                 seat.account.faults += flight.plan.step == step
-    told.voided.append(Voided(step, "", plans=len(books.flights), rows=len(hurt)))
+    told.voided.append(Discarded(step, "", plans=len(books.flights), rows=len(hurt)))
     for one in hurt.values():
         books.restart(one)
     books.flights.clear()
@@ -212,7 +212,7 @@ def _void(books: Books, step: int, told: Told) -> None:
     lost = [one for one in hurt.values() if one.faults >= books.config.max_failures]
     for one in lost:
         told.finished.append(_ended(one, "error", one.output))
-        books.close(one, Cause.BLAMED)
+        books.close(one, Cause.FAILED)
 
 
 # --- outputs ----------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def _reasons(told: Told, turn: Transition, finished: list[Finished]) -> None:
     ended = [r for r in turn.reasons if isinstance(r, Ended)]
     right = [Ended(one.id, one.sample, one.reason, one.error) for one in finished]
     require(Counter(ended) == Counter(right), "reason", f"{ended}, not {right}")
-    voided = [evolve(r, error="") for r in turn.reasons if isinstance(r, Voided)]
+    voided = [evolve(r, error="") for r in turn.reasons if isinstance(r, Discarded)]
     require(voided == told.voided, "reason", f"voided {voided}, not {told.voided}")
     ignored = Counter(r.event for r in turn.reasons if isinstance(r, Ignored))
     due = Counter(told.ignored)

@@ -11,7 +11,7 @@ from minfer.blocks.keys import Key, extend_keys
 from minfer.blocks.prefix import ROOT, every_node, node_of
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
-from minfer.lifecycle.publish import stood_on
+from minfer.lifecycle.publish import held_keys
 from minfer.records.config import EngineConfig
 from minfer.records.policy import Policy
 from minfer.records.sequence import COLUMNS, Running
@@ -107,7 +107,7 @@ def _forest(state: EngineState, window: int) -> None:
     parents = Counter(node.parent for node in nodes.values() if node.parent != ROOT)
     require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
     users, run = Counter[Key](), state.running
-    stands = [stood_on(own, window) for own in run.chains]
+    stands = [held_keys(own, window) for own in run.chains]
     for key in chain(*stands, *(fence.held for fence in state.fences)):
         while key != ROOT:
             require(key in nodes, "refcount", f"{key.hex()} is held but not cached")

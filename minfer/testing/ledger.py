@@ -6,7 +6,7 @@ It keeps books beside the engine (`minfer.testing.books`) and checks of every tu
   cost of a failed step, in the order of the events (`minfer.testing.event_laws`);
 - admissions and preemptions (`minfer.testing.decision_laws`), that each plan may be made
   of the running sequences (`minfer.testing.plan_laws`), and that each sample moves by the
-  table of `minfer.testing.lifetime`;
+  table of `minfer.lifecycle.transitions`;
 - that the state after it is the one that follows (`minfer.testing.state_laws`);
 - that as many sequences as possible were admitted (`minfer.testing.line_laws`), and that
   a good step makes progress (`minfer.testing.progress`);
@@ -28,8 +28,8 @@ from minfer.records.messages import (
     Event,
     Failed,
     Finish,
-    Overruled,
     Pause,
+    PolicyOverride,
     Submit,
 )
 from minfer.records.policy import Load, Policy
@@ -130,7 +130,7 @@ class Ledger:
         check(self.config, turn.state)
         before, told = self.state, Told()
         check_sizes(self.config, before, turn.state)
-        self._overruled |= any(isinstance(one, Overruled) for one in turn.reasons)
+        self._overruled |= any(isinstance(one, PolicyOverride) for one in turn.reasons)
         if not self._overruled:  # all its answers were used
             check_policy_state(self.config, turn.state)
         self.books.left.clear()

@@ -17,7 +17,7 @@ from minfer.blocks.prefix import Node, PrefixIndex, every_node
 from minfer.lifecycle.committed import committed
 from minfer.planning.admit import load
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Execute, Held, Overruled, WakeAt
+from minfer.records.messages import Execute, Held, PolicyOverride, WakeAt
 from minfer.records.sequence import SampleId, Sequence
 from minfer.records.state import EngineState, Transition
 from minfer.testing.books import Books
@@ -62,7 +62,7 @@ def _waits(config: EngineConfig, turn: Transition) -> None:
     for wake in waits:
         require(wake.time > after.time, "wake", "a wait that is over")
     planned = any(isinstance(command, Execute) for command in turn.commands)
-    overruled = any(isinstance(reason, Overruled) for reason in turn.reasons)
+    overruled = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
     if waits and not (planned or overruled):  # it was called in this state
         due = config.policy.admit_from(after.policy, load(config, after))
         right = waits[-1].time == due
@@ -153,7 +153,7 @@ def _next(after: EngineState) -> Sequence | None:
     are.
     """
     for seq in after.waiting:
-        if seq.ran_before or seq.request.client not in after.shut:
+        if seq.ran_before or seq.request.client not in after.deferred_clients:
             return seq
     return None
 
@@ -164,12 +164,12 @@ def _shares(books: Books, turn: Transition, planning: Planning) -> None:
     """
     config, after = books.config, turn.state
     require(after.running.seqs, "held", "clients are deferred, and no sample runs")
-    if any(isinstance(reason, Overruled) for reason in turn.reasons):
+    if any(isinstance(reason, PolicyOverride) for reason in turn.reasons):
         return
     firsts = dict[str, Sequence]()
     clients = {seq.id: seq.request.client for seq in after.running.seqs}
     for seq in after.waiting:
-        if not seq.ran_before and seq.request.client in after.shut:
+        if not seq.ran_before and seq.request.client in after.deferred_clients:
             firsts.setdefault(seq.request.client, seq)
     come = [clients.get(name) for name in planning.lately]
     sat = [clients.get(name) for name in planning.sitting]  # by the last plan, or before
@@ -219,7 +219,7 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
     claim = said.cause
     if claim == "policy":
         return  # that is up to the policy: see its promises
-    if after.shut:
+    if after.deferred_clients:
         _shares(books, turn, planning)
     require((claim == "share") == (found is None), "held", f"{seq.id} for {claim}")
     if found is None:
@@ -292,7 +292,7 @@ def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str
     if after.fences or not after.running.seqs:
         return
     last = after.running.seqs[-1]
-    overruled = any(isinstance(reason, Overruled) for reason in turn.reasons)
+    overruled = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
     if seq.place < last.place and not overruled:
         policy, mine, its = config.policy, seq.place[0], last.place[0]
         gives = policy.displaces(after.policy, mine, its) is True

@@ -191,7 +191,9 @@ def _apart(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         most = known + most_ahead(config)
         require(start < most, "ahead", f"a row starts at {start}, knows {known} tokens")
     due = tuple(at for at in sorted(bound) if plan.most[at])
-    require(plan.apart == due, "apart", f"{plan.apart} are sampled apart, not {due}")
+    require(
+        plan.deferred == due, "apart", f"{plan.deferred} are sampled apart, not {due}"
+    )
 
 
 def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:

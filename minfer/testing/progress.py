@@ -25,11 +25,11 @@ pauses come from outside: the measure starts anew in turns that have them.
 
 from collections.abc import Container, Mapping
 
+from minfer.lifecycle.transitions import Stage
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
 from minfer.testing.accounts import Account
 from minfer.testing.invariants import InvariantError
-from minfer.testing.lifetime import Stage
 
 # tokens to come, positions not computed, distance from a plan
 Left = tuple[int, int, int]

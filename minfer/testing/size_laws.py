@@ -45,8 +45,8 @@ def bounds(
         "paused": samples,
         "drafting.proposals": samples,
         "drafting.learnt": samples,
-        "shut": max(len(before.shut), waiting),
-        "overruled": 0,
+        "deferred_clients": max(len(before.deferred_clients), waiting),
+        "overrides": 0,
         **{f"policy.{name}": most for name, most in of_policy(after, samples).items()},
     }
 

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from minfer.lifecycle.committed import committed
+from minfer.lifecycle.transitions import Stage, waiting_stage
 from minfer.records.state import EngineState
 from minfer.testing.accounts import Account, Flight
 from minfer.testing.books import NEVER, Books, Leaving
 from minfer.testing.invariants import InvariantError, free_blocks, require
-from minfer.testing.lifetime import Stage
 
 
 def check_state(books: Books, after: EngineState) -> None:
@@ -49,7 +49,7 @@ def _line(books: Books, after: EngineState) -> None:
         seq = waiting.get(name)
         if seq is None:
             raise InvariantError("lifetime", f"{name} is {one.stage}, but not in line")
-        stage = Stage.PREEMPTED if seq.preempted else Stage.WAITING
+        stage = waiting_stage(seq)
         require(stage is one.stage, "lifetime", f"{name} is {one.stage}, not {stage}")
         require(seq.history == one.known, "known", f"{name} knows {seq.history}")
         arrived = seq.arrived

@@ -12,7 +12,7 @@ from bench.coins import NO_TOKEN, SIDES, toss, tossing
 from bench.speculation import Counted
 from bench.speculation_cases import PERIOD, going_round, model_folder, said
 from minfer import LLM, SamplingParams
-from minfer.records.acceptance import judged
+from minfer.records.acceptance import counted_drafts
 
 ROWS = 600
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,7 +85,11 @@ def test_drafts_stand_as_often_as_is_set(
     llm.generate([[1, 2, number] for number in range(8)], how, use_tqdm=False)
     assert max(one.proposed for one in seen.drafts) == 4
     for place in range(3):
-        each = [one for one in seen.drafts if place < judged(one.proposed, one.accepted)]
+        each = [
+            one
+            for one in seen.drafts
+            if place < counted_drafts(one.proposed, one.accepted)
+        ]
         if len(each) > 50:
             share = sum(one.accepted > place for one in each) / len(each)
             assert share == pytest.approx(acceptance, abs=0.15)

@@ -7,21 +7,21 @@ import pytest
 
 from minfer.policies import consult
 from minfer.records.sequence import Sequence
-from minfer.records.waiting import Line
+from minfer.records.waiting import WaitingQueue
 
 Change = Callable[[pytest.MonkeyPatch], None]
 
 
 def newest_first(patch: pytest.MonkeyPatch) -> None:
     """Of those in line with the same rank, the last to arrive goes first."""
-    first = Line.first
+    first = WaitingQueue.first
 
-    def newest(line: Line) -> Sequence:
+    def newest(line: WaitingQueue) -> Sequence:
         rank = first(line).place[0]
         equals = (seq for seq in line if seq.place[0] == rank)
         return max(equals, key=lambda seq: (seq.place[1], -seq.place[2]))
 
-    patch.setattr(Line, "first", newest)
+    patch.setattr(WaitingQueue, "first", newest)
 
 
 def budget_one_less(patch: pytest.MonkeyPatch) -> None:

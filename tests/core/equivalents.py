@@ -12,10 +12,10 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Who is joined is a single row: its first sequence is its last one."
     ),
     (
-        "schedule.py | _who_moves_up | condition | if work.state.running.gens is not "
+        "schedule.py | _admit | condition | if work.state.running.gens is not "
         "before -> if True"
     ): "A shortcut: if nobody was displaced there is nobody to forget.",
-    "schedule.py | _who_moves_up | offset | 0 -> -1": (
+    "schedule.py | _admit | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),
     "sampling/logits.py | penalized | comparison | x > 0 -> x >= 0": (
@@ -26,8 +26,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         "the output are: that one is the output's first."
     ),
     (
-        "planning/admit.py | _shortage | comparison | uncached(config, seq, alone=alone) <= room "
-        "-> uncached(config, seq, alone=alone) < room"
+        "planning/admit.py | _shortage | comparison | blocks_if_uncached(config, seq, alone=alone) <= room "
+        "-> blocks_if_uncached(config, seq, alone=alone) < room"
     ): (
         "A shortcut: what is needed is never more than what would be needed with nothing "
         "cached, so that the exact number, then asked for, says the same."
@@ -56,17 +56,17 @@ EQUIVALENT: Final[dict[str, str]] = {
         "rfind gives 0 only if exactly so many leading blocks are cached, and those are "
         "then counted."
     ),
-    "committing/commit.py | _cut | comparison | keep < len(new[i]) -> keep <= len(new[i])": (
+    "committing/commit.py | _drop_after_ends | comparison | keep < len(new[i]) -> keep <= len(new[i])": (
         "Where all is kept, what is taken back is nothing."
     ),
     (
-        "committing/commit.py | _cut | condition | for i, (keep, _) in ends.items() if keep < "
+        "committing/commit.py | _drop_after_ends | condition | for i, (keep, _) in ends.items() if keep < "
         "len(new[i]) -> for i, (keep, _) in ends.items()"
     ): (
         "keep is at most what came; where it is all of it, what is taken back is nothing."
     ),
     (
-        "committing/commit.py | _cut | update | edited(run, known={i: run.known[i] - more for i, "
+        "committing/commit.py | _drop_after_ends | update | edited(run, known={i: run.known[i] - more for i, "
         "more in extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - "
         "more for i, more in extra.items()})"
     ): (
@@ -96,36 +96,29 @@ EQUIVALENT: Final[dict[str, str]] = {
         "planning/grow.py | _extend | condition | taken.blocks if taken else () -> taken.blocks"
     ): ("For the type checker: the caller has counted that there are as many blocks."),
     (
-        "planning/grow.py | _one | condition | taken.blocks if taken else () -> taken.blocks"
+        "planning/grow.py | _take_block | condition | taken.blocks if taken else () -> taken.blocks"
     ): ("For the type checker: the caller has counted that there is one."),
     (
         "lifecycle/committed.py | all_committed | condition | reversed(state.inflight) if rest "
         "else () -> reversed(state.inflight)"
     ): ("A shortcut: of no generations, none is found in the plans either."),
-    (
-        "lifecycle/ending.py | end | condition | for one in leavers if one.at is None -> for one "
-        "in leavers"
-    ): (
-        "The line leaves out those it has, and nobody who runs is in line: asked for "
-        "their places, too, it is equal."
-    ),
-    "lifecycle/ending.py | end | condition | if waiting -> if True": (
+    "lifecycle/ending.py | end_samples | condition | if waiting -> if True": (
         "A shortcut: a line from which nobody is removed is equal."
     ),
-    "lifecycle/publish.py | named | comparison | upto <= have -> upto < have": (
+    "lifecycle/publish.py | compute_keys | comparison | upto <= have -> upto < have": (
         "With as many keys as are asked for, none is made and no token leaves the tail: "
         "the chain is equal."
     ),
-    "lifecycle/retire.py | _with_tail | offset | 0 -> -1": (
+    "lifecycle/retire.py | _publish_tail | offset | 0 -> -1": (
         "Without a window a sequence holds a single node: the first is the last."
     ),
     (
-        "lifecycle/retire.py | left_by | comparison | upto <= chain.sealed -> upto < chain.sealed"
+        "lifecycle/retire.py | release_sequence | comparison | upto <= chain.sealed -> upto < chain.sealed"
     ): ("A shortcut: where all is published, there is nothing to name or to publish."),
     "values/log.py | Log.__getitem__ | comparison | start >= cut -> start > cut": (
         "At start == cut the other branch joins no old entry to the same recent ones."
     ),
-    "lifecycle/pausing.py | all_rest | condition | bool(paused) and len(paused) >= len(run) -> "
+    "lifecycle/pausing.py | all_paused | condition | bool(paused) and len(paused) >= len(run) -> "
     "bool(paused)": (
         "A shortcut: who rests is paused, so that of more who run not all rest."
     ),
@@ -196,14 +189,14 @@ EQUIVALENT: Final[dict[str, str]] = {
         "state.drafting.proposals or 0 < how.rows < rows -> 0 < how.rows < rows"
     ): "A shortcut: where nothing is proposed nobody is found who would have drafts.",
     (
-        "speculate/proposing.py | told_of_proposals | bound | "
+        "speculate/proposing.py | keep_proposals | bound | "
         "frozenset(state.running.ids) -> state.running.ids"
     ): "A set for speed: both have the same members.",
     (
-        "records/waiting.py | Line._counted | condition | Counter(clients).items() if "
+        "records/waiting.py | WaitingQueue._counted | condition | Counter(clients).items() if "
         "len(clients) > 1 else [(c, 1) for c in clients] -> [(c, 1) for c in clients]"
     ): "Those of a client are counted at once for speed: one by one they are as many.",
-    "records/waiting.py | Line._counted | comparison | len(clients) > 1 -> len(clients) >= 1": (
+    "records/waiting.py | WaitingQueue._counted | comparison | len(clients) > 1 -> len(clients) >= 1": (
         "A shortcut: of one client, one is counted either way."
     ),
     "committing/discard.py | discard | bound | set(plan.gens) -> plan.gens": (

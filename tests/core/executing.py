@@ -17,7 +17,16 @@ from typing import Final
 from attrs import define, evolve, field, frozen
 
 from minfer.records.messages import Executed, Failed
-from minfer.records.plan import DEVICE, Draft, Mask, Move, Open, Plan, SampleApart, Stand
+from minfer.records.plan import (
+    DEVICE,
+    Draft,
+    Mask,
+    Move,
+    Open,
+    Plan,
+    SampleDeferred,
+    Stand,
+)
 from minfer.records.request import Request, row_sampling
 from minfer.records.sequence import SampleId
 from minfer.runs.oracle import Oracle, Row
@@ -95,13 +104,13 @@ class Busy(Oracle):
     def launch(self, plan: Plan) -> None:
         """Queue the plan, and allow at once what is sampled apart."""
         super().launch(plan_from(plan_to(plan)) if self.habits.wire else plan)
-        if plan.apart:
+        if plan.deferred:
             self.seen["sampled apart"] += 1
             # Of 2^31 tokens it is 256 MB; one without bits means the same.
             few = self.vocab <= MASKED
             everything = b"\xff" * (self.vocab // 8 + 1) if few else b""
-            masks = (Mask(plan.apart[0], everything),)
-            told = SampleApart(plan.step, masks, stands=tuple(self._stands(plan)))
+            masks = (Mask(plan.deferred[0], everything),)
+            told = SampleDeferred(plan.step, masks, stands=tuple(self._stands(plan)))
             self.sample(told)
 
     def _stands(self, plan: Plan) -> Iterator[Stand]:
@@ -110,7 +119,7 @@ class Busy(Oracle):
         """
         rng = Random(f"stands {plan.step}")
         for draft in plan.drafts:
-            if draft.index in plan.apart:
+            if draft.index in plan.deferred:
                 self.seen["drafts sampled apart"] += 1
                 if rng.random() < 0.2:
                     yield Stand(draft.index, rng.randrange(plan.counts[draft.index]))

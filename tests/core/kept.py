@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from minfer.records.messages import Cancel, Held, Preempted, Submit, Voided
+from minfer.records.messages import Cancel, Discarded, Held, Preempted, Submit
 from minfer.runs.journal import FORMAT
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
@@ -56,7 +56,7 @@ def content() -> Counter[str]:
             for reason in turn.transition.reasons:
                 seen["preemptions"] += isinstance(reason, Preempted)
                 seen["shares"] += isinstance(reason, Held) and reason.cause == "share"
-                seen["failures"] += isinstance(reason, Voided)
+                seen["failures"] += isinstance(reason, Discarded)
     return seen
 
 

@@ -12,6 +12,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
     Cancel,
+    Discarded,
     Emit,
     Event,
     Execute,
@@ -20,7 +21,6 @@ from minfer.records.messages import (
     Preempted,
     Propose,
     Submit,
-    Voided,
 )
 from minfer.records.sequence import Running
 from minfer.records.state import EngineState, Transition
@@ -141,7 +141,7 @@ def _decisions(
             case Preempted():
                 seen["preempted"] += 1
                 seen["displaced"] += reason.by in waiting
-            case Voided():
+            case Discarded():
                 seen["voided"] += 1
     for command in turn.commands:
         if isinstance(command, Emit):

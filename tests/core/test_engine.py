@@ -25,7 +25,7 @@ from minfer.records.messages import (
     Tick,
     WakeAt,
 )
-from minfer.records.plan import Plan, SampleApart
+from minfer.records.plan import Plan, SampleDeferred
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, Speculation
@@ -69,8 +69,8 @@ class Bench:
         for command in turn.commands:
             if isinstance(command, Execute):
                 self.oracle.launch(command.plan)
-                if command.plan.apart:
-                    self.oracle.sample(SampleApart(command.plan.step))
+                if command.plan.deferred:
+                    self.oracle.sample(SampleDeferred(command.plan.step))
                 self.plans.append(command.plan)
             elif isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):

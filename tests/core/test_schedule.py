@@ -12,7 +12,7 @@ from minfer.records.messages import Admitted, Held, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request
 from minfer.records.state import Hold
-from minfer.schedule import waits_for
+from minfer.schedule import queue_blocked_by
 from minfer.values import thresholds
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -98,17 +98,17 @@ def test_who_has_not_been_looked_at_waits_for_a_step() -> None:
     bench = Bench()
     bench.give(Submit(ask("a", 4, 9)))
     bench.give(Submit(ask("b", 4, 9)))
-    assert waits_for(bench.config, bench.state) == "step"
+    assert queue_blocked_by(bench.config, bench.state) == "step"
 
 
 def test_the_cause_is_that_of_who_is_next_and_not_of_who_is_passed() -> None:
     bench = Bench(evolve(CONFIG, max_num_seqs=1))
     bench.give(Submit(ask("runs")), *(Submit(ask(name, client=name)) for name in "ab"))
     first, second = bench.state.waiting
-    state = evolve(bench.state, shut=frozenset("a"))
+    state = evolve(bench.state, deferred_clients=frozenset("a"))
     for held, cause in ((second, "rows"), (first, "step")):
         found = evolve(state, held=Hold(held.place, "rows"))
-        assert waits_for(bench.config, found) == cause
+        assert queue_blocked_by(bench.config, found) == cause
 
 
 def test_while_somebody_is_suspected_the_line_waits_for_that() -> None:
@@ -116,10 +116,10 @@ def test_while_somebody_is_suspected_the_line_waits_for_that() -> None:
     bench.give(Submit(ask("a", 4, 9)), Submit(ask("b", 4, 9)))
     causes = []
     for _ in range(2):
-        causes.append(waits_for(bench.config, bench.state))
+        causes.append(queue_blocked_by(bench.config, bench.state))
         bench.give(bench.oracle.fail("boom", halfway=False))
     bench.give(Submit(ask("c", 4, 9)))
-    causes.append(waits_for(bench.config, bench.state))
+    causes.append(queue_blocked_by(bench.config, bench.state))
     assert causes == ["step", "step", "fault"]
     assert len(bench.plans[-1].gens) == 1
     assert len(bench.state.running) == 2

@@ -17,16 +17,16 @@ from minfer.policies.fair_queue import FairQueue
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Cancel,
+    Discarded,
     Emit,
     Executed,
     Failed,
     Finish,
     Ignored,
-    Overruled,
     Pause,
+    PolicyOverride,
     Submit,
     Tick,
-    Voided,
 )
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.request import ParameterError, Request, SamplingParams
@@ -276,7 +276,7 @@ def test_results_that_are_none_fail_their_step(yields: Any) -> None:
     number = state.inflight[0].step
     turn = step(config, state, (Executed(number, yields),))
     check(config, turn.state)
-    (void,) = (r for r in turn.reasons if isinstance(r, Voided))
+    (void,) = (r for r in turn.reasons if isinstance(r, Discarded))
     assert void.step == number
 
 
@@ -284,7 +284,7 @@ def test_results_that_are_none_fail_their_step(yields: Any) -> None:
 def test_a_failure_without_a_text_is_a_failure_all_the_same(error: Any) -> None:
     config, state = busy()
     turn = step(config, state, (Failed(state.inflight[0].step, error),))
-    (void,) = (r for r in turn.reasons if isinstance(r, Voided))
+    (void,) = (r for r in turn.reasons if isinstance(r, Discarded))
     assert void.error == f"a {type(error).__name__}"
 
 
@@ -294,7 +294,7 @@ def test_a_step_of_no_known_number_is_ignored(kind: Any, number: Any) -> None:
     config, state = busy()
     turn = step(config, state, (kind(number, ()),))
     assert any(isinstance(r, Ignored) for r in turn.reasons)
-    assert not any(isinstance(r, Voided) for r in turn.reasons)
+    assert not any(isinstance(r, Discarded) for r in turn.reasons)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_extremes_that_are_legal_are_served(policy: Any) -> None:
             Submit(evolve(ask(f"r{number}", 5, 4), **changes)), Tick(1e300 * number)
         )
     bench.drain()
-    assert not any(isinstance(r, Overruled) for r in bench.reasons)
+    assert not any(isinstance(r, PolicyOverride) for r in bench.reasons)
 
 
 # --- a request that is being served -----------------------------------------------------
@@ -493,7 +493,7 @@ def test_a_bad_answer_means_first_come_and_a_reason_says_so(
     kind = Both if question == "displaces" else Says
     bench = tight(kind(question, answer))
     bench.drain()
-    told = {r.question for r in bench.reasons if isinstance(r, Overruled)}
+    told = {r.question for r in bench.reasons if isinstance(r, PolicyOverride)}
     assert told == {question}
     assert len(bench.ended) == 4
     if kind is Says:
@@ -509,7 +509,9 @@ def test_a_policy_that_raises_when_it_is_told_something_keeps_its_state(
 ) -> None:
     bench = tight(Says(question, RuntimeError("no")))
     bench.drain()
-    assert {r.question for r in bench.reasons if isinstance(r, Overruled)} == {question}
+    assert {r.question for r in bench.reasons if isinstance(r, PolicyOverride)} == {
+        question
+    }
     assert bench.state.policy is None
 
 
@@ -523,7 +525,7 @@ def test_a_policy_without_methods_is_first_come() -> None:
 
 def test_reasons_name_no_addresses_so_that_journals_replay() -> None:
     bench = tight(Says("rank", object()))
-    assert {r.why for r in bench.reasons if isinstance(r, Overruled)} == {
+    assert {r.why for r in bench.reasons if isinstance(r, PolicyOverride)} == {
         "returned no pair of rank and state"
     }
 
@@ -536,7 +538,7 @@ def test_no_budget_holds_nobody_for_ever() -> None:
     bench.give(Submit(ask("x", 9, 6)), Submit(ask("y", 9, 6)))
     bench.drain()
     assert [done.reason for done in bench.ended.values()] == ["length", "length"]
-    assert not any(isinstance(r, Overruled) for r in bench.reasons)
+    assert not any(isinstance(r, PolicyOverride) for r in bench.reasons)
 
 
 def test_a_bad_rank_is_behind_all_who_are_here() -> None:

@@ -28,7 +28,7 @@ from minfer import LLM, SamplingParams
 from minfer.effects.cli.compare.logits import packed_logits
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.records.messages import Preempted, Voided
+from minfer.records.messages import Discarded, Preempted
 from tests.effects.watched import Watched
 
 HEADER = (
@@ -93,7 +93,7 @@ def serve_twice(
         "hit_tokens_first_pass": hits[0],
         "hit_tokens_second_pass": hits[1],
         "failed_steps": [
-            reason.error for reason in reasons if isinstance(reason, Voided)
+            reason.error for reason in reasons if isinstance(reason, Discarded)
         ],
     }
 

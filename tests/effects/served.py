@@ -21,7 +21,7 @@ from minfer.effects.serving.wire.connections import bounded
 from minfer.effects.serving.wire.websocket import SOCKETS
 from minfer.effects.text.grammars.lines import Lines
 from minfer.records.messages import Cancel, Event, Executed, Failed
-from minfer.records.plan import Plan, SampleApart
+from minfer.records.plan import Plan, SampleDeferred
 from minfer.records.state import EngineState, Transition, Turn
 
 
@@ -44,7 +44,7 @@ class Slow:
         found: Lines | None = self.inner.mask_lines(step)
         return found
 
-    def sample(self, apart: SampleApart) -> None:
+    def sample(self, apart: SampleDeferred) -> None:
         self.inner.sample(apart)
 
     def collect(self) -> Executed | Failed:

@@ -19,12 +19,12 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
     Cancel,
+    Discarded,
     Emit,
     Execute,
-    Overruled,
+    PolicyOverride,
     Preempted,
     Submit,
-    Voided,
 )
 from minfer.records.sequence import SampleId
 from minfer.records.state import Turn
@@ -100,8 +100,8 @@ def weather(turns: Iterable[Turn]) -> Weather:
             seen["cancels"] += isinstance(event, Cancel)
         for reason in turn.transition.reasons:
             seen["preempted"] += isinstance(reason, Preempted)
-            seen["failed steps"] += isinstance(reason, Voided)
-            seen["overruled"] += isinstance(reason, Overruled)
+            seen["failed steps"] += isinstance(reason, Discarded)
+            seen["overruled"] += isinstance(reason, PolicyOverride)
             seen["let in"] += isinstance(reason, Admitted)
     return seen
 

@@ -255,7 +255,7 @@ def test_tests_that_cannot_notice_are_not_run() -> None:
         == "tests/core/sampling/test_reference_sampler.py"
     )
     assert "tests/core/values/test_log.py" not in runner.test_files(
-        "sampling/reference_sampler.py"
+        "speculate/rejection.py"
     )
     assert runner.test_files("blocks/keys.py")[0] == "tests/core/blocks/test_keys.py"
     assert "tests/mutation/worlds.py" in runner.test_files("blocks/keys.py")

@@ -113,7 +113,7 @@ class Packer:
             self.forget()
         plan = self._with_decode_rows(plan)
         decoding = drafted_first(plan.drafts, _unfilled(plan))
-        if plan.fills and plan.drafts and self.parts_drafts and not plan.apart:
+        if plan.fills and plan.drafts and self.parts_drafts and not plan.deferred:
             yield self._decode(plan, picked(plan.rows, decoding), decoding)
             yield self._mixed(plan, [])
         elif plan.fills:
@@ -154,7 +154,7 @@ class Packer:
 
     def _decode(self, plan: Plan, rows: tuple[int, ...], places: list[int]) -> Forward:
         """Returns a pure decode forward."""
-        if not self._knows(rows, places, plan.apart):
+        if not self._knows(rows, places, plan.deferred):
             self._decided(plan, rows, places)
         starts = picked(plan.starts, places) if plan.fills else plan.starts
         longest = max(starts) + 1
@@ -181,7 +181,7 @@ class Packer:
         """Set the decode rows and the deferred rows on the device."""
         size = bucket_of(len(rows), DECODE)
         self.rows.set_batch(rows, size)
-        self.members, self.places, self.apart = rows, places, plan.apart
+        self.members, self.places, self.apart = rows, places, plan.deferred
         wants = self.rows.wants(rows)
         self.shape = self.pad(
             StepShape(
@@ -190,7 +190,7 @@ class Packer:
                 filtered=wants.filtered,
                 scored=wants.scored,
                 shaped=wants.shaped,
-                apart=bool(plan.apart),
+                apart=bool(plan.deferred),
             )
         )
         draw = Draw([*places], [self.rows.owners[row] for row in rows])
@@ -243,7 +243,7 @@ class Packer:
             tokens=sum(counts),
             chunks=len(counts),
             longest=max(counts),
-            apart=bool(plan.apart),
+            apart=bool(plan.deferred),
         )
         shape = self._with_drafts(plan, shape) if decoding else self.pad(shape)
         words = self._empty(shape)
@@ -329,7 +329,7 @@ class Packer:
         `lines` [2, draws] for the device.
         """
         lines[:] = self.rows.scratch
-        apart = set(plan.apart)
+        apart = set(plan.deferred)
         at = draw.at or range(len(draw.places))
         if not apart:
             lines[0, at] = picked(plan.rows, draw.places)

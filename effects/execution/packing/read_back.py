@@ -205,7 +205,7 @@ def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:
             continue
         drawn = slot.tokens(draw)
         simple = draw.at is None and draw.further is None
-        if simple and not plan.apart:
+        if simple and not plan.deferred:
             return tuple(zip(drawn, strict=True))
         # A row is in one forward, and sampled once.
         for place, token in zip(draw.places, zip(drawn, strict=True), strict=True):

@@ -21,7 +21,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows, Wants, Words
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import Inputs, layout
 from minfer.effects.execution.packing.pack_plan import Draw, picked
-from minfer.records.plan import Mask, Plan, SampleApart
+from minfer.records.plan import Mask, Plan, SampleDeferred
 
 # [draws, `mask_words`]: a bit for each token id, the lowest first; int32, as the device
 # reads words.
@@ -63,7 +63,7 @@ class LatePacker:
         self._opened = -1  # value of `DeviceRows.opened` then
         self._late: LateDraw | None = None  # its draws
 
-    def pack(self, plan: Plan, kept: Draw, told: SampleApart) -> LateDraw:
+    def pack(self, plan: Plan, kept: Draw, told: SampleDeferred) -> LateDraw:
         """Returns the deferred draws of `kept`, whose inputs have been computed. Raises
         MaskError.
         """
@@ -86,7 +86,7 @@ class LatePacker:
 def pack_late(
     plan: Plan,
     kept: Draw,
-    told: SampleApart,
+    told: SampleDeferred,
     rows: DeviceRows,
     pad: Callable[[StepShape], StepShape],
 ) -> LateDraw:
@@ -152,19 +152,19 @@ def _lines(plan: Plan, places: list[int]) -> Sequence[int]:
     """Returns the lines in which the masks of these rows were written: a range where the
     lines are in the order of the rows, as nearly always.
     """
-    if tuple(places) == plan.apart:
+    if tuple(places) == plan.deferred:
         return range(len(places))
-    lines = {index: line for line, index in enumerate(plan.apart)}
+    lines = {index: line for line, index in enumerate(plan.deferred)}
     return [lines[index] for index in places]
 
 
 def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes]:
     """Returns the masks of these rows, in order. Raises MaskError."""
     by_row = {mask.index: mask.bits for mask in masks}
-    if strangers := sorted(by_row.keys() - set(plan.apart)):
+    if strangers := sorted(by_row.keys() - set(plan.deferred)):
         raise MaskError(
             f"a mask is for entry {strangers[0]} of step {plan.step}, which is not "
-            f"sampled apart: {plan.apart}"
+            f"sampled apart: {plan.deferred}"
         )
     return [by_row.get(index, b"") for index in places]
 

@@ -384,9 +384,9 @@ def _places(plan: Plan, run: Running) -> Sequence[int | None]:
     row's sample does not run.
     """
     if plan.gens == run.gens:
-        return plan.apart
+        return plan.deferred
     places = dict(zip(run.gens, range(len(run)), strict=True))
-    return [places.get(plan.gens[index]) for index in plan.apart]
+    return [places.get(plan.gens[index]) for index in plan.deferred]
 
 
 def _planned(transition: Transition) -> set[int]:

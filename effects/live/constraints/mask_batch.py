@@ -34,12 +34,12 @@ class Batch:
     @classmethod
     def of(cls, plan: Plan) -> "Batch":
         """Returns the batch of a plan's rows, still empty."""
-        return cls(count=len(plan.apart))
+        return cls(count=len(plan.deferred))
 
     def masks(self, plan: Plan, lines: Lines) -> Iterator[Mask]:
         """Yields the masks of all rows that may not sample any token."""
         free = frozenset(self.free)
-        for line, index in enumerate(plan.apart):
+        for line, index in enumerate(plan.deferred):
             if line not in free:
                 yield Mask(index, bits_of(lines[line]))
 

@@ -48,7 +48,7 @@ from minfer.records.messages import (
     Tick,
     WakeAt,
 )
-from minfer.records.plan import Plan, SampleApart
+from minfer.records.plan import Plan, SampleDeferred
 from minfer.records.state import EngineState, Transition, Turn, initial
 
 SWITCH: Final = 5e-4  # seconds
@@ -90,7 +90,7 @@ class Apart:
     gens: frozenset[int] = field(init=False)  # owners of these rows
 
     def __attrs_post_init__(self) -> None:
-        self.gens = frozenset(map(self.plan.gens.__getitem__, self.plan.apart))
+        self.gens = frozenset(map(self.plan.gens.__getitem__, self.plan.deferred))
 
     def feeds(self, gens: Iterable[int]) -> bool:
         """Returns whether one of these rows needs a token that this step samples."""
@@ -208,7 +208,7 @@ class Driver:
                 self._sample(apart)
         self._let_go_of_sampled()
         self.executor.launch(plan)
-        if plan.apart:
+        if plan.deferred:
             self.apart.append(Apart(plan))
             self._begin_masks()
 
@@ -260,7 +260,7 @@ class Driver:
         apart.sampled = True
         masked = apart.masked.result()
         self.ends += masked.ends
-        told = SampleApart(apart.plan.step, masked.masks, masked.written)
+        told = SampleDeferred(apart.plan.step, masked.masks, masked.written)
         self.executor.sample(told)
 
     def _let_go_of_sampled(self) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.records.messages import Overruled, Reason
+from minfer.records.messages import PolicyOverride, Reason
 from minfer.records.policy import Policy
 
 _log = logging.getLogger("minfer.engine")
@@ -30,10 +30,10 @@ class PolicyWarnings:
     def see(self, reasons: Iterable[Reason]) -> None:
         """Warn of a turn's policy overrides, if these faults are new."""
         for one in reasons:
-            if type(one) is Overruled:
+            if type(one) is PolicyOverride:
                 self._overruled(one)
 
-    def _overruled(self, one: Overruled) -> None:
+    def _overruled(self, one: PolicyOverride) -> None:
         kind = one.question, one.why, one.line
         if kind in self.warned or len(self.warned) >= MOST_KINDS:
             return

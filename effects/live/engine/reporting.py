@@ -27,7 +27,7 @@ from minfer.records.messages import Admitted, Emit, Event, Submit
 from minfer.records.sequence import Place
 from minfer.records.state import EngineState, Transition
 from minfer.runs.drafts import Drafted
-from minfer.schedule import waits_for
+from minfer.schedule import queue_blocked_by
 
 
 class Telling:
@@ -106,7 +106,7 @@ class Telling:
 
     def _note_waits(self, before: EngineState, after: EngineState) -> None:
         if before.waiting:
-            cause = waits_for(self._config, before)
+            cause = queue_blocked_by(self._config, before)
             spent = self._waits.get(cause, 0.0) + after.time - before.time
             self._waits = {**self._waits, cause: spent}
 

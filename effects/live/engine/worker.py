@@ -30,7 +30,7 @@ from minfer.records.messages import Cancel, Event, Finish, Finished, Submit, cli
 from minfer.records.request import Request
 from minfer.records.state import EngineState
 from minfer.runs.drafts import drafted
-from minfer.schedule import waits_for
+from minfer.schedule import queue_blocked_by
 
 SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle creates cycles, too
 POLL: Final = 0.02  # seconds between two checks while waiting for the end
@@ -134,7 +134,7 @@ class Worker:
         now = driver.clock()
         waiting_for = {}
         if waiting := len(state.waiting):
-            waiting_for = {"turn": waiting - 1, waits_for(driver.config, state): 1}
+            waiting_for = {"turn": waiting - 1, queue_blocked_by(driver.config, state): 1}
         journal = self.journal
         return Snapshot(
             time=now,

@@ -8,7 +8,7 @@ that are served at each of them.
 from collections import Counter
 
 import minfer.records.messages as say
-from minfer.lifecycle.arrive import being_served
+from minfer.lifecycle.arrive import id_in_use
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn
@@ -59,7 +59,7 @@ def _ignored_altogether(turn: Turn) -> set[str]:
         for reason in turn.transition.reasons
         if isinstance(reason, say.Ignored) and reason.event == "submit"
     )
-    return {name for name, count in came.items() if said[being_served(name)] == count}
+    return {name for name, count in came.items() if said[id_in_use(name)] == count}
 
 
 def _served(state: EngineState) -> list[SampleId]:

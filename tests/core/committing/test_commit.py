@@ -8,8 +8,8 @@ from attrs import evolve
 from hypothesis import given
 
 from minfer.blocks.keys import block_keys
-from minfer.committing.commit import aligned
-from minfer.records.messages import Cancel, Emit, Executed, Ignored, Submit, Voided
+from minfer.committing.commit import align_yields
+from minfer.records.messages import Cancel, Discarded, Emit, Executed, Ignored, Submit
 from minfer.records.plan import TokenLogprobs
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.values import thresholds
@@ -37,14 +37,16 @@ def test_results_follow_their_generations_whoever_came_or_went(
     now = tuple(gen for gen in order if gen not in left)
     yields = tuple((gen, gen + 100) for gen in before)
     right = tuple((gen, gen + 100) if gen in before else () for gen in now)
-    assert aligned(before, now, yields, window) == right
+    assert align_yields(before, now, yields, window) == right
 
 
 def test_many_newcomers_in_front_do_not_hide_who_ran_before() -> None:
-    assert aligned((7,), (1, 2, 3, 4, 7), ((5,),), 2) == ((), (), (), (), (5,))
-    assert aligned((1, 2, 3, 4, 7), (7,), ((1,), (2,), (3,), (4,), (5,)), 2) == ((5,),)
-    assert aligned((), (1, 2), (), 2) == ((), ())
-    assert aligned((1, 2), (), ((1,), (2,)), 2) == ()
+    assert align_yields((7,), (1, 2, 3, 4, 7), ((5,),), 2) == ((), (), (), (), (5,))
+    assert align_yields((1, 2, 3, 4, 7), (7,), ((1,), (2,), (3,), (4,), (5,)), 2) == (
+        (5,),
+    )
+    assert align_yields((), (1, 2), (), 2) == ((), ())
+    assert align_yields((1, 2), (), ((1,), (2,)), 2) == ()
 
 
 @pytest.mark.parametrize("others", [0, 3])
@@ -96,7 +98,7 @@ def test_what_no_row_can_yield_is_a_failed_step(wrong: object) -> None:
     bench.give(Submit(request))
     bench.oracle.collect()
     bench.give(Executed(0, wrong))  # type: ignore[arg-type]  # wrong on purpose
-    assert len(bench.reasons_of(Voided)) == 1
+    assert len(bench.reasons_of(Discarded)) == 1
     assert bench.state.faults == ((("a", 0), 1),)
     bench.drain()
     assert bench.out["a", 0] == bench.right(request)
@@ -107,12 +109,12 @@ def test_the_largest_token_id_is_none_too_many_and_a_chunk_yields_nothing() -> N
     bench.give(Submit(ask("a", 20, 4)))  # more than a step's budget
     bench.oracle.collect()
     bench.give(Executed(0, ((1,),)))
-    assert len(bench.reasons_of(Voided)) == 1, "a chunk that goes on has no token"
+    assert len(bench.reasons_of(Discarded)) == 1, "a chunk that goes on has no token"
     bench.turn()
     bench.oracle.collect()
     bench.give(Executed(bench.state.inflight[0].step, ((VOCAB - 1,),)))
     assert bench.out["a", 0] == (VOCAB - 1,)
-    assert len(bench.reasons_of(Voided)) == 1
+    assert len(bench.reasons_of(Discarded)) == 1
 
 
 def test_a_step_before_the_first_in_flight_is_ignored_and_one_after_it_fails() -> None:
@@ -121,9 +123,9 @@ def test_a_step_before_the_first_in_flight_is_ignored_and_one_after_it_fails() -
     bench.turn()
     bench.give(Executed(0, ((1,),)))
     assert isinstance(bench.reasons[-1], Ignored)
-    assert not bench.reasons_of(Voided)
+    assert not bench.reasons_of(Discarded)
     bench.give(Executed(2, ((1,),)))
-    assert bench.reasons_of(Voided) == [Voided(2, "step 1 was skipped", 2, 1)]
+    assert bench.reasons_of(Discarded) == [Discarded(2, "step 1 was skipped", 2, 1)]
 
 
 def test_rows_short_of_their_most_give_back_what_was_reserved() -> None:

@@ -2,7 +2,7 @@
 
 from attrs import evolve
 
-from minfer.records.messages import Ended, Failed, Submit, Voided
+from minfer.records.messages import Discarded, Ended, Failed, Submit
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -49,7 +49,7 @@ def test_faults_add_up_only_for_who_was_in_the_failed_step() -> None:
     bench = two_at_fault(2)
     bench.give(bench.oracle.fail("boom", halfway=False))
     assert bench.state.faults == ((("a", 0), 3), (("bb", 0), 2))
-    (*_, last) = bench.reasons_of(Voided)
+    (*_, last) = bench.reasons_of(Discarded)
     assert (last.plans, last.rows, last.error) == (1, 1, "boom")
 
 
@@ -57,8 +57,8 @@ def test_a_failed_step_names_itself_its_plans_and_its_rows() -> None:
     bench = Bench(evolve(CONFIG, depth=2))
     bench.give(Submit(ask("a", 5, 9)), Submit(ask("bb", 5, 9)))
     bench.give(Failed(1, "boom"))
-    (voided,) = bench.reasons_of(Voided)
-    assert voided == Voided(1, "boom", 2, 2)
+    (voided,) = bench.reasons_of(Discarded)
+    assert voided == Discarded(1, "boom", 2, 2)
 
 
 def test_who_fails_for_the_last_time_ends_with_the_error_and_the_others_go_on() -> None:
@@ -70,7 +70,7 @@ def test_who_fails_for_the_last_time_ends_with_the_error_and_the_others_go_on() 
     assert bench.ended["a", 0].reason == "error"
     assert bench.ended["a", 0].error == "its step failed 2 times, at last with: second"
     assert [(type(r), getattr(r, "error", "")) for r in bench.reasons[-2:]] == [
-        (Voided, "second"),
+        (Discarded, "second"),
         (Ended, bench.ended["a", 0].error),
     ]
     assert not bench.state.faults

@@ -8,11 +8,11 @@ from minfer.blocks.keys import root_key
 from minfer.records.messages import (
     Admitted,
     Cancel,
+    Discarded,
     Emit,
     Executed,
     Failed,
     Submit,
-    Voided,
 )
 from minfer.records.request import Request
 from minfer.records.state import Transition
@@ -89,7 +89,7 @@ def test_a_mean_begins_again_where_its_prompt_begins_after_a_failure() -> None:
         bench.give(Submit(wish))
         bench.turn()
         bench.give(bench.oracle.fail("boom", halfway=True))
-        assert len(bench.reasons_of(Voided)) == 1
+        assert len(bench.reasons_of(Discarded)) == 1
         assert bench.plans[-1].starts == (start,)
         assert len(bench.plans[-1].opens) == 1
         assert served(bench) == {"a": pooled_reference(wish, 4)}
@@ -102,7 +102,7 @@ def test_a_vector_that_is_none_fails_the_step_and_none_at_all_does_not() -> None
         done = bench.oracle.collect()
         assert not isinstance(done, Failed)
         bench.give(Executed(done.step, done.yields, pooled=wrong))  # type: ignore[arg-type]
-        assert len(bench.reasons_of(Voided)) == bool(wrong)
+        assert len(bench.reasons_of(Discarded)) == bool(wrong)
         assert bool(bench.state.requests) == bool(wrong)
 
 

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from minfer.committing.discard import discard
 from minfer.engine import step
-from minfer.lifecycle.pausing import resting, told_of_pauses
+from minfer.lifecycle.pausing import apply_pauses, paused_rows
 from minfer.lifecycle.preempt import preempt
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -33,7 +33,7 @@ from minfer.runs.projection import projected, state_digest
 from minfer.runs.redact import redacted
 from minfer.runs.redact_state import redacted_state
 from minfer.runs.replay import Journal, open_segments
-from minfer.schedule import suspect
+from minfer.schedule import suspect_to_isolate
 from minfer.testing.ledger import Ledger
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -147,7 +147,7 @@ def test_a_prompt_is_filled_up_to_the_input_that_yields() -> None:
     assert not any(plan.most != (0,) for plan in bench.plans)
     bench.turn(Pause("a", 0, False))
     assert bench.plans[-1].counts == (1,)
-    assert bench.plans[-1].apart == (0,)
+    assert bench.plans[-1].deferred == (0,)
 
 
 def test_siblings_get_the_prompt_of_one_that_is_paused() -> None:
@@ -244,12 +244,12 @@ def test_who_has_to_run_alone_and_is_paused_is_not_filled_either() -> None:
     (gen,), paused = bench.state.running.gens, frozenset({("a", 0)})
     state = evolve(bench.state, paused=paused)
     assert state.running.sched[0] + 1 < state.running.base[0], "a chunk is due"
-    assert list(resting(config, state)) == []
+    assert list(paused_rows(config, state)) == []
     for count, rests in ((1, []), (2, [gen])):
         at_fault = evolve(state, faults=((("a", 0), count),))
-        assert list(resting(config, at_fault)) == rests
-        assert suspect(config, at_fault) is None
-        assert suspect(config, evolve(at_fault, paused=frozenset())) == (
+        assert list(paused_rows(config, at_fault)) == rests
+        assert suspect_to_isolate(config, at_fault) is None
+        assert suspect_to_isolate(config, evolve(at_fault, paused=frozenset())) == (
             gen if rests else None
         )
 
@@ -268,7 +268,7 @@ def test_who_comes_back_to_run_alone_takes_its_seat_and_then_does(others: bool) 
         ).state
     bench.oracle.plans.clear()
     state, _ = preempt(bench.config, bench.state, 0, ("bb", 0))
-    bench.state = told_of_pauses(state, [Pause("a", 0, paused=False)]).state
+    bench.state = apply_pauses(state, [Pause("a", 0, paused=False)]).state
     bench.ledger = Ledger.at(bench.config, bench.state)
     turn = bench.give(*((Submit(ask("bb")),) if others else ()))
     assert ("a", 0) in bench.state.running.ids
@@ -318,7 +318,7 @@ def test_a_redacted_run_decides_the_same() -> None:
 def test_snapshots_and_digests_know_who_is_paused() -> None:
     bench = begun(bound("a"))
     before = bench.state
-    after = told_of_pauses(before, [Pause("a", 0)]).state
+    after = apply_pauses(before, [Pause("a", 0)]).state
     assert load(dump(after)) == after
     assert load(dump(before)).paused == frozenset()
     assert state_digest(after) != state_digest(before)
@@ -342,7 +342,7 @@ def test_in_a_fork_masks_take_no_time() -> None:
 def test_what_changes_nothing_leaves_the_state_as_it_is() -> None:
     bench = begun(bound("a"))
     for late in (Pause("a", 0, False), Pause("nobody", 0)):
-        assert told_of_pauses(bench.state, [late]).state is bench.state
+        assert apply_pauses(bench.state, [late]).state is bench.state
 
 
 def test_beside_one_that_is_paused_who_lacks_a_block_takes_its_results_first() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.lifecycle.preempt import _moved
+from minfer.lifecycle.preempt import _with_rank
 from minfer.policies.builtin import Ageing, Priority, Shortest
 from minfer.records.messages import Preempted, Submit, Tick
 from minfer.records.policy import FirstCome, Rank
@@ -109,5 +109,5 @@ def test_work_that_was_done_counts_for_who_is_sent_back() -> None:
     assert back.place[0] == (back.arrived + 0.1 * (8 / 64 + left),)
     other = evolve(bench.state.requests["ccc"], moved=((1, (-9.0,)),))
     requests = bench.state.requests.set("ccc", other)
-    moved = _moved(requests, back, (-2.0,))["ccc"].moved
+    moved = _with_rank(requests, back, (-2.0,))["ccc"].moved
     assert dict(moved) == {0: (-2.0,), 1: (-9.0,)}

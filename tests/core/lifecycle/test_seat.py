@@ -2,7 +2,7 @@
 
 from attrs import evolve
 
-from minfer.lifecycle.seat import mark_of, ripe_at
+from minfer.lifecycle.seat import growth_mark, publish_mark
 from minfer.records.messages import Submit
 from minfer.records.sequence import Running
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -31,14 +31,14 @@ WIDE = evolve(CONFIG, block_size=8, num_blocks=64)
 
 
 def test_a_table_is_marked_a_quarter_block_before_its_end() -> None:
-    assert mark_of(WIDE, 3, 100) == 22
-    assert mark_of(WIDE, 3, 21) == 21
-    assert mark_of(evolve(WIDE, block_size=1), 3, 100) == 3
-    assert mark_of(evolve(WIDE, block_size=4), 3, 100) == 11
-    assert mark_of(evolve(WIDE, block_size=16), 3, 100) == 44
+    assert growth_mark(WIDE, 3, 100) == 22
+    assert growth_mark(WIDE, 3, 21) == 21
+    assert growth_mark(evolve(WIDE, block_size=1), 3, 100) == 3
+    assert growth_mark(evolve(WIDE, block_size=4), 3, 100) == 11
+    assert growth_mark(evolve(WIDE, block_size=16), 3, 100) == 44
 
 
 def test_a_sequence_is_ripe_when_a_further_block_is_full_and_at_its_end() -> None:
-    assert ripe_at(WIDE, 2, 100) == 25
-    assert ripe_at(WIDE, 2, 24) == 25
-    assert ripe_at(WIDE, 2, 10) == 11
+    assert publish_mark(WIDE, 2, 100) == 25
+    assert publish_mark(WIDE, 2, 24) == 25
+    assert publish_mark(WIDE, 2, 10) == 11

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from minfer.engine import step
-from minfer.lifecycle.stop import Stop, stopped
+from minfer.lifecycle.stop import Stop, stop_samples
 from minfer.policies.builtin import Shortest
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -38,7 +38,7 @@ def one_by_one(
 ) -> tuple[EngineState, list[Finished], list[Reason]]:
     finished, reasons = list[Finished](), list[Reason]()
     for stop in stops:
-        turn = stopped(config, state, (stop,))
+        turn = stop_samples(config, state, (stop,))
         state, told = turn.state, said(turn)
         finished += told[0]
         reasons += told[1]
@@ -62,7 +62,7 @@ def test_stops_in_a_row_end_in_the_state_that_one_by_one_gives(seed: int) -> Non
     stops += [Finish(name, 0, 1, "over") for name in names[-1:]]
     for some in (stops, stops[::-1], stops[::3]):
         state, finished, reasons = one_by_one(config, crowded, tuple(some))
-        turn = stopped(config, crowded, some)
+        turn = stop_samples(config, crowded, some)
         assert said(turn) == (finished, reasons)
         assert everything(turn.state) == everything(state)
         check(config, turn.state)
@@ -106,7 +106,7 @@ def test_a_sample_that_cannot_go_on_ends_with_an_error_that_says_why() -> None:
     bench = Bench()
     bench.turn(Submit(ask("a", 5)), Submit(ask("b", 5)))
     state = bench.state
-    turn = stopped(bench.config, state, (Finish("a", 0, 0, "error", "x" * 500),))
+    turn = stop_samples(bench.config, state, (Finish("a", 0, 0, "error", "x" * 500),))
     ((ended,), (reason,)) = said(turn)
     assert (ended.reason, ended.length) == ("error", 0)
     assert ended.error == "x" * 197 + "..."

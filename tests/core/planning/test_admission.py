@@ -8,7 +8,7 @@ from attrs import evolve
 from minfer.policies.builtin import Priority
 from minfer.records.messages import Execute, Held, Preempted, Submit, WakeAt
 from minfer.records.policy import FirstCome, Load
-from minfer.schedule import waits_for
+from minfer.schedule import queue_blocked_by
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -28,7 +28,7 @@ def test_a_policy_that_waits_is_woken_at_its_time_and_said_once() -> None:
     assert bench.give(Submit(ask("a", 4, 2))).commands == (WakeAt(4.0),)
     assert bench.give().commands == (WakeAt(4.0),)
     assert bench.reasons_of(Held) == [Held("a", 0, "policy")]
-    assert waits_for(bench.config, bench.state) == "policy"
+    assert queue_blocked_by(bench.config, bench.state) == "policy"
     bench.give()
     turn = bench.give()
     assert [type(command) for command in turn.commands] == [Execute], (
@@ -53,7 +53,7 @@ def test_who_waits_is_said_again_when_the_cause_is_another() -> None:
     bench.give(Submit(ask("a", 6, 4)), Submit(ask("b", 6, 20)), Submit(ask("ccc", 28, 2)))
     causes = []
     while bench.state.waiting:
-        causes.append(waits_for(bench.config, bench.state))
+        causes.append(queue_blocked_by(bench.config, bench.state))
         bench.turn()
     assert causes == ["rows"] * 4 + ["blocks"] * 16
     assert [held.cause for held in bench.reasons_of(Held)] == ["rows", "blocks"], (

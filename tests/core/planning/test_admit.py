@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from minfer.planning.admit import load
-from minfer.planning.prefix_hit import needed
+from minfer.planning.prefix_hit import blocks_needed
 from minfer.records.messages import Admitted, Executed, Held, Missed, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import SamplingParams
@@ -151,13 +151,13 @@ def test_what_others_stand_on_costs_nothing_and_what_is_idle_costs_itself() -> N
     waiting = Bench(bench.config)
     waiting.give(Submit(ask("b", 0, 3, prompt=(*prompt(0, 9), 1, 2))))
     (seq,) = waiting.state.running.seqs
-    assert needed(bench.config, bench.state.blocks, seq, alone=False) == 1
-    assert needed(bench.config, bench.state.blocks, seq, alone=True) == 1
+    assert blocks_needed(bench.config, bench.state.blocks, seq, alone=False) == 1
+    assert blocks_needed(bench.config, bench.state.blocks, seq, alone=True) == 1
     kept = evolve(bench.config, watermark=2)
-    assert needed(kept, bench.state.blocks, seq, alone=False) == 3
-    assert needed(kept, bench.state.blocks, seq, alone=True) == 1
+    assert blocks_needed(kept, bench.state.blocks, seq, alone=False) == 3
+    assert blocks_needed(kept, bench.state.blocks, seq, alone=True) == 1
     bench.drain()
-    assert needed(bench.config, bench.state.blocks, seq, alone=False) == 3
+    assert blocks_needed(bench.config, bench.state.blocks, seq, alone=False) == 3
 
 
 def test_with_a_window_what_is_behind_it_costs_nothing() -> None:
@@ -171,9 +171,9 @@ def test_with_a_window_what_is_behind_it_costs_nothing() -> None:
     other.give(Submit(ask("b", 0, 3, prompt=(*prompt(0, 17), 1))))
     (seq,) = other.state.running.seqs
     # Position 16 reads blocks 2 and 3; the other, at 17, has let go of 2, which is idle.
-    assert needed(world.config, world.state.blocks, seq, alone=False) == 1 + 1
+    assert blocks_needed(world.config, world.state.blocks, seq, alone=False) == 1 + 1
     world.drain()
-    assert needed(world.config, world.state.blocks, seq, alone=False) == 1 + 2
+    assert blocks_needed(world.config, world.state.blocks, seq, alone=False) == 1 + 2
 
 
 def test_a_sample_waits_for_its_sibling_in_the_same_plan_and_while_that_is_filled() -> (

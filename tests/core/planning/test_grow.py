@@ -7,8 +7,8 @@ from typing import Any
 from attrs import evolve
 
 from minfer.blocks.ownership import Transaction
-from minfer.planning.grow import _gets_on_alone, _short, make_room
-from minfer.planning.spread import spread
+from minfer.planning.grow import _grow_or_preempt, _has_results_in_flight, grow_for_drafts
+from minfer.planning.spread import deferrable_blocks
 from minfer.records.messages import Preempted, Submit
 from minfer.records.policy import FirstCome
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -64,7 +64,7 @@ def test_tables_that_end_together_grow_a_few_at_a_time() -> None:
     for _ in range(20):
         bench.turn()
         most = max(most, len(bench.plans[-1].grows))
-    assert most == spread(config, 6) == 2
+    assert most == deferrable_blocks(config, 6) == 2
     assert {len(table) for table in bench.state.running.tables} == {2}
 
 
@@ -116,7 +116,7 @@ def test_who_needs_a_block_is_found_where_it_is_once_another_gave_way() -> None:
     state = evolve(bench.state, blocks=change.done(), inflight=())
     first, second, third = state.running.gens
     tables = dict(zip(state.running.gens, state.running.tables, strict=True))
-    after, grown, (reason,) = _short(config, state, [0, 2], set())
+    after, grown, (reason,) = _grow_or_preempt(config, state, [0, 2], set())
     assert isinstance(reason, Preempted)
     assert (reason.id, after.running.gens) == ("bb", (first, third))
     now = dict(zip(after.running.gens, after.running.tables, strict=True))
@@ -130,10 +130,10 @@ def test_what_a_table_gets_twice_in_a_step_is_told_as_one() -> None:
     config, run = bench.config, bench.state.running
     first, second = ({i: run.sched[i] + more for i in range(2)} for more in (3, 7))
     first.pop(1)
-    state, grown = make_room(config, bench.state, first, {})
+    state, grown = grow_for_drafts(config, bench.state, first, {})
     entries = len(run.tables[0])
     assert [(one.at, len(one.blocks)) for one in grown.values()] == [(entries, 2)]
-    state, grown = make_room(config, state, second, grown)
+    state, grown = grow_for_drafts(config, state, second, grown)
     for i, gen in enumerate(run.gens):
         told, before = grown[gen], len(run.tables[i])
         assert (told.row, told.at) == (run.rows[i], before)
@@ -146,7 +146,7 @@ def test_where_blocks_are_few_nothing_more_is_taken() -> None:
     bench.turn(Submit(ask("a", 4, 8)))
     run = bench.state.running
     upto = {0: run.sched[0] + 20}
-    assert make_room(bench.config, bench.state, upto, {}) == (bench.state, {})
+    assert grow_for_drafts(bench.config, bench.state, upto, {}) == (bench.state, {})
 
 
 def test_a_row_that_is_sent_anew_gets_its_table_with_that_and_does_not_grow() -> None:
@@ -170,10 +170,10 @@ def test_only_beside_who_is_paused_are_results_waited_for() -> None:
     bench.turn(Submit(ask("a")))
     (gen,), state = bench.state.running.gens, bench.state
     assert state.inflight
-    assert not _gets_on_alone(state, gen)
+    assert not _has_results_in_flight(state, gen)
     beside = evolve(state, paused=frozenset({("bb", 0)}))
-    assert _gets_on_alone(beside, gen)
-    assert not _gets_on_alone(beside, gen + 1)
+    assert _has_results_in_flight(beside, gen)
+    assert not _has_results_in_flight(beside, gen + 1)
 
 
 def test_a_table_that_reaches_far_enough_gets_no_news() -> None:
@@ -181,4 +181,4 @@ def test_a_table_that_reaches_far_enough_gets_no_news() -> None:
     bench.turn(Submit(ask("a", 3, 9)))
     bench.turn()
     upto = {0: bench.state.running.sched[0] + 1}
-    assert make_room(bench.config, bench.state, upto, {}) == (bench.state, {})
+    assert grow_for_drafts(bench.config, bench.state, upto, {}) == (bench.state, {})

@@ -9,12 +9,12 @@ from minfer.blocks.keys import root_key
 from minfer.policies.builtin import Priority
 from minfer.records.messages import (
     Admitted,
+    Discarded,
     Emit,
     Execute,
     Executed,
     Preempted,
     Submit,
-    Voided,
 )
 from minfer.records.prompt_logprobs import parts_of
 from minfer.records.request import Request, SamplingParams
@@ -109,7 +109,7 @@ def test_after_a_failure_it_goes_on_where_its_scores_ended() -> None:
     bench.give(Submit(one))
     first = said(bench.turn())["a", 0]
     bench.give(bench.oracle.fail("boom", halfway=True))
-    assert len(bench.reasons_of(Voided)) == 1
+    assert len(bench.reasons_of(Discarded)) == 1
     assert bench.plans[-1].starts == (16,)
     rest = served(bench)["a", 0]
     assert told_of(first + rest) == scored_reference(one, 4)
@@ -145,7 +145,7 @@ def test_what_is_said_of_a_prompt_must_be_bytes() -> None:
     done = bench.oracle.collect()
     assert isinstance(done, Executed)
     bench.give(Executed(done.step, done.yields, pooled=("x",)))  # type: ignore[arg-type]
-    assert len(bench.reasons_of(Voided)) == 1
+    assert len(bench.reasons_of(Discarded)) == 1
 
 
 @pytest.mark.parametrize("cost", [1, 2, 3])

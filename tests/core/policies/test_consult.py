@@ -11,7 +11,7 @@ from attrs import evolve
 from minfer.planning.admit import load
 from minfer.policies import consult
 from minfer.policies.builtin import Priority
-from minfer.records.messages import Overruled, Submit
+from minfer.records.messages import PolicyOverride, Submit
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request
 from minfer.records.state import EngineState
@@ -45,7 +45,7 @@ def crowd() -> EngineState:
     return evolve(first, waiting=line.state.waiting)
 
 
-def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
+def asked(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
     """What a question comes to, and why it was overruled."""
     config, state = evolve(CONFIG, policy=Says(answer)), crowd()
     request, now = ask("new", 4, 9, priority=2), load(CONFIG, state)
@@ -73,7 +73,7 @@ def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
     else:
         after = consult.ended(config, state, request, 3, ran=True)
         found = after.policy
-    return found, list(after.overruled)
+    return found, list(after.overrides)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_an_answer_that_can_be_used_is_taken(
 def test_an_answer_that_is_none_gives_way_to_first_come(
     question: str, answer: Any, instead: Any, why: str
 ) -> None:
-    assert asked(question, answer) == (instead, [Overruled(question, why)])
+    assert asked(question, answer) == (instead, [PolicyOverride(question, why)])
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_policy_that_raises_gives_way_to_first_come(
 ) -> None:
     assert asked(question, KeyError("no")) == (
         instead,
-        [Overruled(question, "raised KeyError")],
+        [PolicyOverride(question, "raised KeyError")],
     )
 
 
@@ -196,7 +196,7 @@ def test_what_a_policy_raised_is_said_with_its_line(error: Exception, text: str)
     _, (told,) = asked("budget", error)
     assert told.error == text
     assert told.line.startswith(f"{__file__}, line ")
-    assert asked("budget", 5.5)[1] == [Overruled("budget", "returned a float")]
+    assert asked("budget", 5.5)[1] == [PolicyOverride("budget", "returned a float")]
 
 
 def test_a_rank_instead_is_that_of_the_last_who_waits_or_runs() -> None:
@@ -274,9 +274,9 @@ def test_while_nothing_runs_a_step_takes_a_token() -> None:
 def test_an_answer_that_was_overruled_is_said_with_the_turn_and_not_kept() -> None:
     bench = Bench(evolve(CONFIG, policy=Says(None)))
     bench.give(Submit(ask("a", 4, 3)))
-    first = {one.question for one in bench.reasons_of(Overruled)}
+    first = {one.question for one in bench.reasons_of(PolicyOverride)}
     assert {"rank", "admit_from", "budget"} <= first
-    assert not bench.state.overruled
+    assert not bench.state.overrides
     bench.drain()
     assert bench.ended["a", 0].reason == "length"
 
@@ -303,5 +303,5 @@ def test_who_gets_no_rank_is_behind_all_that_came_before_in_the_same_turn_too() 
         ("r-2", ((7.0,), 4, 0)),
     ]
     assert bench.state.policy == ("runs", "r7", "r3")
-    why = Overruled("rank", "raised ValueError")
-    assert bench.reasons_of(Overruled) == [why, why]
+    why = PolicyOverride("rank", "raised ValueError")
+    assert bench.reasons_of(PolicyOverride) == [why, why]

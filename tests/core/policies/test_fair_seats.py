@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.planning.admission import _next
+from minfer.planning.admission import _next_admissible
 from minfer.planning.work import Work
 from minfer.policies.builtin import policy_named
 from minfer.policies.fair_queue import FairQueue
@@ -16,7 +16,7 @@ from minfer.records.messages import Admitted, Cancel, Held, Pause, Submit
 from minfer.records.policy import Load
 from minfer.records.request import Request
 from minfer.records.state import initial
-from minfer.schedule import waits_for
+from minfer.schedule import queue_blocked_by
 from minfer.values.checks import ConfigError
 from minfer.values.pmap import Map
 from tests.core.lifecycle.test_pausing import Judged
@@ -177,9 +177,9 @@ def test_others_pass_a_client_that_has_its_share_and_it_is_told() -> None:
     for _ in range(4 * JOIN_EVERY):
         bench.turn()
     assert (seats(bench, "a"), seats(bench, "b")) == (4, 2)
-    assert waits_for(bench.config, bench.state) == "share"
+    assert queue_blocked_by(bench.config, bench.state) == "share"
     assert bench.reasons_of(Held)[-1].cause == "share"
-    assert bench.state.shut == {"a"}
+    assert bench.state.deferred_clients == {"a"}
     first = bench.state.waiting.first()
     bench.turn(*asks("c", 1))
     assert seats(bench, "c") == 1, "it came after those who wait, and passed them"
@@ -197,10 +197,10 @@ def test_where_nobody_runs_any_more_nobody_is_held_back() -> None:
     bench.give(*asks("a", 2))
     assert len(bench.state.running) == 1
     state = evolve(bench.state, running=initial(bench.config).running)
-    shut = {"a"}
+    deferred = {"a"}
     work = Work(bench.config, state)
-    assert _next(work, shut) is state.waiting.first()
-    assert not shut
+    assert _next_admissible(work, deferred) is state.waiting.first()
+    assert not deferred
 
 
 @pytest.mark.long

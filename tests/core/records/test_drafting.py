@@ -3,8 +3,8 @@
 import pytest
 from attrs import evolve
 
-from minfer.records.acceptance import Learning, Record
-from minfer.records.drafting import NOTHING_DRAFTED, Drafting, Learnt, Proposed
+from minfer.records.acceptance import Acceptance, Learning
+from minfer.records.drafting import NOTHING_DRAFTED, Drafting, Proposed, SampleAcceptance
 from minfer.records.sequence import SampleId
 from minfer.runs.codec import dump, load
 from minfer.values.pmap import Map
@@ -13,16 +13,21 @@ HOW = Learning(assumed=0.5, weight=2.0, rested=0.5)
 ONE, OTHER = ("a", 0), ("b", 1)
 SOME = Drafting(
     Map({ONE: Proposed(7, (1, 2))}),
-    Map({ONE: Learnt(Record(8.0, 6.0), 10), OTHER: Learnt(Record(4.0, 0.0), 10)}),
-    Learnt(Record(2.0, 2.0), 10),
+    Map(
+        {
+            ONE: SampleAcceptance(Acceptance(8.0, 6.0), 10),
+            OTHER: SampleAcceptance(Acceptance(4.0, 0.0), 10),
+        }
+    ),
+    SampleAcceptance(Acceptance(2.0, 2.0), 10),
 )
 
 
 def test_a_record_fades_once_for_each_step_between() -> None:
-    learnt = Learnt(Record(8.0, 4.0), 10)
+    learnt = SampleAcceptance(Acceptance(8.0, 4.0), 10)
     assert learnt.by(HOW, 11) == learnt.record, "the next step"
-    assert learnt.by(HOW, 12) == Record(4.0, 2.0)
-    assert learnt.by(HOW, 14) == Record(1.0, 0.5)
+    assert learnt.by(HOW, 12) == Acceptance(4.0, 2.0)
+    assert learnt.by(HOW, 14) == Acceptance(1.0, 0.5)
     assert learnt.by(HOW, 10) == learnt.by(HOW, 3) == learnt.record, "never grows"
 
 
@@ -34,7 +39,7 @@ def likelihood(drafting: Drafting, name: SampleId, step: int) -> float:
 
 
 def test_nothing_is_known_before_the_first_step() -> None:
-    assert Learnt().by(HOW, 0) == Record()
+    assert SampleAcceptance().by(HOW, 0) == Acceptance()
     assert likelihood(NOTHING_DRAFTED, ONE, 0) == HOW.assumed
 
 

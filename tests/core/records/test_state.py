@@ -4,7 +4,14 @@ from attrs import evolve
 
 from minfer.policies.builtin import Window
 from minfer.records.messages import Emit, Ended, Finished, Ignored, Submit
-from minfer.records.state import Live, Transition, emitted, ignored, initial, next_in_line
+from minfer.records.state import (
+    LiveRequest,
+    Transition,
+    emit,
+    head_of_queue,
+    ignore,
+    initial,
+)
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -26,12 +33,12 @@ def test_who_is_next_is_the_first_whose_client_is_not_held_back() -> None:
     bench = Bench(evolve(CONFIG, max_num_seqs=1))
     bench.give(Submit(ask("runs")), *(Submit(ask(name, client=name)) for name in "ab"))
     for shut, first in (("", "a"), ("a", "b"), ("b", "a"), ("ab", "a")):
-        state = evolve(bench.state, shut=frozenset(shut))
-        assert next_in_line(state).request.id == first
+        state = evolve(bench.state, deferred_clients=frozenset(shut))
+        assert head_of_queue(state).request.id == first
 
 
 def test_a_sample_that_got_a_better_rank_is_found_at_it() -> None:
-    live = Live(((2.0,), 4, 0), 2, moved=((1, (1.0,)),))
+    live = LiveRequest(((2.0,), 4, 0), 2, moved=((1, (1.0,)),))
     assert [live.place_of(sample) for sample in (0, 1)] == [
         ((2.0,), 4, 0),
         ((1.0,), 4, 1),
@@ -40,7 +47,7 @@ def test_a_sample_that_got_a_better_rank_is_found_at_it() -> None:
 
 def test_what_came_out_says_who_ended_and_why() -> None:
     done = Finished("a", 2, "error", 7, "it failed", 3)
-    turn = emitted(initial(CONFIG), (done,), (("b", 0),), ((5,),))
+    turn = emit(initial(CONFIG), (done,), (("b", 0),), ((5,),))
     assert turn.commands == (Emit((("b", 0),), ((5,),), (done,)),)
     assert turn.reasons == (Ended("a", 2, "error", "it failed"),)
     assert turn.state == initial(CONFIG)
@@ -48,6 +55,6 @@ def test_what_came_out_says_who_ended_and_why() -> None:
 
 def test_what_means_nothing_is_said_and_changes_nothing() -> None:
     state = initial(CONFIG)
-    assert ignored(state, "cancel", "nobody") == Transition(
+    assert ignore(state, "cancel", "nobody") == Transition(
         state, (), (Ignored("cancel", "nobody"),)
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from minfer.records.request import Request
 from minfer.records.sequence import Sequence
-from minfer.records.waiting import Line
+from minfer.records.waiting import WaitingQueue
 from tests.circles import examples
 from tests.core.tuned import tuned
 
@@ -20,7 +20,7 @@ def entry(number: int) -> Sequence:
 @examples(15)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 400)), max_size=400))
 def test_line_is_a_sorted_list(moves: list[tuple[bool, int]]) -> None:
-    line, model = Line(), dict[int, Sequence]()
+    line, model = WaitingQueue(), dict[int, Sequence]()
     for add, number in moves:
         seq = entry(number)
         before, kept = line, list(line)
@@ -40,7 +40,7 @@ def test_line_is_a_sorted_list(moves: list[tuple[bool, int]]) -> None:
 
 
 def test_buckets_stay_small() -> None:
-    line = Line()
+    line = WaitingQueue()
     for number in range(2000):
         line = line.insert(entry(number))
     assert max(map(len, line.buckets)) < 128
@@ -56,7 +56,7 @@ def test_a_line_of_tiny_buckets_is_a_sorted_list(
 ) -> None:
     """So that heads of buckets are looked for as often as what is inside them."""
     with tuned(LINE_BUCKET=full):
-        line, model = Line(), dict[int, Sequence]()
+        line, model = WaitingQueue(), dict[int, Sequence]()
         for add, number in moves:
             seq = entry(number)
             if add and number not in model:
@@ -79,18 +79,18 @@ def test_a_line_of_tiny_buckets_is_a_sorted_list(
 
 @tuned(LINE_BUCKET=8)
 def test_a_full_bucket_is_split_in_the_middle() -> None:
-    line = Line()
+    line = WaitingQueue()
     for number in range(7, 7 * 9, 7):  # one rank: in order of arrival
         line = line.insert(entry(number))
     assert [len(bucket) for bucket in line.buckets] == [4, 4]
-    assert len(Line().insert(entry(1)).buckets) == 1
+    assert len(WaitingQueue().insert(entry(1)).buckets) == 1
 
 
 @pytest.mark.long
 @given(st.lists(st.tuples(st.sets(st.integers(0, 200)), st.booleans()), max_size=12))
 @tuned(LINE_BUCKET=4)
 def test_many_at_once_are_as_one_by_one(moves: list[tuple[set[int], bool]]) -> None:
-    many, single, here = Line(), Line(), set[int]()
+    many, single, here = WaitingQueue(), WaitingQueue(), set[int]()
     for numbers, add in moves:
         if add:
             seqs = [entry(number) for number in numbers - here]
@@ -112,7 +112,7 @@ def test_many_at_once_are_as_one_by_one(moves: list[tuple[set[int], bool]]) -> N
 
 @tuned(LINE_BUCKET=4)
 def test_many_share_the_buckets_that_they_do_not_touch() -> None:
-    line = Line().insert_many(map(entry, range(0, 70, 7)))  # all of one rank
+    line = WaitingQueue().insert_many(map(entry, range(0, 70, 7)))  # all of one rank
     longer = line.insert_many([entry(700), entry(707)])
     assert longer.buckets[0] is line.buckets[0]
     assert longer.remove_many([entry(700).place]).buckets[0] is line.buckets[0]
@@ -120,7 +120,7 @@ def test_many_share_the_buckets_that_they_do_not_touch() -> None:
 
 @tuned(LINE_BUCKET=8)
 def test_many_that_do_not_fill_a_bucket_stay_together() -> None:
-    line = Line().insert_many(entry(7 * number) for number in range(1, 8))
+    line = WaitingQueue().insert_many(entry(7 * number) for number in range(1, 8))
     assert [len(bucket) for bucket in line.buckets] == [7]
     line = line.insert_many(entry(7 * number) for number in range(8, 11))
     assert [len(bucket) for bucket in line.buckets] == [4, 4, 2]
@@ -137,7 +137,7 @@ def test_many_that_do_not_fill_a_bucket_stay_together() -> None:
 def test_the_first_who_is_not_held_back_with_its_client(
     entries: list[tuple[int, str]],
     gone: set[int],
-    shut: set[str],
+    deferred: set[str],
     back: set[int],
     full: int,
 ) -> None:
@@ -150,23 +150,23 @@ def test_the_first_who_is_not_held_back_with_its_client(
     left = [seq for number, seq in model.items() if number not in gone]
     some = sorted(number for number in gone if number in model)
     with tuned(LINE_BUCKET=full):
-        line = Line().insert_many(model.values())
+        line = WaitingQueue().insert_many(model.values())
         for number in some[::2]:
             line = line.remove(model[number].place)
         line = line.remove_many(model[number].place for number in some[1::2])
     may = [
         seq
         for seq in sorted(left, key=lambda seq: seq.place)
-        if seq.preempted or seq.request.client not in shut
+        if seq.preempted or seq.request.client not in deferred
     ]
-    assert line.first_but(shut) == next(iter(may), None)
+    assert line.first_but(deferred) == next(iter(may), None)
     assert sum(line.counts.values()) == sum(not seq.preempted for seq in left)
     assert all(line.counts.values())
 
 
 def test_of_no_line_nobody_is_first() -> None:
-    assert Line().first_but(set()) is Line().first_but({"a"}) is None
+    assert WaitingQueue().first_but(set()) is WaitingQueue().first_but({"a"}) is None
 
 
 def test_a_client_that_is_shut_and_has_nobody_in_line_keeps_none_back() -> None:
-    assert Line().insert(entry(1)).first_but({"gone"}) == entry(1)
+    assert WaitingQueue().insert(entry(1)).first_but({"gone"}) == entry(1)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 
 from minfer.policies.fair_seats import FairSeats
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Admitted, Cancel, Emit, Preempted, Submit, Voided
+from minfer.records.messages import Admitted, Cancel, Discarded, Emit, Preempted, Submit
 from minfer.records.request import Request
 from minfer.records.state import Turn
 from minfer.runs.cost import CostModel
@@ -75,7 +75,9 @@ def audit(turns: list[Turn], one: Explanation, begin: Turn) -> None:
         assert all(one.turns >= 0 and one.seconds >= 0 for one in life.parts.values())
         _ends(turns, life)
         _waits(turns, life)
-        voided = {number for number, reason in life.reasons if isinstance(reason, Voided)}
+        voided = {
+            number for number, reason in life.reasons if isinstance(reason, Discarded)
+        }
         assert bool(voided) == ("failed" in {where.kind for where in life.parts})
 
 

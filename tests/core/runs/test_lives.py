@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from minfer.policies.builtin import Priority
-from minfer.records.messages import Admitted, Cancel, Preempted, Submit, Voided
+from minfer.records.messages import Admitted, Cancel, Discarded, Preempted, Submit
 from minfer.runs.drafts import tally_of
 from minfer.runs.explain import explain
 from minfer.runs.lives import Life, Moment, Spent, Where, place
@@ -132,7 +132,7 @@ def test_a_step_that_failed_is_told_apart() -> None:
     run.drain()
     life = run.life("a")
     assert life.parts[Where("failed")] == Spent(turns=1, seconds=5.0)
-    (void,) = [reason for _, reason in life.reasons if isinstance(reason, Voided)]
+    (void,) = [reason for _, reason in life.reasons if isinstance(reason, Discarded)]
     assert void.error == "out of luck"
     assert life.end is not None
     assert life.end.length == 4
@@ -183,6 +183,6 @@ def test_who_is_held_back_waits_for_its_share_and_not_behind_who_passes() -> Non
     run = Run(config(max_num_seqs=1))
     run.turn(Submit(request("runs", 6)))
     run.turn(*(Submit(request(name, 6, client=name)) for name in "ab"))
-    state = attrs.evolve(run.state, shut=frozenset("a"))
+    state = attrs.evolve(run.state, deferred_clients=frozenset("a"))
     life = Life(("a", 0), 0.0, 0, 0.0)
     assert place(run.config, state, life).where == Where("line", "share")

@@ -6,9 +6,9 @@ from typing import Any
 import attrs
 
 from minfer.blocks.prefix import every_node
-from minfer.records.acceptance import Record
-from minfer.records.drafting import Drafting, Learnt, Proposed
-from minfer.records.state import EngineState, Hold, Live
+from minfer.records.acceptance import Acceptance
+from minfer.records.drafting import Drafting, Proposed, SampleAcceptance
+from minfer.records.state import EngineState, Hold, LiveRequest
 from minfer.runs.projection import state_digest
 from minfer.values.pmap import Map
 from tests.core.recorded import recorded
@@ -134,14 +134,14 @@ def apart(state: Any) -> Iterator[EngineState]:
             Drafting(proposals=Map({("x", 0): Proposed(8, (1,))})),
             Drafting(proposals=Map({("x", 0): Proposed(7, (1, 2))})),
             Drafting(proposals=Map({("x", 1): Proposed(7, (1,))})),
-            Drafting(learnt=Map({("x", 0): Learnt(Record(2.0, 1.0), 3)})),
-            Drafting(learnt=Map({("x", 1): Learnt(Record(2.0, 1.0), 3)})),
-            Drafting(overall=Learnt(Record(2.0, 1.0), 3)),
-            Drafting(overall=Learnt(Record(2.0, 2.0), 3)),
-            Drafting(overall=Learnt(Record(3.0, 1.0), 3)),
-            Drafting(overall=Learnt(Record(2.0, 1.0), 4)),
+            Drafting(learnt=Map({("x", 0): SampleAcceptance(Acceptance(2.0, 1.0), 3)})),
+            Drafting(learnt=Map({("x", 1): SampleAcceptance(Acceptance(2.0, 1.0), 3)})),
+            Drafting(overall=SampleAcceptance(Acceptance(2.0, 1.0), 3)),
+            Drafting(overall=SampleAcceptance(Acceptance(2.0, 2.0), 3)),
+            Drafting(overall=SampleAcceptance(Acceptance(3.0, 1.0), 3)),
+            Drafting(overall=SampleAcceptance(Acceptance(2.0, 1.0), 4)),
         ],
-        "requests": [state.requests.set("x", Live(((), 99, 0), 1))],
+        "requests": [state.requests.set("x", LiveRequest(((), 99, 0), 1))],
     }
     for name, values in parts.items():
         for value in values:

@@ -117,10 +117,10 @@ def test_clients_have_the_names_that_events_give_them() -> None:
     account = Account(3.0, 1.0, 1)
     policy = Accounts(Map({0: 1.0}), Map({(0, "Ann"): account, (0, ""): account}))
     shut = frozenset({"Ann"})
-    state = attrs.evolve(turns[0].before, policy=policy, shut=shut)
+    state = attrs.evolve(turns[0].before, policy=policy, deferred_clients=shut)
     shown = redacted_state(config, state, SECRET)
     ann = redacted_client(SECRET, "Ann")
-    assert shown.shut == {ann}
+    assert shown.deferred_clients == {ann}
     assert shown.policy == Accounts(
         Map({0: 1.0}), Map({(0, ann): account, (0, ""): account}), policy.limit
     )

@@ -25,7 +25,7 @@ from minfer.records.plan import (
     Move,
     Open,
     Plan,
-    SampleApart,
+    SampleDeferred,
     Stand,
     TokenLogprobs,
 )
@@ -35,8 +35,8 @@ from minfer.records.state import initial
 from minfer.runs.oracle import Oracle
 from minfer.runs.wire import (
     WireError,
-    apart_from,
-    apart_to,
+    deferred_from,
+    deferred_to,
     plan_from,
     plan_to,
     results_from,
@@ -102,7 +102,7 @@ PLANS = st.builds(
         st.builds(Move, NUMBERS, NUMBERS, st.text(max_size=5), st.text(max_size=5)),
         max_size=3,
     ).map(tuple),
-    apart=COLUMN,
+    deferred=COLUMN,
 )
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 LOGPROBS = st.builds(
@@ -144,8 +144,8 @@ def test_results_come_over_as_they_are_log_probabilities_too(
 def test_masks_come_over_as_they_are(
     number: int, masks: list[Mask], stands: list[Stand]
 ) -> None:
-    apart = SampleApart(number, tuple(masks), stands=tuple(stands))
-    assert apart_from(apart_to(apart)) == apart
+    apart = SampleDeferred(number, tuple(masks), stands=tuple(stands))
+    assert deferred_from(deferred_to(apart)) == apart
 
 
 def test_plans_of_a_hostile_world_come_over_as_they_are() -> None:
@@ -164,7 +164,7 @@ def test_a_steady_plan_is_its_columns_and_little_else() -> None:
     assert len(plan_to(plan)) < 8 * 5 * 256 + 200
 
 
-@pytest.mark.parametrize("read", [plan_from, results_from, apart_from])
+@pytest.mark.parametrize("read", [plan_from, results_from, deferred_from])
 @given(st.binary(max_size=64))
 def test_other_bytes_are_refused_or_mean_something(read: object, data: bytes) -> None:
     assert callable(read)
@@ -185,7 +185,7 @@ def test_bytes_that_are_cut_off_are_refused() -> None:
 FAR: str = """
 import sys
 from minfer.runs.oracle import Oracle
-from minfer.runs.wire import apart_from, plan_from, results_to
+from minfer.runs.wire import deferred_from, plan_from, results_to
 
 block_size, vocab = map(int, sys.argv[1:])
 oracle = Oracle(block_size, vocab)
@@ -195,7 +195,7 @@ while kind := source.read(1):
     if kind == b"P":
         oracle.launch(plan_from(data))
     elif kind == b"S":
-        oracle.sample(apart_from(data))
+        oracle.sample(deferred_from(data))
     else:
         told = results_to(oracle.collect())
         sink.write(len(told).to_bytes(4, "little") + told)
@@ -220,8 +220,8 @@ class Far:
     def launch(self, plan: Plan) -> None:
         self.waiting += 1
         self._say(b"P", plan_to(plan))
-        if plan.apart:
-            self._say(b"S", apart_to(SampleApart(plan.step)))
+        if plan.deferred:
+            self._say(b"S", deferred_to(SampleDeferred(plan.step)))
 
     def collect(self) -> Executed | Failed:
         self.waiting -= 1
@@ -256,8 +256,8 @@ class Near:
 
     def launch(self, plan: Plan) -> None:
         self.oracle.launch(plan)
-        if plan.apart:
-            self.oracle.sample(SampleApart(plan.step))
+        if plan.deferred:
+            self.oracle.sample(SampleDeferred(plan.step))
 
     def collect(self) -> Executed | Failed:
         return self.oracle.collect()

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.records.acceptance import Costs, Learning, Record
+from minfer.records.acceptance import Acceptance, Costs, Learning
 from minfer.records.config import EngineConfig
-from minfer.records.drafting import Drafting, Learnt
+from minfer.records.drafting import Drafting, SampleAcceptance
 from minfer.records.messages import Propose, Submit
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.speculate.plan_drafts import (
@@ -122,9 +122,12 @@ def test_rows_with_fewer_than_others_cost_as_much(
     """Three drafts and one, beside four inputs, are as long as three and three."""
     how = adaptive(HOST, RAGGED, learning=Learning(weight=1e-9))
     bench = begun(how, ask("a", 6, 30), ask("bb", 6, 30), guess=nothing, turns=2)
-    some = {("a", 0): Record(100.0, 90.0), ("bb", 0): Record(100.0, float(likely))}
+    some = {
+        ("a", 0): Acceptance(100.0, 90.0),
+        ("bb", 0): Acceptance(100.0, float(likely)),
+    }
     step = bench.state.next_step - 1
-    records = Map((name, Learnt(one, step)) for name, one in some.items())
+    records = Map((name, SampleAcceptance(one, step)) for name, one in some.items())
     state = evolve(bench.state, drafting=Drafting(learnt=records))
     drafters = Drafters((0, 1), (4, 4))
     assert _numbers(how, state, drafters, 2, room=6, prompts=False) == numbers

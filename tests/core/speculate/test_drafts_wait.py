@@ -7,7 +7,7 @@ from minfer.records.messages import Propose, Submit
 from minfer.speculate.plan_drafts import (
     waits_for_results,
 )
-from minfer.speculate.proposing import told_of_proposals
+from minfer.speculate.proposing import keep_proposals
 from tests.core.speculate.drafted import (
     HOSTED,
     ON_DEVICE,
@@ -114,7 +114,7 @@ def test_what_prompts_leave_is_waited_for(more: int, waits: bool) -> None:
     left = run.base[1] - run.sched[1]
     assert left > 8
     told = [Propose("a", 0, run.known[0], (1,))]
-    state = told_of_proposals(bench.config, bench.state, told).state
+    state = keep_proposals(bench.config, bench.state, told).state
     budget = 1 + left + more
     mine = evolve(bench.config, max_num_batched_tokens=budget)
     assert waits_for_results(mine, state) is waits
@@ -134,7 +134,7 @@ def test_in_steps_of_too_many_rows_nothing_waits() -> None:
 def test_for_as_many_rows_as_may_have_drafts_a_step_waits() -> None:
     bench = begun(HOSTED, ask("a", 6, 40), guess=nothing, turns=2)
     told = [Propose("a", 0, bench.state.running.known[0], (1,))]
-    state = told_of_proposals(bench.config, bench.state, told).state
+    state = keep_proposals(bench.config, bench.state, told).state
     assert len(state.running) == 1
     assert state.inflight
     for rows in (0, 1, 2):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from attrs import evolve
 
-from minfer.records.acceptance import Learning, Record, judged
-from minfer.records.drafting import NOTHING_DRAFTED, Drafting, Learnt
-from minfer.records.messages import Cancel, Emit, Executed, Finished, Submit, Voided
+from minfer.records.acceptance import Acceptance, Learning, counted_drafts
+from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
+from minfer.records.messages import Cancel, Discarded, Emit, Executed, Finished, Submit
 from minfer.records.plan import Plan
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import Speculation
@@ -18,7 +18,7 @@ from minfer.runs.journal import FORMAT, LEARNING, MAGIC, framed
 from minfer.runs.journal_reading import payloads
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import DivergenceError
-from minfer.speculate.learn import learnt
+from minfer.speculate.learn import update_acceptance
 from minfer.values.pmap import Map
 from tests.circles import seeds
 from tests.core.recorded import recorded
@@ -44,7 +44,7 @@ def plain(speculation: Speculation, turns: list[Turn]) -> Iterator[Drafting]:
     samples together, and of each if the number of drafts depends on it.
     """
     how = speculation.learning
-    overall, each = Record(), dict[SampleId, Record]()
+    overall, each = Acceptance(), dict[SampleId, Acceptance]()
     for turn in turns:
         before, after = turn.before, turn.transition.state
         steps = [plan.step for plan in before.inflight[:1]]
@@ -59,14 +59,14 @@ def plain(speculation: Speculation, turns: list[Turn]) -> Iterator[Drafting]:
             tried, hits = sum(n for _, n, _ in said), sum(n for *_, n in said)
             overall = overall.told(how, tried, hits)
             for who, count, hit in said if speculation.adaptive else ():
-                each[who] = each.get(who, Record()).told(how, count, hit)
+                each[who] = each.get(who, Acceptance()).told(how, count, hit)
         live = {*after.running.ids, *(seq.id for seq in after.waiting)}
         # A sample that ended is forgotten, also if another one got its id in this turn.
         live -= {(done.id, done.sample) for done in _ended(turn)}
         each = {name: record for name, record in each.items() if name in live}
         last = after.next_step - len(after.inflight) - 1
-        records = {name: Learnt(record, last) for name, record in each.items()}
-        yield Drafting(learnt=Map(records), overall=Learnt(overall, last))
+        records = {name: SampleAcceptance(record, last) for name, record in each.items()}
+        yield Drafting(learnt=Map(records), overall=SampleAcceptance(overall, last))
 
 
 def _said(
@@ -74,7 +74,7 @@ def _said(
 ) -> list[tuple[SampleId, int, int]]:
     """Of who is still there: how many drafts count, and were accepted."""
     return [
-        (names[plan.gens[at]], judged(plan.counts[at] - 1, hit), hit)
+        (names[plan.gens[at]], counted_drafts(plan.counts[at] - 1, hit), hit)
         for at, hit in (
             (one.index, len(done.yields[one.index]) - 1) for one in plan.drafts
         )
@@ -86,7 +86,7 @@ def same(how: Learning, one: Drafting, plainly: Drafting) -> bool:
     """Whether both say the same of the step after the last one that is over."""
     step = plainly.overall.step + 1
 
-    def near(a: Learnt, b: Learnt) -> bool:
+    def near(a: SampleAcceptance, b: SampleAcceptance) -> bool:
         left, right_ = a.by(how, step), b.by(how, step)
         pair = (left.judged, left.accepted)
         return pair == pytest.approx((right_.judged, right_.accepted))
@@ -114,7 +114,7 @@ def test_a_run_is_remembered_as_by_a_plain_fold(
     bench.turn(Cancel("a"), Submit(ask("dddd", 5, 30)))
     bench.drain()
     folded = [*plain(speculation, bench.turns)]
-    assert folded[-1].overall.record != Record()
+    assert folded[-1].overall.record != Acceptance()
     for turn, plainly in zip(bench.turns, folded, strict=True):
         assert same(QUICK, turn.transition.state.drafting, plainly)
 
@@ -146,7 +146,7 @@ def _ended(turn: Turn) -> Iterator[Finished]:
 
 
 def _failed(turn: Turn) -> bool:
-    return any(isinstance(one, Voided) for one in turn.transition.reasons)
+    return any(isinstance(one, Discarded) for one in turn.transition.reasons)
 
 
 def test_only_drafts_that_were_judged_count() -> None:
@@ -155,18 +155,22 @@ def test_only_drafts_that_were_judged_count() -> None:
     while not (plan := bench.state.inflight[0]).drafts:
         bench.turn()
     assert plan.counts == (5,)
-    state = learnt(LEARNS, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (2,))
-    record = Learnt(Record(2.0, 1.0), plan.step)
+    state = update_acceptance(
+        LEARNS, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (2,)
+    )
+    record = SampleAcceptance(Acceptance(2.0, 1.0), plan.step)
     assert state.drafting == Drafting(Map(), Map({("a", 0): record}), record)
-    state = learnt(LEARNS, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (5,))
-    assert state.drafting.overall.record == Record(4.0, 4.0)
+    state = update_acceptance(
+        LEARNS, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (5,)
+    )
+    assert state.drafting.overall.record == Acceptance(4.0, 4.0)
 
 
 def test_proposals_are_left_as_they_are() -> None:
     bench = begun(HOSTED, ask("a", max_tokens=30), turns=5)
     plan = next(plan for plan in bench.plans if plan.drafts)
     before = bench.state.drafting
-    after = learnt(LEARNS, bench.state, plan, (1,)).drafting
+    after = update_acceptance(LEARNS, bench.state, plan, (1,)).drafting
     assert after.proposals is before.proposals
 
 

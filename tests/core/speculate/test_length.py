@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer.records.acceptance import Costs, Learning, Record, judged
+from minfer.records.acceptance import Acceptance, Costs, Learning, counted_drafts
 from minfer.speculate.length import Lengths, Row, lengths
 from minfer.values.checks import ConfigError
 from tests.circles import long
@@ -160,28 +160,33 @@ def test_many_drafts_are_tried_by_doublings(most: int) -> None:
 
 
 def test_drafts_behind_a_rejected_one_are_not_judged() -> None:
-    assert [judged(5, 2), judged(5, 5), judged(1, 0), judged(0, 0)] == [3, 5, 1, 0]
+    assert [
+        counted_drafts(5, 2),
+        counted_drafts(5, 5),
+        counted_drafts(1, 0),
+        counted_drafts(0, 0),
+    ] == [3, 5, 1, 0]
 
 
 def test_counts_fade() -> None:
     how = Learning()
-    assert Record().told(how, 3, 2) == Record(3, 2)
-    twice = Record(3, 2).told(how, 2, 1)
-    assert twice == Record(3 * how.kept + 2, 2 * how.kept + 1)
+    assert Acceptance().told(how, 3, 2) == Acceptance(3, 2)
+    twice = Acceptance(3, 2).told(how, 2, 1)
+    assert twice == Acceptance(3 * how.kept + 2, 2 * how.kept + 1)
 
 
 def test_no_more_is_remembered_than_most() -> None:
     how = Learning(most=10.0)
-    record = Record(10, 5).told(how, 30, 30)
+    record = Acceptance(10, 5).told(how, 30, 30)
     assert record.judged == pytest.approx(10)
     assert record.accepted == pytest.approx(10 * 34.9 / 39.8)
-    assert Record().told(how, 0, 0) == Record()
+    assert Acceptance().told(how, 0, 0) == Acceptance()
 
 
 def test_without_drafts_what_was_learnt_fades() -> None:
     how = Learning(weight=2.0, rested=0.9)
-    record = Record(100, 0)
-    assert Record().likelihood(how, 0.5) == 0.5
+    record = Acceptance(100, 0)
+    assert Acceptance().likelihood(how, 0.5) == 0.5
     low = record.likelihood(how, 0.5)
     for _ in range(100):
         record = record.told(how, 0, 0)
@@ -191,10 +196,10 @@ def test_without_drafts_what_was_learnt_fades() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0])
 def test_what_is_learnt_is_what_happens(share: float) -> None:
-    rng, how, record = Random(1), Learning(weight=2.0, kept=0.99), Record()
+    rng, how, record = Random(1), Learning(weight=2.0, kept=0.99), Acceptance()
     for _ in range(500):
         right = accepted(rng, share, 4)
-        record = record.told(how, judged(4, right), right)
+        record = record.told(how, counted_drafts(4, right), right)
     assert record.likelihood(how, 0.5) == pytest.approx(share, abs=0.07)
 
 
@@ -222,7 +227,7 @@ def served(
     pay.
     """
     rng, how = Random(2), Learning()
-    records, whole, tokens, seconds = [Record()] * len(shares), Record(), 0, 0.0
+    records, whole, tokens, seconds = [Acceptance()] * len(shares), Acceptance(), 0, 0.0
     for _ in range(steps):
         common = whole.likelihood(how, how.assumed)
         rows = [Row(record.likelihood(how, common), 8) for record in records]
@@ -232,7 +237,7 @@ def served(
         depth = max(drafts)
         seconds += some.seconds(len(shares) + sum(map(bool, drafts)) * depth, depth)
         right = [accepted(rng, *each) for each in zip(shares, drafts, strict=True)]
-        seen = [judged(*each) for each in zip(drafts, right, strict=True)]
+        seen = [counted_drafts(*each) for each in zip(drafts, right, strict=True)]
         tokens += len(shares) + sum(right)
         records = [
             record.told(how, *each)
@@ -282,13 +287,13 @@ def test_bad_luck_at_the_beginning_is_not_taken_for_long() -> None:
 
 def share_with_drafts(rng: Random, how: Learning, share: float, steps: int) -> float:
     """Of a new row's steps, those that have drafts; others' were like its own before."""
-    record, whole, tried = Record(), Record(20, 20 * share), 0
+    record, whole, tried = Acceptance(), Acceptance(20, 20 * share), 0
     for _ in range(steps):
         common = whole.likelihood(how, how.assumed)
         (drafts,) = lengths([Row(record.likelihood(how, common), 8)], H100).drafts
         right = accepted(rng, share, drafts)
-        record = record.told(how, judged(drafts, right), right)
-        whole = whole.told(how, judged(drafts, right), right)
+        record = record.told(how, counted_drafts(drafts, right), right)
+        whole = whole.told(how, counted_drafts(drafts, right), right)
         tried += drafts > 0
     return tried / steps
 
@@ -303,13 +308,13 @@ def test_rows_that_differ_have_lengths_of_their_own() -> None:
 @pytest.mark.long
 def test_a_row_that_becomes_likely_is_found_out() -> None:
     rng, how, some = Random(3), Learning(), LARGE
-    record, whole, tried = Record(), Record(), []
+    record, whole, tried = Acceptance(), Acceptance(), []
     for step in range(3000):
         common = whole.likelihood(how, how.assumed)
         (drafts,) = lengths([Row(record.likelihood(how, common), 8)], some).drafts
         right = accepted(rng, 0.0 if step < 1500 else 0.95, drafts)
-        record = record.told(how, judged(drafts, right), right)
-        whole = whole.told(how, judged(drafts, right), right)
+        record = record.told(how, counted_drafts(drafts, right), right)
+        whole = whole.told(how, counted_drafts(drafts, right), right)
         tried.append(drafts)
     assert sum(map(bool, tried[500:1500])) < 100, "hopeless drafts are seldom tried"
     assert sum(tried[-500:]) > 500 * 4

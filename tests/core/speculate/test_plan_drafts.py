@@ -7,7 +7,7 @@ from attrs import evolve, frozen
 
 from minfer.planning.work import Work
 from minfer.records.acceptance import Costs
-from minfer.records.messages import Overruled, Pause, Propose, Submit
+from minfer.records.messages import Pause, PolicyOverride, Propose, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, DRAFTERS, HOST, Speculation
@@ -83,7 +83,7 @@ def test_rows_with_drafts_that_are_bound_to_the_host_are_sampled_apart(
     plan = bench.plans[-1]
     at = {bench.state.running.ids[i][0]: i for i in range(2)}
     assert bench.drafts(plan).keys() == {"free", "bound"}
-    assert plan.apart == (at["bound"],)
+    assert plan.deferred == (at["bound"],)
     assert plan.most == plan.counts
     bench.drain()
     assert bench.out["bound", 0] == bench.right(bound)
@@ -334,7 +334,7 @@ def test_the_policy_bounds_them(how: Speculation, answer: int, number: int) -> N
     bench.turn()
     assert bench.drafts(bench.plans[-1]) == ({"a": number} if number else {})
     bench.drain()
-    assert not bench.reasons_of(Overruled)
+    assert not bench.reasons_of(PolicyOverride)
 
 
 @BOTH
@@ -344,7 +344,7 @@ def test_what_is_no_answer_is_overruled(how: Speculation, answer: Any) -> None:
     bench = begun(how, ask("a", 3, 20), config=config)
     turn = bench.turn()
     assert bench.drafts(bench.plans[-1]) == {"a": 4}
-    (told,) = [one for one in turn.reasons if isinstance(one, Overruled)]
+    (told,) = [one for one in turn.reasons if isinstance(one, PolicyOverride)]
     assert told.question == "drafts"
 
 
@@ -353,7 +353,7 @@ def test_it_is_not_asked_where_nobody_may_have_any(how: Speculation) -> None:
     bench = begun(how, ask("a", 3, 2), config=evolve(ALONE, policy=Bounding("raise")))
     bench.turn(Propose("a", 0, 4, (1,)))
     bench.drain()
-    assert not bench.reasons_of(Overruled)
+    assert not bench.reasons_of(PolicyOverride)
 
 
 def test_a_policy_that_allows_none_lets_nothing_wait() -> None:

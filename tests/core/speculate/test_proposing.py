@@ -17,7 +17,7 @@ from minfer.runs.projection import state_digest
 from minfer.runs.redact import redacted, redacted_config
 from minfer.runs.redact_state import redacted_state
 from minfer.runs.replay import Journal, open_segments
-from minfer.speculate.proposing import told_of_proposals
+from minfer.speculate.proposing import keep_proposals
 from minfer.values.checks import LARGEST_TOKEN, ParameterError
 from tests.core.lifecycle.test_pausing import COST
 from tests.core.speculate.drafted import (
@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused_where_it_is_made(
 def test_of_what_nothing_can_become_is_ignored(proposal: Propose, why: str) -> None:
     bench = quiet(evolve(ALONE, max_num_seqs=1))
     bench.give(Submit(ask("late")))
-    turn = told_of_proposals(bench.config, bench.state, [proposal])
+    turn = keep_proposals(bench.config, bench.state, [proposal])
     assert turn.state is bench.state, "nothing has changed"
     (told,) = turn.reasons
     assert isinstance(told, Ignored)
@@ -90,7 +90,7 @@ def test_of_what_nothing_can_become_is_ignored(proposal: Propose, why: str) -> N
 def test_where_the_host_drafts_nothing_it_is_ignored(how: Any) -> None:
     bench = quiet()
     config = speculating(how, ALONE)
-    turn = told_of_proposals(config, bench.state, [Propose("a", 0, 7, (1,))])
+    turn = keep_proposals(config, bench.state, [Propose("a", 0, 7, (1,))])
     (told,) = turn.reasons
     assert isinstance(told, Ignored)
     assert told.detail.endswith("the host drafts nothing here")
@@ -99,7 +99,7 @@ def test_where_the_host_drafts_nothing_it_is_ignored(how: Any) -> None:
 
 def test_the_largest_token_there_is_may_be_proposed() -> None:
     bench = quiet()
-    turn = told_of_proposals(bench.config, bench.state, [Propose("a", 0, 7, (0, 49))])
+    turn = keep_proposals(bench.config, bench.state, [Propose("a", 0, 7, (0, 49))])
     assert not turn.reasons
     assert dict(turn.state.drafting.proposals) == {("a", 0): Proposed(7, (0, 49))}
 
@@ -107,8 +107,8 @@ def test_the_largest_token_there_is_may_be_proposed() -> None:
 def test_the_last_word_counts_and_others_are_kept() -> None:
     bench = begun(HOSTED, ask("a", n=2), guess=nothing, turns=2)
     told = [Propose("a", 0, 7, (1,)), Propose("a", 1, 7, (2,)), Propose("a", 0, 8, (3,))]
-    state = told_of_proposals(bench.config, bench.state, told[:1]).state
-    after = told_of_proposals(bench.config, state, told[1:]).state
+    state = keep_proposals(bench.config, bench.state, told[:1]).state
+    after = keep_proposals(bench.config, state, told[1:]).state
     assert dict(after.drafting.proposals) == {
         ("a", 0): Proposed(8, (3,)),
         ("a", 1): Proposed(7, (2,)),
@@ -248,7 +248,7 @@ def test_a_redacted_proposal_that_is_ignored_still_is() -> None:
         assert isinstance(told, Propose)
         assert len(told.tokens) == len(tokens)
         for event in (said, told):
-            turn = told_of_proposals(bench.config, bench.state, [event])
+            turn = keep_proposals(bench.config, bench.state, [event])
             assert bool(turn.reasons) == (tokens != (3, 4))
 
 
@@ -256,7 +256,7 @@ def test_snapshots_and_digests_know_it() -> None:
     how = evolve(HOSTED, adaptive=True, costs=FLAT)
     bench = begun(how, ask("a", max_tokens=30), turns=5)
     before = bench.state
-    after = told_of_proposals(bench.config, before, [Propose("a", 0, 9, (1, 2))]).state
+    after = keep_proposals(bench.config, before, [Propose("a", 0, 9, (1, 2))]).state
     assert load(dump(after)) == after
     assert load(dump(before)) == before
     assert state_digest(after) != state_digest(before)

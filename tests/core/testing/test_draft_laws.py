@@ -195,7 +195,9 @@ def test_blocks_that_are_there_are_taken() -> None:
     """Growth that forgets drafts leaves them cut at the table's end."""
     bench = begun(ON_DEVICE, ask("a", 6, 30), config=ALONE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting, "make_room", lambda _, state, __, grown: (state, grown))
+        patch.setattr(
+            drafting, "grow_for_drafts", lambda _, state, __, grown: (state, grown)
+        )
         done = bench.oracle.collect()
         bench.ledger = Ledger.at(bench.config, bench.state)
         before = bench.state

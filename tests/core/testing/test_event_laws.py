@@ -7,6 +7,7 @@ from attrs import evolve
 
 from minfer.records.messages import (
     Cancel,
+    Discarded,
     Emit,
     Ended,
     Finished,
@@ -14,7 +15,6 @@ from minfer.records.messages import (
     Pause,
     Propose,
     Submit,
-    Voided,
 )
 from minfer.records.speculation import HOST, Speculation
 from minfer.records.state import initial
@@ -124,8 +124,8 @@ BITES = (
     Bite("reason", has(Ended), lambda t: reasoned(t, Ended)),
     Bite(
         "reason: voided",
-        has(Voided),
-        lambda t: reasoned(t, Voided, rows=7),
+        has(Discarded),
+        lambda t: reasoned(t, Discarded, rows=7),
         script=FAILED,
     ),
 )

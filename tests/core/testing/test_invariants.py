@@ -12,7 +12,7 @@ from minfer.records.messages import (
 )
 from minfer.records.sequence import Running
 from minfer.records.state import EngineState, Fence, initial
-from minfer.records.waiting import Line
+from minfer.records.waiting import WaitingQueue
 from minfer.testing import invariants
 from minfer.testing.invariants import InvariantError, check
 from minfer.values.log import Log
@@ -144,7 +144,7 @@ def test_a_line_that_does_not_find_its_own_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state = crowded().state
-    monkeypatch.setattr(Line, "find", lambda *_: None)
+    monkeypatch.setattr(WaitingQueue, "find", lambda *_: None)
     with pytest.raises(InvariantError, match="is not found"):
         check(evolve(CONFIG, depth=2), state)
 

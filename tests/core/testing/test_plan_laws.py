@@ -10,7 +10,7 @@ from attrs import evolve
 
 from minfer import schedule as scheduling
 from minfer.engine import step
-from minfer.records.messages import Execute, Executed, Pause, Submit, Tick, Voided
+from minfer.records.messages import Discarded, Execute, Executed, Pause, Submit, Tick
 from minfer.records.plan import Fill, TokenLogprobs
 from minfer.records.state import Transition, Turn
 from minfer.testing.invariants import InvariantError
@@ -82,7 +82,7 @@ BITES = (
     Bite("left out", decoding, without_row),
     Bite(
         "fault: ",
-        has(Voided),
+        has(Discarded),
         as_it_is,
         script=FAILED,
         judged=evolve(CONFIG, max_failures=2),
@@ -111,7 +111,7 @@ def in_lockstep() -> Turn:
 @pytest.mark.parametrize(
     ("law", "wrong"),
     [
-        ("apart", lambda turn: planned(turn, apart=())),
+        ("apart", lambda turn: planned(turn, deferred=())),
         ("lockstep", lambda turn: stated(turn, lockstep=False)),
     ],
 )
@@ -119,7 +119,7 @@ def test_who_may_not_run_ahead_is_sampled_apart_and_looked_for(
     law: str, wrong: Callable[[Turn], Transition]
 ) -> None:
     turn = in_lockstep()
-    assert plans(turn)[-1].apart == (0,)
+    assert plans(turn)[-1].deferred == (0,)
     with pytest.raises(InvariantError, match=law):
         check_turn(evolve(CONFIG, depth=2), turn.before, turn.events, wrong(turn))
 
@@ -141,7 +141,7 @@ def test_who_is_paused_is_not_planned() -> None:
     bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
     script = (bound,), (), (), (Pause("x", 0),)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduling, "resting", lambda *_: [])
+        patch.setattr(scheduling, "paused_rows", lambda *_: [])
         turns = [*islice(played(CONFIG, *script), 5)]
     wrong = turns[3]
     with pytest.raises(InvariantError, match="paused"):
@@ -237,5 +237,5 @@ def test_the_engine_and_its_judge_take_the_same_results(case: int) -> None:
     events = (Tick(99.0), done)
     turn = step(bench.config, before, events)
     assert good(bench.config, plan, done) is right
-    assert any(isinstance(one, Voided) for one in turn.reasons) is not right
+    assert any(isinstance(one, Discarded) for one in turn.reasons) is not right
     check_turn(bench.config, before, events, turn)

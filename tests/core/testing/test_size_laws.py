@@ -84,8 +84,8 @@ def _grown(state: EngineState) -> list[EngineState]:
         evolve(state, faults=tuple((who, 1) for who in many)),
         evolve(state, paused=frozenset(many)),
         evolve(state, drafting=drafting),
-        evolve(state, shut=frozenset({"gone"})),
-        evolve(state, overruled=(Hold((), ""),)),  # type: ignore[arg-type]  # counted only
+        evolve(state, deferred_clients=frozenset({"gone"})),
+        evolve(state, overrides=(Hold((), ""),)),  # type: ignore[arg-type]  # counted only
         evolve(state, policy=Shares(tags=Map({"a": 0.0, "b": 0.0}), limit=1)),
         evolve(state, policy=Seats(times=Map({0: 1.0}))),
         evolve(state, policy=Seats(beside=Map({"gone": Beside(1, 0.0)}))),

@@ -5,13 +5,13 @@ from copy import deepcopy
 import pytest
 from attrs import evolve
 
-from minfer.records.drafting import NOTHING_DRAFTED, Drafting, Learnt
+from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
 from minfer.records.messages import (
     Cancel,
+    Discarded,
     Pause,
     Propose,
     Submit,
-    Voided,
 )
 from minfer.records.plan import Move
 from minfer.records.speculation import HOST, Speculation
@@ -71,14 +71,18 @@ BITES = (
     Bite(
         "drafts: .* are remembered",
         decoding,
-        lambda t: stated(t, drafting=Drafting(learnt=Map({("gone", 0): Learnt()}))),
+        lambda t: stated(
+            t, drafting=Drafting(learnt=Map({("gone", 0): SampleAcceptance()}))
+        ),
     ),
     Bite(
         "drafts: records that no number",
         decoding,
-        lambda t: stated(t, drafting=Drafting(learnt=Map({("x", 0): Learnt()}))),
+        lambda t: stated(
+            t, drafting=Drafting(learnt=Map({("x", 0): SampleAcceptance()}))
+        ),
     ),
-    Bite("faults", has(Voided), lambda t: stated(t, faults=()), script=FAILED),
+    Bite("faults", has(Discarded), lambda t: stated(t, faults=()), script=FAILED),
     Bite("device table|coverage", grows, lambda t: planned(t, grows=())),
     Bite("device table|coverage", grows, lambda t: grown(t, blocks=(30,))),
     Bite(

@@ -24,7 +24,7 @@ from minfer.records.messages import (
     Submit,
     Tick,
 )
-from minfer.records.plan import Plan, SampleApart
+from minfer.records.plan import Plan, SampleDeferred
 from minfer.records.state import EngineState, Hold, Transition, Turn, initial
 from minfer.runs.oracle import Oracle
 from minfer.testing.invariants import InvariantError
@@ -90,8 +90,8 @@ def played(config: EngineConfig, *script: tuple[Event | str, ...]) -> Iterator[T
         for command in turn.commands:
             if isinstance(command, Execute):
                 oracle.launch(command.plan)
-                if command.plan.apart:
-                    oracle.sample(SampleApart(command.plan.step))
+                if command.plan.deferred:
+                    oracle.sample(SampleDeferred(command.plan.step))
 
 
 def plans(turn: Turn) -> list[Plan]:

@@ -10,7 +10,7 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import History
 from minfer.effects.execution.running.draft_model import DraftModel, DraftOf
 from minfer.effects.models.weights import random_weights
-from minfer.records.messages import Preempted, Voided
+from minfer.records.messages import Discarded, Preempted
 from minfer.records.request import SamplingParams
 from tests.circles import claimed
 from tests.effects.execution.drafting import drafting, speculation
@@ -101,7 +101,7 @@ def test_another_model_changes_nothing(
     draft = near(model) if changes is None else other(model, **changes)
     run, tally = drafting(model, draft, 4, depth=depth, **settings)
     assert run.serve(requests(0), apart=depth % 2) == reference
-    assert not run.count(Voided)
+    assert not run.count(Discarded)
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
     elif changes is None:

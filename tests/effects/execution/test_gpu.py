@@ -35,7 +35,7 @@ from minfer.kernels import linear
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.gated import gated
 from minfer.kernels.packages import FLASH, QUACK, missing
-from minfer.records.messages import Event, Execute, Preempted, Reason, Submit, Voided
+from minfer.records.messages import Discarded, Event, Execute, Preempted, Reason, Submit
 from minfer.records.plan import Mask
 from tests.effects.masking import MasksBy
 from tests.effects.tiny_fallback import VOCAB, save
@@ -172,7 +172,7 @@ def test_the_largest_batch_of_the_plan_runs_together_and_one_more_is_served_too(
             else:
                 assert seen.rows == most or seen.count(Preempted)
             assert not [
-                reason.error for reason in seen.reasons if isinstance(reason, Voided)
+                reason.error for reason in seen.reasons if isinstance(reason, Discarded)
             ]
     if DEVICE == "cuda":
         assert torch.cuda.max_memory_reserved() - before <= plan.total
@@ -215,7 +215,9 @@ def test_out_of_memory_in_any_forward_costs_its_step_alone(
         seen = Seen(llm)
         assert tokens(llm, prompts) == wanted
         assert calls >= at
-        voided = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
+        voided = [
+            reason.error for reason in seen.reasons if isinstance(reason, Discarded)
+        ]
         assert len(voided) == 1
         assert "CUDA out of memory" in voided[0]
 
@@ -244,7 +246,9 @@ def test_memory_that_somebody_else_takes_costs_a_step_alone(
             made = tokens(llm, several)
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
-        voided = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
+        voided = [
+            reason.error for reason in seen.reasons if isinstance(reason, Discarded)
+        ]
         assert len(voided) == 1
         assert "out of memory" in voided[0]
         assert made == tokens(llm, several)
@@ -276,7 +280,9 @@ def test_a_checked_decode_has_nothing_to_complain_of(prompts: list[list[int]]) -
         tokens(llm, prompts, temperature=0.8, top_p=0.9, top_k=40)
         tokens(llm, prompts, temperature=0.8, min_p=0.1)
         tokens(llm, prompts, temperature=0.8, top_k=40, logprobs=5)
-        assert not [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
+        assert not [
+            reason.error for reason in seen.reasons if isinstance(reason, Discarded)
+        ]
 
 
 @only_cuda
@@ -315,7 +321,9 @@ def test_a_check_finds_what_it_is_for(
         monkeypatch.setattr(runner.captures, "made", faulty)
         seen = Seen(llm)
         assert tokens(llm, alone) == wanted
-        errors = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
+        errors = [
+            reason.error for reason in seen.reasons if isinstance(reason, Discarded)
+        ]
         assert errors
         assert all(said in error for error in errors)
         monkeypatch.setattr(runner.captures, "made", graphs)
@@ -421,11 +429,11 @@ def test_rows_that_are_sampled_apart_draw_the_same(
         for _ in range(2):  # the second time with graphs of mixed steps, and prefix hits
             assert tokens(llm, prompts) == expected
         only = (1 << 77).to_bytes(10, "little")
-        driver.masks = MasksBy(lambda plan: tuple(Mask(i, only) for i in plan.apart))
+        driver.masks = MasksBy(lambda plan: tuple(Mask(i, only) for i in plan.deferred))
         forced = tokens(llm, prompts)
         assert forced[1::2] == expected[1::2]
         assert {token for row in forced[::2] for token in row} == {77}
-        assert not seen.count(Voided)
+        assert not seen.count(Discarded)
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "gemma3_text"])

@@ -22,8 +22,8 @@ from minfer.effects.execution.running.deferred_sampling import (
     write_masks,
 )
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.records.messages import Executed, Failed, Preempted, Voided
-from minfer.records.plan import Fill, Mask, Open, Plan, SampleApart
+from minfer.records.messages import Discarded, Executed, Failed, Preempted
+from minfer.records.plan import Fill, Mask, Open, Plan, SampleDeferred
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling import reference_sampler as sample
 from tests.circles import claimed
@@ -105,10 +105,10 @@ def test_whoever_never_runs_ahead_draws_what_it_would(
     run = start(model, at_once, **settings, depth=depth)
     if every == 2:
         run.driver.masks = MasksBy(
-            lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.apart)
+            lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.deferred)
         )
     assert run.serve(bound(requests(0), every), apart=depth % 2) == reference
-    assert not run.count(Voided)
+    assert not run.count(Discarded)
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
 
@@ -138,7 +138,7 @@ def test_samples_of_one_request(model: Model, at_once: bool) -> None:
 
 def forced(plan: Plan) -> tuple[Mask, ...]:
     """One token for each position."""
-    each = ((i, plan.starts[i] + plan.counts[i]) for i in plan.apart)
+    each = ((i, plan.starts[i] + plan.counts[i]) for i in plan.deferred)
     return tuple(Mask(i, only(7 * position % VOCAB)) for i, position in each)
 
 
@@ -174,7 +174,7 @@ def test_a_mask_that_allows_one_token_forces_it(
 def test_what_a_mask_leaves_is_drawn_as_ever(model: Model, at_once: bool) -> None:
     even = only(*range(0, VOCAB, 2))
     run = start(model, at_once)
-    run.driver.masks = MasksBy(lambda plan: tuple(Mask(i, even) for i in plan.apart))
+    run.driver.masks = MasksBy(lambda plan: tuple(Mask(i, even) for i in plan.deferred))
     wanted = [evolve(r, stop_ids=frozenset()) for r in requests(0, 6)]
     tokens = run.serve(bound(wanted))
     for request in wanted:
@@ -204,7 +204,7 @@ def test_others_have_their_tokens_before_the_masks_come(
             each, flight.slots[-1].tokens(draw), strict=True
         ):
             assert owner is not None
-            assert place not in plan.apart
+            assert place not in plan.deferred
             at = plan.starts[place] + plan.counts[place] - owner.prompt
             seen[owner.name].append((at, token))
         return ()
@@ -227,11 +227,11 @@ def test_a_mask_that_allows_nothing_fails_its_step(
 
     def empty_once(plan: Plan) -> tuple[Mask, ...]:
         calls.append(plan)
-        return (Mask(plan.apart[0], bytes(13)),) if len(calls) == 5 else ()
+        return (Mask(plan.deferred[0], bytes(13)),) if len(calls) == 5 else ()
 
     run.driver.masks = MasksBy(empty_once)
     assert run.serve(bound(requests(0), 2), apart=1) == reference
-    [voided] = [reason for reason in run.reasons if isinstance(reason, Voided)]
+    [voided] = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert "a mask allows no token for request 'r" in voided.error
 
 
@@ -243,11 +243,11 @@ def test_so_does_one_that_was_written_to_lent_memory(
 
     def empty_once(plan: Plan) -> tuple[Mask, ...]:
         calls.append(plan)
-        return (Mask(plan.apart[0], bytes(13)),) if len(calls) == 5 else ()
+        return (Mask(plan.deferred[0], bytes(13)),) if len(calls) == 5 else ()
 
     run.driver.masks = MasksBy(empty_once, lend=executor_of(run).mask_lines)
     assert run.serve(bound(requests(0), 2), apart=1) == reference
-    [voided] = [reason for reason in run.reasons if isinstance(reason, Voided)]
+    [voided] = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert "request 'r" in voided.error
 
 
@@ -268,11 +268,11 @@ def test_late_draws_that_fail_fail_their_step(
 
     monkeypatch.setattr(sampler, "sample_kept", failing)
     assert run.serve(bound(requests(0), 2), apart=1) == reference
-    voided = [reason.error for reason in run.reasons if isinstance(reason, Voided)]
+    voided = [reason.error for reason in run.reasons if isinstance(reason, Discarded)]
     assert set(voided) == {"MemoryError()"}
 
 
-def prefill(step: int, name: str, token: int, *, apart: bool) -> Plan:
+def prefill(step: int, name: str, token: int, *, deferred: bool) -> Plan:
     """A plan that gives row 0 to a request with a prompt of one token."""
     request = Request(id=name, prompt=(token,), max_tokens=5, sampling=GREEDY)
     return Plan(
@@ -284,15 +284,15 @@ def prefill(step: int, name: str, token: int, *, apart: bool) -> Plan:
         most=(1,),
         fills=(Fill(0, request.prompt),),
         opens=(opened(request, (step,)),),
-        apart=(0,) if apart else (),
+        deferred=(0,) if deferred else (),
     )
 
 
 def test_a_row_that_was_given_away_meanwhile_is_left_alone(model: Model) -> None:
     executor = executor_of(start(model, at_once=True))
-    executor.launch(prefill(0, "gone", 5, apart=True))
-    executor.launch(prefill(1, "next", 9, apart=False))
-    executor.sample(SampleApart(0))
+    executor.launch(prefill(0, "gone", 5, deferred=True))
+    executor.launch(prefill(1, "next", 9, deferred=False))
+    executor.sample(SampleDeferred(0))
     executor.launch(Plan(2, (1,), (0,), (1,), (1,), (1,)))
     assert executor.collect() == Executed(0, ((0,),))
     request = Request(id="next", prompt=(9,), max_tokens=2, sampling=GREEDY)
@@ -303,27 +303,27 @@ def test_a_row_that_was_given_away_meanwhile_is_left_alone(model: Model) -> None
 
 def test_a_plan_that_fails_leaves_those_before_it_their_late_draws(model: Model) -> None:
     executor = executor_of(start(model, at_once=True))
-    executor.launch(prefill(0, "a", 5, apart=True))
-    executor.launch(evolve(prefill(1, "b", 9, apart=False), rows=(99,)))
-    executor.sample(SampleApart(0))
+    executor.launch(prefill(0, "a", 5, deferred=True))
+    executor.launch(evolve(prefill(1, "b", 9, deferred=False), rows=(99,)))
+    executor.sample(SampleDeferred(0))
     request = Request(id="a", prompt=(5,), max_tokens=1, sampling=GREEDY)
     assert executor.collect() == Executed(0, (tuple(model.expected(request)),))
     failed = executor.collect()
     assert isinstance(failed, Failed)
-    executor.sample(SampleApart(1))  # which is not in flight any more
+    executor.sample(SampleDeferred(1))  # which is not in flight any more
 
 
 def test_what_nobody_says_or_says_wrongly_is_told(model: Model, at_once: bool) -> None:
     executor = executor_of(start(model, at_once))
-    executor.launch(prefill(0, "a", 5, apart=True))
+    executor.launch(prefill(0, "a", 5, deferred=True))
     failed = executor.collect()
     assert isinstance(failed, Failed)
     assert (
         "the host has not allowed that the deferred rows of step 0 are sampled"
         in failed.error
     )
-    executor.launch(prefill(1, "a", 5, apart=True))
-    executor.sample(SampleApart(1, (Mask(4, only(3)),)))
+    executor.launch(prefill(1, "a", 5, deferred=True))
+    executor.sample(SampleDeferred(1, (Mask(4, only(3)),)))
     failed = executor.collect()
     assert isinstance(failed, Failed)
     assert "a mask is for entry 4 of step 1, which is not sampled apart" in failed.error
@@ -334,8 +334,8 @@ def test_logits_that_are_not_finite_name_the_request(model: Model, at_once: bool
     embed[VOCAB - 1] = torch.nan
     broken = Model(model.theirs, model.spec, evolve(model.weights, embed=embed))
     executor = executor_of(start(broken, at_once))
-    executor.launch(prefill(0, "bad", VOCAB - 1, apart=True))
-    executor.sample(SampleApart(0))
+    executor.launch(prefill(0, "bad", VOCAB - 1, deferred=True))
+    executor.sample(SampleDeferred(0))
     failed = executor.collect()
     assert isinstance(failed, Failed)
     assert failed.error == str(LogitsError(failed.error))
@@ -359,7 +359,7 @@ PLAN = Plan(
     starts=(4, 5, 6),
     counts=(1, 3, 1),
     most=(1, 1, 1),
-    apart=(1, 2),
+    deferred=(1, 2),
 )
 
 
@@ -370,11 +370,11 @@ def pad(kind: StepShape) -> StepShape:
 def test_rows_and_positions_of_late_draws() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([1, 2], [owners[0], owners[1]])
-    late = pack_late(PLAN, kept, SampleApart(7), rows, pad)
+    late = pack_late(PLAN, kept, SampleDeferred(7), rows, pad)
     assert late.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
     assert (late.draw.places, late.gone, late.masks) == ([1, 2], [], [b"", b""])
     rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    late = pack_late(PLAN, kept, SampleApart(7), rows, pad)
+    late = pack_late(PLAN, kept, SampleDeferred(7), rows, pad)
     assert (late.draw.places, late.gone) == ([2], [1])
     assert late.draw.owners == [owners[1]]
 
@@ -390,15 +390,15 @@ def test_where_masks_were_written_that_lie_in_lent_memory(
     kept = Draw(places, [owners[PLAN.rows[place]] for place in places])
     if taken:
         rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    late = pack_late(PLAN, kept, SampleApart(7, written=True), rows, pad)
+    late = pack_late(PLAN, kept, SampleDeferred(7, written=True), rows, pad)
     assert (late.step, [*(late.lines or ())], late.masks) == (7, lines, [])
-    assert pack_late(PLAN, kept, SampleApart(7), rows, pad).lines is None
+    assert pack_late(PLAN, kept, SampleDeferred(7), rows, pad).lines is None
 
 
 def test_late_draws_are_padded_with_the_row_that_is_nobodys() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([0, 1, 2], [owners[2], owners[0], owners[1]])
-    late = pack_late(PLAN, kept, SampleApart(7), rows, StepShape.padded)
+    late = pack_late(PLAN, kept, SampleDeferred(7), rows, StepShape.padded)
     assert late.shape == StepShape(decode_rows=0, draws=4, late=True)
     assert late.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
 
@@ -426,9 +426,9 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
             request = Request(id=f"new {step}", prompt=(3,), max_tokens=2)
             rows.open(rng.randrange(3), opened(request, (0,)))
         plan = evolve(
-            PLAN, step=step, counts=counts, starts=starts, fills=fills, apart=apart
+            PLAN, step=step, counts=counts, starts=starts, fills=fills, deferred=apart
         )
-        told = SampleApart(step, written=rng.random() < 0.9)
+        told = SampleDeferred(step, written=rng.random() < 0.9)
         expected = pack_late(plan, kept, told, rows, StepShape.padded)
         before = packer._late
         found = packer.pack(plan, kept, told)
@@ -456,13 +456,17 @@ def written(late: LateDraw) -> NDArray[np.uint8]:
 def test_bits_of_masks() -> None:
     rows, owners = rows_with("a", "b")
     kept = Draw([1, 2], [*owners])
-    bits = written(pack_late(PLAN, kept, SampleApart(7, (Mask(2, b"\x03"),)), rows, pad))
+    bits = written(
+        pack_late(PLAN, kept, SampleDeferred(7, (Mask(2, b"\x03"),)), rows, pad)
+    )
     assert bits.sum(1).tolist() == [VOCAB, 2]
     assert bits[1, :2].all()
     bits = written(
-        pack_late(PLAN, kept, SampleApart(7, (Mask(2, b"\xff" * 50),)), rows, pad)
+        pack_late(PLAN, kept, SampleDeferred(7, (Mask(2, b"\xff" * 50),)), rows, pad)
     )
     assert bits[1].sum() == VOCAB
     for nothing in (b"\0", bytes(13), bytes(12) + b"\xe0"):
         with pytest.raises(MaskError, match="no token for request 'b' "):
-            written(pack_late(PLAN, kept, SampleApart(7, (Mask(2, nothing),)), rows, pad))
+            written(
+                pack_late(PLAN, kept, SampleDeferred(7, (Mask(2, nothing),)), rows, pad)
+            )

@@ -101,7 +101,7 @@ def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
 
 @pytest.mark.parametrize("pad", [False, True])
 def test_rows_apart_are_kept_and_the_others_sampled(pad: bool) -> None:
-    [forward] = packer(pad).forwards(evolve(MIXED, apart=(2, 3)))
+    [forward] = packer(pad).forwards(evolve(MIXED, deferred=(2, 3)))
     inputs = Inputs.of(forward.words, forward.shape)
     assert inputs.apart is not None
     now, kept = inputs.apart
@@ -125,7 +125,7 @@ def test_a_steady_decode_is_sent_nothing() -> None:
     change(packs.rows)
     [again] = packs.forwards(plan)
     assert again.draw is forward.draw
-    bound = evolve(plan, apart=(0,))
+    bound = evolve(plan, deferred=(0,))
     [apart] = packs.forwards(bound)
     assert apart.shape == evolve(forward.shape, apart=True)
     assert (apart.draw.places, apart.draw.at) == ([1], [1])
@@ -150,7 +150,7 @@ def test_where_any_row_may_be_sampled_apart_steps_are_of_one_kind(
 ) -> None:
     rows = packer(pad=True).rows
     packs = Packer(rows, lambda kind: evolve(kind, apart=True).padded())
-    [mixed] = packs.forwards(evolve(MIXED, apart=apart))
+    [mixed] = packs.forwards(evolve(MIXED, deferred=apart))
     lines = Inputs.of(mixed.words, mixed.shape).apart
     assert mixed.shape.apart
     assert lines is not None
@@ -246,7 +246,7 @@ def test_there_is_room_for_the_largest_step() -> None:
         request = Request(id=str(row), prompt=(row,), max_tokens=9)
         packs.rows.open(row, opened(request, (1,) * packs.rows.blocks))
     ones = (1,) * seqs
-    plan = Plan(0, rows, rows, (0,) * seqs, (each,) * seqs, ones, fills, apart=rows)
+    plan = Plan(0, rows, rows, (0,) * seqs, (each,) * seqs, ones, fills, deferred=rows)
     [forward] = packs.forwards(plan)
     packs.rows.set_batch(rows, seqs)
     assert len(forward.words) + sum(map(len, packs.rows.take())) <= most
@@ -348,7 +348,7 @@ def test_or_one_in_which_drafts_come_before_prompts(
     """Without graphs, or beside rows apart."""
     packs = packer(pad=False)
     packs.drafts, packs.parts_drafts = 99, parts and bool(apart)
-    [forward] = packs.forwards(evolve(BESIDE, apart=apart))
+    [forward] = packs.forwards(evolve(BESIDE, deferred=apart))
     inputs = Inputs.of(forward.words, forward.shape)
     assert inputs.history is not None
     assert inputs.drafts is not None
@@ -369,7 +369,7 @@ def test_prompts_are_scored_at_their_own_inputs(
     sampling = SamplingParams(prompt_logprobs=0)
     scored = Request(id="x", prompt=(1, 5, 21, 22), max_tokens=9, sampling=sampling)
     packs.rows.open(4, opened(scored, (4,)))
-    *_, forward = packs.forwards(evolve(BESIDE, apart=apart))
+    *_, forward = packs.forwards(evolve(BESIDE, deferred=apart))
     assert forward.targets is not None
     assert forward.targets.inputs.tolist() == inputs
 

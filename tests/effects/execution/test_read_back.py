@@ -12,7 +12,7 @@ from minfer.effects.execution.packing.read_back import VOID, Ring, Slot, results
 from minfer.effects.execution.running import runner
 from minfer.effects.execution.torch_executor import Flight
 from minfer.effects.models.model import forward as model_forward
-from minfer.records.messages import Executed, Preempted, Voided
+from minfer.records.messages import Discarded, Executed, Preempted
 from minfer.records.plan import Fill, Plan
 from minfer.records.request import Request, SamplingParams
 from tests.circles import claimed
@@ -80,7 +80,7 @@ def test_log_probabilities_where_steps_fail(
     run, wanted = Run.start(model, num_blocks=20), asking(requests(0))
     assert run.serve(wanted, apart=1) == reference
     check_scores(model, run, wanted)
-    assert run.count(Voided)
+    assert run.count(Discarded)
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from minfer.effects.execution.running.shortcuts import (
 from minfer.effects.models.model import forward as model_forward
 from minfer.kernels import linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK
-from minfer.records.messages import Voided
+from minfer.records.messages import Discarded
 from minfer.records.request import Request
 from tests.effects.execution.tiny_engine import GREEDY, Model, Run, Tokens, requests
 
@@ -72,7 +72,7 @@ def test_graphs_that_cannot_be_captured_are_done_without(
     run = Run.start(model, depth=1)
     assert not capturing(run, monkeypatch, RuntimeError("no"), RuntimeError("again"))
     assert run.serve(requests(0)) == reference
-    assert run.count(Voided) == 1
+    assert run.count(Discarded) == 1
     assert not run.driver.executor.runner.shortcuts.graphs  # type: ignore[attr-defined]
     assert caplog.messages == [
         f"{GRAPHS} cannot be used here, and is not from now on: no"
@@ -103,7 +103,7 @@ def test_graphs_for_which_memory_was_short_are_tried_again(
     run = Run.start(model, depth=1)
     captured = capturing(run, monkeypatch, torch.OutOfMemoryError("short"))
     assert run.serve(requests(0)) == reference
-    assert run.count(Voided) == 1
+    assert run.count(Discarded) == 1
     assert captured
     assert len(set(captured)) == len(captured)
     assert not caplog.messages
@@ -124,7 +124,7 @@ def test_a_step_that_failed_is_not_captured_next_time(
     captured = capturing(run, monkeypatch)
     one = Request(id="a", prompt=(3, 4, 5), max_tokens=3, sampling=GREEDY)
     tokens = run.serve([one])
-    assert run.count(Voided) == 1
+    assert run.count(Discarded) == 1
     assert [kind.tokens for kind in captured] == [0]
     run.serve([evolve(one, id="b", prompt=(6, 7, 8))])
     assert [kind.tokens for kind in captured] == [0, 64]
@@ -160,7 +160,7 @@ def test_a_package_that_fails_is_done_without(
     for module in (linear, plain):
         monkeypatch.setattr(module, "norm_gated", refusing(module.norm_gated, failing))
     assert run.serve(requests(0)) == reference
-    assert run.count(Voided) == failed
+    assert run.count(Discarded) == failed
     assert (ways.flash_from, ways.fused) == (0, False)
     told = (
         f"{NAMES[package]} cannot be used here, and is not from now on: "
@@ -198,7 +198,7 @@ def test_steps_with_rows_that_are_sampled_apart_are_captured_too(
         (True, True),
     }
     assert len(set(captured)) == len(captured)
-    assert not run.count(Voided)
+    assert not run.count(Discarded)
 
 
 # --- alone ------------------------------------------------------------------------------

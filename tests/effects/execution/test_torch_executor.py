@@ -17,7 +17,7 @@ from minfer.effects.execution.packing.pack_plan import Packer
 from minfer.effects.execution.running import runner
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.model import forward as model_forward
-from minfer.records.messages import Admitted, Cancel, Failed, Preempted, Submit, Voided
+from minfer.records.messages import Admitted, Cancel, Discarded, Failed, Preempted, Submit
 from minfer.records.plan import Draft, Fill, Grow, Move, Plan
 from minfer.records.request import Request, SamplingParams
 from tests.circles import claimed
@@ -55,7 +55,7 @@ def test_tokens_are_those_of_transformers(
 ) -> None:
     run = Run.start(model, **settings, depth=depth)
     assert run.serve(requests(0), apart=depth % 2) == reference
-    assert not run.count(Voided)
+    assert not run.count(Discarded)
     assert {end.reason for end in run.ends.values()} == {"stop", "length"}
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
@@ -144,7 +144,7 @@ def test_a_failing_forward_fails_its_step_only(
     monkeypatch.setattr(runner, "forward", failing)
     run = Run.start(model, num_blocks=20)
     assert run.serve(requests(0), apart=1) == reference
-    voided = [reason for reason in run.reasons if isinstance(reason, Voided)]
+    voided = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert voided
     assert {v.error for v in voided} == {repr(error)}
 
@@ -165,7 +165,7 @@ def test_what_earlier_owners_left_in_blocks_does_not_matter(
             seed=11,
         )
         tokens = run.serve([*requests(0), samples], apart=1)
-        assert not run.count(Voided)
+        assert not run.count(Discarded)
         assert tokens == reference | {
             ("n", i): model.expected(samples, i) for i in range(3)
         }
@@ -194,7 +194,7 @@ def test_a_request_whose_logits_are_not_finite_ends_alone(
     end = run.ends["bad", 0]
     assert end.reason == "error"
     assert "logits are not finite for request 'bad' (sample 0)" in end.error
-    assert run.count(Voided) == run.config.max_failures
+    assert run.count(Discarded) == run.config.max_failures
 
 
 def test_a_failed_plan_takes_those_behind_it_along(model: Model, kind: str) -> None:

@@ -11,7 +11,7 @@ from attrs import define, evolve, field
 from minfer.effects.execution.running.draft_model import DraftOf
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Executed, Failed, Preempted, Voided
+from minfer.records.messages import Discarded, Executed, Failed, Preempted
 from minfer.records.plan import Draft, Fill, Plan, TokenLogprobs
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, HOST, Speculation
@@ -70,7 +70,7 @@ def test_whatever_is_guessed_tokens_are_the_same(
 ) -> None:
     run, tally = guessing(model, reference, right, most, depth=depth, **settings)
     assert run.serve(requests(0), apart=depth % 2) == reference
-    assert not run.count(Voided)
+    assert not run.count(Discarded)
     if right == 1:
         assert tally.accepted == tally.proposed
     else:
@@ -115,10 +115,10 @@ def test_rows_sampled_apart_have_none_beside_others_that_have(
     assert tally.accepted > 20
     mixed = 0
     for plan in tally.plans.values():
-        assert not {draft.index for draft in plan.drafts}.intersection(plan.apart)
-        mixed += bool(plan.drafts and plan.apart)
+        assert not {draft.index for draft in plan.drafts}.intersection(plan.deferred)
+        mixed += bool(plan.drafts and plan.deferred)
     assert mixed > 5
-    assert not run.count(Voided)
+    assert not run.count(Discarded)
 
 
 # --- plans that no engine made ----------------------------------------------------------

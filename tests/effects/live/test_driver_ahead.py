@@ -63,7 +63,7 @@ def test_a_row_is_one_token_ahead_of_its_masks(depth: int) -> None:
     assert tokens["a"] == [11] * 6
     assert len(masks.asked) == 6
     at = executor.asked.index
-    gen = masks.asked[0].gens[masks.asked[0].apart[0]]
+    gen = masks.asked[0].gens[masks.asked[0].deferred[0]]
     for last, step in followed(masks.asked, gen):
         # It feeds itself with what the last step drew, and its mask knows that token.
         assert at(f"begin {last}") < at(f"sample {last}") < at(f"launch {step}")
@@ -183,7 +183,7 @@ def by_position(executor: Noting, config: EngineConfig, *, late: bool = False) -
     """A driver whose rows may draw one of two tokens, which depend on the position."""
 
     def masks(plan: Plan) -> tuple[Mask, ...]:
-        places = [(i, plan.starts[i] + plan.counts[i]) for i in plan.apart]
+        places = [(i, plan.starts[i] + plan.counts[i]) for i in plan.deferred]
         return tuple(
             Mask(i, (1 << at % VOCAB | 1 << 3 * at % VOCAB).to_bytes(5, "little"))
             for i, at in places

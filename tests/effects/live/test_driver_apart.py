@@ -13,7 +13,7 @@ from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.masks import Masked, NoMasks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Executed, Failed, Finish, Submit
-from minfer.records.plan import Mask, Plan, SampleApart
+from minfer.records.plan import Mask, Plan, SampleDeferred
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
@@ -36,13 +36,13 @@ class Noting(Oracle):
     def __init__(self) -> None:
         super().__init__(CONFIG.block_size, VOCAB)
         self.asked: list[str] = []
-        self.told: list[SampleApart] = []
+        self.told: list[SampleDeferred] = []
 
     def launch(self, plan: Plan) -> None:
         self.asked.append(f"launch {plan.step}")
         super().launch(plan)
 
-    def sample(self, apart: SampleApart) -> None:
+    def sample(self, apart: SampleDeferred) -> None:
         self.asked.append(f"sample {apart.step}")
         self.told.append(apart)
         super().sample(apart)
@@ -69,7 +69,7 @@ class Eleven(NoMasks):
 
     def say(self, *ends: Finish) -> None:
         bits = (1 << 11).to_bytes(5, "little")
-        masks = tuple(Mask(i, bits) for i in self.asked[-1].apart)
+        masks = tuple(Mask(i, bits) for i in self.asked[-1].deferred)
         self.begun[-1].set_result(Masked(masks, ends))
 
     def forget(self, samples: Iterable[SampleId]) -> None:
@@ -109,7 +109,7 @@ def test_masks_are_asked_for_once_a_step_is_launched(depth: int) -> None:
     assert tokens["a"] == [11] * 6
     assert tokens["bb"] == serve(Driver(config, Noting()), request("bb"))["bb"]
     assert [one.step for one in executor.told] == [plan.step for plan in asked]
-    assert all(plan.apart for plan in asked)
+    assert all(plan.deferred for plan in asked)
     assert len(asked) == 6
     assert set(masks.forgotten) == {("a", 0), ("bb", 0)}
 

@@ -20,7 +20,7 @@ def test_without_masks_nobody_waits() -> None:
     assert (
         masks.arrived([Request(id="a", prompt=(1,), max_tokens=2, lockstep=True)]) == ()
     )
-    plan = Plan(0, (0,), (0,), (0,), (1,), (1,), apart=(0,))
+    plan = Plan(0, (0,), (0,), (0,), (1,), (1,), deferred=(0,))
     begun = masks.begin(plan, initial(EngineConfig(num_blocks=1)))
     assert begun.done()
     assert begun.result(0) == Masked((), ())

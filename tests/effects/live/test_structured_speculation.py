@@ -76,8 +76,8 @@ class Looking:
 
         def launched(plan: Plan) -> None:
             drafted = {draft.index for draft in plan.drafts}
-            self.apart += len(drafted.intersection(plan.apart))
-            self.beside += bool(drafted and plan.apart)
+            self.apart += len(drafted.intersection(plan.deferred))
+            self.beside += bool(drafted and plan.deferred)
             launch(plan)
 
         def turned(before: Any = None) -> Any:

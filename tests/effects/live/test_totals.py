@@ -25,12 +25,12 @@ from minfer.effects.live.totals import (
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
+    Discarded,
     Emit,
     Ended,
     Execute,
-    Overruled,
+    PolicyOverride,
     Preempted,
-    Voided,
 )
 from minfer.records.plan import Yields
 from minfer.records.state import EngineState, Transition, Turn, initial
@@ -83,8 +83,8 @@ def test_each_reason_has_its_count() -> None:
         Admitted("a", 1, 2.0, 8, 12, cached=8, prompt=10),
         Admitted("a", 0, 2.0, 8, 12),  # it comes back
         Preempted("a", 0, ("b", 0), 12, 12),
-        Voided(3, "an error", plans=2, rows=5),
-        Overruled("rank", "it raised"),
+        Discarded(3, "an error", plans=2, rows=5),
+        PolicyOverride("rank", "it raised"),
     )
     tally.turn(Transition(at(5.0), (), reasons))
     assert tally.totals().counts == {

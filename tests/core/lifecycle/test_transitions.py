@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.testing.lifetime import MOVES, Cause, Stage, diagram
+from minfer.lifecycle.transitions import TRANSITIONS, Cause, Stage, diagram
 from tests.core.world import run_swarm
 
 DOCS = Path(__file__).parents[3] / "minfer" / "README.md"
@@ -14,21 +14,21 @@ DOCS = Path(__file__).parents[3] / "minfer" / "README.md"
 def test_the_docs_hold_what_is_drawn_from_the_table() -> None:
     shown = DOCS.read_text("utf-8").partition("```mermaid\n")[2].partition("\n```")[0]
     assert shown == diagram(), (
-        "put the output of minfer.testing.lifetime.diagram() into minfer/README.md"
+        "put the output of minfer.lifecycle.transitions.diagram() into minfer/README.md"
     )
 
 
 def test_a_changed_table_is_another_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     before = diagram()
-    monkeypatch.delitem(MOVES, (Stage.WAITING, Cause.FINISHED))
+    monkeypatch.delitem(TRANSITIONS, (Stage.WAITING, Cause.FINISHED))
     assert diagram() != before
 
 
 def test_every_stage_can_be_reached_and_left_but_the_last() -> None:
-    sources, targets = {source for source, _ in MOVES}, set(MOVES.values())
+    sources, targets = {source for source, _ in TRANSITIONS}, set(TRANSITIONS.values())
     assert targets == set(Stage) - {Stage.NEW}
     assert sources == set(Stage) - {Stage.ENDED}
-    assert {cause for _, cause in MOVES} == set(Cause)
+    assert {cause for _, cause in TRANSITIONS} == set(Cause)
 
 
 @pytest.mark.long
@@ -36,6 +36,8 @@ def test_worlds_make_every_move() -> None:
     made: Counter[tuple[Stage, Cause]] = Counter()
     for seed in range(60):
         made += run_swarm(seed, 40).ledger.books.moves
-        if made.keys() == MOVES.keys():
+        if made.keys() == TRANSITIONS.keys():
             return
-    assert made.keys() == MOVES.keys(), f"never made: {MOVES.keys() - made.keys()}"
+    assert made.keys() == TRANSITIONS.keys(), (
+        f"never made: {TRANSITIONS.keys() - made.keys()}"
+    )

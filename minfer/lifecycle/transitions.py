@@ -1,8 +1,9 @@
-"""The life of a sample, as a table: its stages, and what moves it between them.
+"""The transitions of a sample, as a table: its stages, and what moves it between them.
 
-Theory. A sample is in one stage at a time, and only the causes in `MOVES` move it: an
-event, or a decision that the engine reports as a reason. There are no phases for prefill
-and decode: while a sample runs, every good step leaves it in its stage, with more tokens.
+Theory. A sample is in one stage at a time, and only the causes in `TRANSITIONS` move it:
+an event, or a decision that the engine reports as a reason. There are no phases for
+prefill and decode: while a sample runs, every good step leaves it in its stage, with more
+tokens.
 
     new        not submitted; an id whose samples have all ended is new again
     waiting    in the queue for the first time: it has no row and no block of its own
@@ -16,12 +17,16 @@ A sample that stops running while nothing is in flight passes through `fenced` a
 The blocks of a preempted sample may be behind a fence too: that does not prevent its
 admission.
 
-The specification checks every sample of every run against this table
-(`minfer.testing.ledger`), and `diagram` makes the picture in the documentation from it.
+The engine looks up each transition here (`move`): whether a sample that ends had blocks,
+and so may have to stay behind a fence, is in the table and nowhere else. The
+specification checks every sample of every run against it (`minfer.testing.ledger`), and
+`diagram` draws the picture in README.md from it.
 """
 
 from enum import StrEnum
 from typing import Final
+
+from minfer.records.sequence import Sequence
 
 
 class Stage(StrEnum):
@@ -44,14 +49,14 @@ class Cause(StrEnum):
     ADVANCED = "Executed"
     COMPLETED = "Executed (stop or length)"
     RESTARTED = "Failed"
-    BLAMED = "Failed too often"
-    DISPLACED = "Preempted"
+    FAILED = "Failed too often"
+    PREEMPTED = "Preempted"
     CANCELLED = "Cancel"
     FINISHED = "Finish"
     RELEASED = "the fence opens"
 
 
-MOVES: Final[dict[tuple[Stage, Cause], Stage]] = {
+TRANSITIONS: Final[dict[tuple[Stage, Cause], Stage]] = {
     (Stage.NEW, Cause.SUBMITTED): Stage.WAITING,
     (Stage.NEW, Cause.REJECTED): Stage.ENDED,
     (Stage.WAITING, Cause.ADMITTED): Stage.RUNNING,
@@ -59,11 +64,11 @@ MOVES: Final[dict[tuple[Stage, Cause], Stage]] = {
     (Stage.WAITING, Cause.FINISHED): Stage.ENDED,
     (Stage.RUNNING, Cause.ADVANCED): Stage.RUNNING,
     (Stage.RUNNING, Cause.RESTARTED): Stage.RUNNING,
-    (Stage.RUNNING, Cause.DISPLACED): Stage.PREEMPTED,
+    (Stage.RUNNING, Cause.PREEMPTED): Stage.PREEMPTED,
     (Stage.RUNNING, Cause.COMPLETED): Stage.FENCED,
     (Stage.RUNNING, Cause.CANCELLED): Stage.FENCED,
     (Stage.RUNNING, Cause.FINISHED): Stage.FENCED,
-    (Stage.RUNNING, Cause.BLAMED): Stage.FENCED,
+    (Stage.RUNNING, Cause.FAILED): Stage.FENCED,
     (Stage.PREEMPTED, Cause.ADMITTED): Stage.RUNNING,
     (Stage.PREEMPTED, Cause.CANCELLED): Stage.ENDED,
     (Stage.PREEMPTED, Cause.FINISHED): Stage.ENDED,
@@ -71,11 +76,21 @@ MOVES: Final[dict[tuple[Stage, Cause], Stage]] = {
 }
 
 
+def waiting_stage(seq: Sequence) -> Stage:
+    """The stage of a sample in the queue."""
+    return Stage.PREEMPTED if seq.preempted else Stage.WAITING
+
+
+def move(stage: Stage, cause: Cause) -> Stage:
+    """The stage after a transition. Raises KeyError if the table has no such one."""
+    return TRANSITIONS[stage, cause]
+
+
 def diagram() -> str:
     """The table as a Mermaid state diagram, for the documentation."""
     lines = ["stateDiagram-v2"]
     arrows: dict[tuple[Stage, Stage], list[str]] = {}
-    for (source, cause), target in MOVES.items():
+    for (source, cause), target in TRANSITIONS.items():
         arrows.setdefault((source, target), []).append(cause)
     for (source, target), causes in arrows.items():
         here = "[*]" if source is Stage.NEW else source
