@@ -22,7 +22,7 @@ from minfer.sampling.reference_sampler import RowSampling
 from minfer.speculate.accept import Target, Verdict
 from minfer.speculate.proposer import Proposer
 from minfer.speculate.rejection import Chances, Streams, drawn, rejection
-from minfer.speculate.tally import Tally, of_row
+from minfer.speculate.tally import DraftTally, of_row
 
 SCOPE: Final = b""  # who shares what others wrote: all
 
@@ -95,7 +95,7 @@ def logits_of(model: Any, text: list[int], last: int) -> list[list[float]]:
 class Row:
     """What came of a row."""
 
-    tally: Tally
+    tally: DraftTally
     steps: int
 
 
@@ -104,7 +104,7 @@ def one_row(
 ) -> Row:
     """Write some tokens behind a prompt."""
     how = RowSampling.of(SamplingParams(), number, 0)
-    known, tally, steps = [*prompt], Tally(), 0
+    known, tally, steps = [*prompt], DraftTally(), 0
     drafter.began(number, prompt)
     end = len(prompt) + args.tokens
     while len(known) < end:
@@ -139,7 +139,7 @@ def by_rejection(
                 raise AssertionError(method)
             drafter = ByLookup(proposer)
         rows = [one_row(target, drafter, *each, args) for each in _numbered(prompts)]
-        tally = Tally()
+        tally = DraftTally()
         for row in rows:
             tally = tally.plus(row.tally)
         steps = sum(row.steps for row in rows)

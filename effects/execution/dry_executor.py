@@ -9,7 +9,7 @@ preemption, chunking and other requests change nothing, as with a model.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from minfer.runs.oracle import Offer, Oracle, Row, vector_of
+from minfer.runs.oracle import Offer, Oracle, OracleRow, vector_of
 from minfer.sampling.reference_sampler import RowSampling
 
 PASSAGE: Final = (
@@ -64,13 +64,13 @@ class Dry(Oracle):
             return min(sampling.stop_ids)
         return passage[at % len(passage)]
 
-    def _write(self, row: Row, tokens: tuple[int, ...]) -> None:
+    def _write(self, row: OracleRow, tokens: tuple[int, ...]) -> None:
         row.next += len(tokens)
 
-    def _vector(self, row: Row) -> bytes:
+    def _vector(self, row: OracleRow) -> bytes:
         return vector_of(hash((row.prompt, row.pooling == "mean")))
 
-    def _likeliest(self, row: Row, count: int) -> Offer:
+    def _likeliest(self, row: OracleRow, count: int) -> Offer:
         """Returns the passage's token as by far the likeliest, and its other tokens as
         others.
         """
@@ -79,5 +79,5 @@ class Dry(Oracle):
         tokens = (token, *sorted(others)[: count - 1])
         return tokens, tuple(-0.1 - 5.0 * place for place in range(len(tokens)))
 
-    def _draw(self, row: Row) -> int:
+    def _draw(self, row: OracleRow) -> int:
         return self.token(row.sampling, row.prompt, row.next)

@@ -10,7 +10,7 @@ from attrs import astuple, frozen
 from minfer.records.messages import Executed
 from minfer.records.state import Turn
 from minfer.runs.codec import CodecError, dump, load
-from minfer.runs.cost import CostModel, Work, drafts_of, work
+from minfer.runs.cost import CostModel, StepWork, drafts_of, work
 from minfer.values.checks import ConfigError
 
 PART: Final = 64  # successive steps that are fitted, or held out, together
@@ -32,7 +32,7 @@ class Step:
 
     seconds: float
     rows: int  # and drafts; 0 if some rows have prefill tokens
-    work: Work
+    work: StepWork
 
 
 def steps(turns: Iterable[Turn]) -> Iterator[Step]:
@@ -110,7 +110,7 @@ def _buckets(rows: Any) -> list[int]:
 def _design(every: list[Step], tops: list[int], eager: Any) -> Any:
     """The matrix of each step's work, one column for each coefficient: forwards by
     bucket, with prefill tokens, and launched by operations; prefill tokens, in steps with
-    a graph and without; and the rest of `Work`.
+    a graph and without; and the rest of `StepWork`.
     """
     import numpy as np
 

@@ -19,7 +19,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn
 from minfer.runs.drafts import judged, tally_of
 from minfer.runs.simulate import Arrival
-from minfer.speculate.tally import NO_DRAFTS, Tally
+from minfer.speculate.tally import NO_DRAFTS, DraftTally
 
 SPREADS: Final = ("ttft", "tpot", "itl", "e2e")
 _SHORTEST: Final = 1e-9  # seconds: the ends of a spread
@@ -69,7 +69,7 @@ class Report:
     ended: Counter[str] = field(factory=Counter)
     sums: dict[str, float] = Factory(lambda: defaultdict(int))
     most: Counter[str] = field(factory=Counter)
-    drafts: Tally = NO_DRAFTS
+    drafts: DraftTally = NO_DRAFTS
     begin: float = math.nan
     end: float = math.nan
     state: EngineState | None = None  # the last
@@ -237,7 +237,7 @@ class Report:
         }
 
 
-def drafts_told(tally: Tally) -> dict[str, Any]:
+def drafts_told(tally: DraftTally) -> dict[str, Any]:
     """Counts of drafts, for people and JSON; no rates if there were none."""
     some = bool(tally.rows)
     return {

@@ -84,11 +84,11 @@ def _asked(
     try:
         return read(getattr(config.policy, question)(state.policy, *about)), state
     except _UnusableError as error:
-        told = PolicyOverride(question, str(error))
+        override = PolicyOverride(question, str(error))
     except Exception as error:  # any error is the policy's and not the engine's
         why = f"raised {type(error).__name__}"
-        told = PolicyOverride(question, why, _text(error), _line(error))
-    return instead, evolve(state, overrides=(*state.overrides, told))
+        override = PolicyOverride(question, why, _text(error), _line(error))
+    return instead, evolve(state, overrides=(*state.overrides, override))
 
 
 def _text(error: Exception) -> str:

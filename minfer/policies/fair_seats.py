@@ -141,12 +141,12 @@ class FairSeats(FairQueue):
 
     def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Accounts:
         """Count one more seat taken."""
-        told: Any = super().admitted(state, rank, request, load)
-        seats: Seats = told.moved(request, 1)
+        queue: Any = super().admitted(state, rank, request, load)
+        seats: Seats = queue.moved(request, 1)
         return seats
 
     def ended(self, state: Any, request: Request, output: int, ran: bool) -> Accounts:
         """Free its seat, if it had one."""
-        told: Any = super().ended(state, request, output, ran)
-        seats: Seats = told.moved(request, -1) if ran else told
+        queue: Any = super().ended(state, request, output, ran)
+        seats: Seats = queue.moved(request, -1) if ran else queue
         return seats

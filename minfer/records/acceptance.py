@@ -46,7 +46,7 @@ class Acceptance:
     judged: float = 0.0  # drafts whose predecessors were all accepted
     accepted: float = 0.0  # of these
 
-    def told(self, how: Learning, judged: int, accepted: int) -> "Acceptance":
+    def updated(self, how: Learning, judged: int, accepted: int) -> "Acceptance":
         """The record after a step in which `judged` drafts counted, or none."""
         fade = how.kept if judged else how.rested
         count = self.judged * fade + judged

@@ -96,10 +96,10 @@ class Finish(OfSample):
         check_whole(self.length, "length")
         check_text(self.reason, "reason")
         check_text(self.error, "error")
-        told = self.reason == "error" and self.error
-        if self.error and not told:
+        has_error = self.reason == "error" and self.error
+        if self.error and not has_error:
             raise ParameterError("error", "needs the reason 'error'")
-        if self.reason in OWN_ENDS and not told:
+        if self.reason in OWN_ENDS and not has_error:
             raise ParameterError("reason", f"{self.reason!r} is the engine's own to give")
 
 

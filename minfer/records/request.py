@@ -198,12 +198,12 @@ def row_sampling(request: Request, sample: int) -> RowSampling:
     """The sampling values of one sample of a request."""
     number = request.first_sample + sample
     params = request.sampling
-    told = RowSampling.of(
+    values = RowSampling.of(
         params, request.seed, number, request.stop_ids, request.bad_words
     )
     if params.chooses and params.logprobs is None:
-        told = evolve(told, logprobs=0)  # by which the best samples are found
+        values = evolve(values, logprobs=0)  # by which the best samples are found
     # Only once per request: its first sample computes the prompt, before it has output.
     once = sample == 0 and not request.output
     scored = params.prompt_logprobs if once else None
-    return told if scored is None else evolve(told, prompt_logprobs=scored)
+    return values if scored is None else evolve(values, prompt_logprobs=scored)

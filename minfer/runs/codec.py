@@ -25,12 +25,10 @@ from typing import Any, Final
 
 import attrs
 
-from minfer.blocks import ownership as blocks
-from minfer.blocks import pool, prefix
-from minfer.policies import builtin as policies
-from minfer.policies import fair_queue as policy_fair
-from minfer.policies import fair_seats as policy_seats
+from minfer.blocks import ownership, pool, prefix
+from minfer.policies import builtin, fair_queue, fair_seats
 from minfer.records import (
+    acceptance,
     config,
     drafting,
     messages,
@@ -38,13 +36,12 @@ from minfer.records import (
     policy,
     request,
     sequence,
+    speculation,
+    state,
     waiting,
 )
-from minfer.records import speculation as settings
-from minfer.records import state as states
 from minfer.runs.wire_names import fields_of, name_of, python_names, without_removed
 from minfer.sampling import beam, structured
-from minfer.speculate import length
 from minfer.values import log
 from minfer.values.checks import LEAST, MOST
 from minfer.values.pmap import Map
@@ -52,24 +49,24 @@ from minfer.values.pmap import Map
 _MANY: Final = 16  # consecutive integers that are worth packing
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "q"}
 _MODULES: Final = (
+    acceptance,
     beam,
-    blocks,
+    builtin,
     config,
     drafting,
-    length,
+    fair_queue,
+    fair_seats,
     log,
     messages,
+    ownership,
     plan,
-    policies,
     policy,
-    policy_fair,
-    policy_seats,
     pool,
     prefix,
     request,
     sequence,
-    settings,
-    states,
+    speculation,
+    state,
     structured,
     waiting,
 )
@@ -112,14 +109,14 @@ def dump(value: Any, without: Container[str] = ()) -> Any:
         raise CodecError(
             f"a {cls.__name__} cannot be written to a journal: {value!r:.80}"
         )
-    told = {"is": name_of(cls)}
+    record = {"is": name_of(cls)}
     for field in fields_of(cls):
         if not field.init or field.wire_name in without:
             continue
         part, default = getattr(value, field.name), field.default
         if part is not default and not _same(part, default):
-            told[field.wire_name] = dump(part)
-    return told
+            record[field.wire_name] = dump(part)
+    return record
 
 
 def load(value: Any, classes: Mapping[str, type] = RECORDS) -> Any:

@@ -1,8 +1,8 @@
 """The cost of steps: a linear model.
 
 A step's cost is that of its forwards and of what they read and write: prefill tokens,
-decode rows, the positions that they attend to (`Work`). If no graph was captured for it,
-launching it costs host time, too.
+decode rows, the positions that they attend to (`StepWork`). If no graph was captured for
+it, launching it costs host time, too.
 
 A draft is an input like a row's own token: verifying five costs as much as five more
 rows, but their context is read once. A draft model runs once for each place in which any
@@ -22,7 +22,7 @@ _LEAST: Final = 1e-9  # seconds
 
 
 @frozen
-class Work:
+class StepWork:
     """The amounts of a plan in which its cost is linear."""
 
     inputs: int  # prefill tokens
@@ -33,7 +33,7 @@ class Work:
     depth: int = 0  # forwards of a draft model
 
 
-def work(plan: Plan) -> Work:
+def work(plan: Plan) -> StepWork:
     """The amounts of work of a plan."""
     rows, chunks = len(plan.rows), len(plan.fills)
     inputs, verified = sum(plan.counts), drafts_of(plan)
@@ -41,7 +41,7 @@ def work(plan: Plan) -> Work:
     for fill in plan.fills:
         size = len(fill.tokens)
         attended += size * plan.starts[fill.index] + size * (size + 1) // 2
-    return Work(
+    return StepWork(
         inputs=inputs - rows + chunks - verified,
         alone=rows - chunks + verified,
         chunks=chunks,
@@ -68,7 +68,7 @@ def _cost(**how: Any) -> Any:
 
 @frozen(kw_only=True)
 class CostModel:
-    """The cost of steps, in seconds, linear in `Work`. Raises ConfigError for values
+    """The cost of steps, in seconds, linear in `StepWork`. Raises ConfigError for values
     below 0.
     """
 

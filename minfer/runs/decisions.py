@@ -46,7 +46,7 @@ def facts(before: EngineState, transition: Transition) -> Facts:
     `left` and `joined` [place, generation, row], `counts` and `most` that are not 1,
     `fills`, `opens`, `grows`, `copies`. `finished`, `wake` and `reasons` are the rest.
     """
-    told: Facts = {}
+    changes: Facts = {}
     plans: list[Facts] = []
     last = before.inflight[-1] if before.inflight else None
     for command in transition.commands:
@@ -56,22 +56,22 @@ def facts(before: EngineState, transition: Transition) -> Facts:
                 last = plan
             case Emit(finished=finished) if finished:
                 ends = [[f.id, f.sample, f.reason, f.length, f.cached] for f in finished]
-                told.setdefault("finished", []).extend(ends)
+                changes.setdefault("finished", []).extend(ends)
             case WakeAt(time):
-                told["wake"] = time
+                changes["wake"] = time
     if plans != [{}]:
-        told["plans"] = plans
+        changes["plans"] = plans
     reasons = [_reason(one) for one in transition.reasons if not isinstance(one, Ended)]
     if reasons:
-        told["reasons"] = reasons
-    return told
+        changes["reasons"] = reasons
+    return changes
 
 
 def _reason(reason: Any) -> list[Any]:
     kind: Any = type(reason)
     parts = (getattr(reason, one.name) for one in _columns(kind))
-    told = (list(part) if isinstance(part, tuple) else part for part in parts)
-    return [name_of(kind), *told]
+    changes = (list(part) if isinstance(part, tuple) else part for part in parts)
+    return [name_of(kind), *changes]
 
 
 @cache
@@ -87,35 +87,39 @@ def columns_of(kind: Any) -> tuple[str, ...]:
 
 
 def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
-    told: Facts = {}
+    changes: Facts = {}
     was = last.gens if last else ()
     if plan.gens != was:
-        told = _membership(was, plan)
+        changes = _membership(was, plan)
     for name, column in (("counts", plan.counts), ("most", plan.most)):
         if column.count(1) != len(column):
-            told[name] = [[at, column[at]] for at in _not_one(column)]
+            changes[name] = [[at, column[at]] for at in _not_one(column)]
     if plan.fills:
-        told["fills"] = [[fill.index, plan.starts[fill.index]] for fill in plan.fills]
+        changes["fills"] = [[fill.index, plan.starts[fill.index]] for fill in plan.fills]
     if plan.opens:
-        told["opens"] = [
+        changes["opens"] = [
             [opened.index, *opened.name, *map(_runs, opened.tables)]
             for opened in plan.opens
         ]
     if plan.grows:
-        told["grows"] = [[grow.row, grow.at, _runs(grow.blocks)] for grow in plan.grows]
+        changes["grows"] = [
+            [grow.row, grow.at, _runs(grow.blocks)] for grow in plan.grows
+        ]
     if plan.copies:
-        told["copies"] = [[copy.source, copy.target, copy.count] for copy in plan.copies]
+        changes["copies"] = [
+            [copy.source, copy.target, copy.count] for copy in plan.copies
+        ]
     if plan.drafts:
-        told["drafts"] = [
+        changes["drafts"] = [
             [draft.index, plan.counts[draft.index] - 1] for draft in plan.drafts
         ]
     if plan.moves:
-        told["moves"] = [
+        changes["moves"] = [
             [move.origin, move.source, move.tier, move.target] for move in plan.moves
         ]
     if plan.deferred:
-        told["apart"] = list(plan.deferred)
-    return told
+        changes["apart"] = list(plan.deferred)
+    return changes
 
 
 def _membership(was: tuple[int, ...], plan: Plan) -> Facts:
@@ -145,11 +149,11 @@ def _runs(numbers: tuple[int, ...]) -> list[list[int]]:
     return [[part[0], len(part)] for part in parts]
 
 
-def chained(digest: bytes, transition: Transition, told: bytes) -> bytes:
+def chained(digest: bytes, transition: Transition, changes: bytes) -> bytes:
     """The running digest after one more turn, 8 bytes: over the plans' columns and the
     facts.
 
-    `told` are the facts as JSON, empty if there are none.
+    `changes` are the facts as JSON, empty if there are none.
     """
     hashed = blake2b(digest, digest_size=8)
     for command in transition.commands:
@@ -158,7 +162,7 @@ def chained(digest: bytes, transition: Transition, told: bytes) -> bytes:
             hashed.update(
                 array("q", plan.starts).tobytes() + plan.step.to_bytes(8, "little")
             )
-            if told:
+            if changes:
                 hashed.update(array("q", plan.rows).tobytes())
-    hashed.update(told)
+    hashed.update(changes)
     return hashed.digest()

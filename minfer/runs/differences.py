@@ -12,7 +12,7 @@ from minfer.runs.wire_names import name_of
 
 REASONS: Final[dict[str, Any]] = {name_of(kind): kind for kind in get_args(Reason)}
 _MOST_NAMED: Final = 8  # of many, in a sentence
-_Told = dict[str, Any]  # a reason's fields by their names in journals
+_Reasons = dict[str, Any]  # a reason's fields by their names in journals
 
 
 @frozen
@@ -42,46 +42,46 @@ def listed(parts: Iterable[str], none: str = "none") -> str:
 # --- subjects of each kind of reason ----------------------------------------------------
 
 
-def _held(one: _Told) -> str:
+def _held(one: _Reasons) -> str:
     text = f"{_who(one)} for {one['cause']}"
     if not one["needs"]:
         return text
     return f"{text} ({one['needs']} needed, {one['available']} available)"
 
 
-def _preempted(one: _Told) -> str:
+def _preempted(one: _Reasons) -> str:
     who, by = [one["id"], one["sample"]], one["by"]
     return f"{named(who)} for {'itself' if by == who else named(by)}"
 
 
-def _missed(one: _Told) -> str:
+def _missed(one: _Reasons) -> str:
     return f"{_who(one)} from block {one['block']} of {one['blocks']} on"
 
 
-def _who(one: _Told) -> str:
+def _who(one: _Reasons) -> str:
     return named((one["id"], one["sample"]))
 
 
-def _fields(one: _Told) -> str:
+def _fields(one: _Reasons) -> str:
     return " ".join(f"{name} {value}" for name, value in one.items())
 
 
 @frozen
-class _Words:
+class _Phrases:
     """The words for a kind of reason: what was done, to which sample."""
 
     verb: str
-    whom: Callable[[_Told], str]
+    whom: Callable[[_Reasons], str]
 
 
 _WORDS: Final = {
-    "Admitted": _Words("admitted", _who),
-    "Preempted": _Words("preempted", _preempted),
-    "Held": _Words("held", _held),
-    "Missed": _Words("missed the prefix of", _missed),
-    "Voided": _Words("voided", _fields),
-    "Ignored": _Words("ignored", _fields),
-    "Overruled": _Words("overruled the policy in", _fields),
+    "Admitted": _Phrases("admitted", _who),
+    "Preempted": _Phrases("preempted", _preempted),
+    "Held": _Phrases("held", _held),
+    "Missed": _Phrases("missed the prefix of", _missed),
+    "Voided": _Phrases("voided", _fields),
+    "Ignored": _Phrases("ignored", _fields),
+    "Overruled": _Phrases("overruled the policy in", _fields),
 }
 
 
@@ -97,16 +97,18 @@ def reasons(then: Facts, now: Facts) -> Iterator[Difference]:
         old, new = was.get(kind, []), is_.get(kind, [])
         if old == new:
             continue
-        words = _WORDS.get(kind, _Words(kind, _fields))
+        words = _WORDS.get(kind, _Phrases(kind, _fields))
         whom, others = [*map(words.whom, old)], [*map(words.whom, new)]
         if whom == others:
             yield from _figures(words, old, new)
         else:
-            told = f"then {words.verb} {listed(whom)}, now {listed(others)}"
-            yield Difference(words.verb, old, new, told)
+            facts = f"then {words.verb} {listed(whom)}, now {listed(others)}"
+            yield Difference(words.verb, old, new, facts)
 
 
-def _figures(words: _Words, old: list[_Told], new: list[_Told]) -> Iterator[Difference]:
+def _figures(
+    words: _Phrases, old: list[_Reasons], new: list[_Reasons]
+) -> Iterator[Difference]:
     """Differences of figures for the same sample."""
     for one, other in zip(old, new, strict=True):
         odd = [name for name in one if one[name] != other[name]]
@@ -114,13 +116,13 @@ def _figures(words: _Words, old: list[_Told], new: list[_Told]) -> Iterator[Diff
             was = ", ".join(f"{name} {one[name]}" for name in odd)
             now = ", ".join(f"{name} {other[name]}" for name in odd)
             what = f"{words.verb} {words.whom(one)}"
-            told = f"{what}: then with {was}, now with {now}"
-            yield Difference(what, one, other, told)
+            facts = f"{what}: then with {was}, now with {now}"
+            yield Difference(what, one, other, facts)
 
 
-def _by_kind(told: Facts) -> dict[str, list[_Told]]:
-    found: dict[str, list[_Told]] = {}
-    for kind, *parts in told.get("reasons", ()):
+def _by_kind(facts: Facts) -> dict[str, list[_Reasons]]:
+    found: dict[str, list[_Reasons]] = {}
+    for kind, *parts in facts.get("reasons", ()):
         names = columns_of(REASONS[kind])
         found.setdefault(kind, []).append(dict(zip(names, parts, strict=True)))
     return found

@@ -122,8 +122,8 @@ def _innermost(path: str, was: Any, now: Any) -> tuple[str, Any, Any]:
 def _legend(path: str, was: Any, now: Any) -> str:
     """The names of the columns of a fact."""
     if path == "reasons":
-        told = json.dumps([was, now])
-        kinds = [kind for kind in REASONS if f'["{kind}"' in told]
+        shown = json.dumps([was, now])
+        kinds = [kind for kind in REASONS if f'["{kind}"' in shown]
         return "; ".join(
             f"[{', '.join((kind, *columns_of(REASONS[kind])))}]" for kind in kinds
         )

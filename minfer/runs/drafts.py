@@ -20,7 +20,7 @@ from minfer.records.messages import Discarded, Event, Executed, Failed, OfSample
 from minfer.records.plan import Plan, Yields
 from minfer.records.sequence import Running, SampleIds
 from minfer.records.state import EngineState, Transition
-from minfer.speculate.tally import Tally, of_row
+from minfer.speculate.tally import DraftTally, of_row
 
 
 @frozen
@@ -116,9 +116,9 @@ def judged(
     )
 
 
-def tally_of(some: Iterable[Judged]) -> Tally:
+def tally_of(some: Iterable[Judged]) -> DraftTally:
     """The sum of their counts."""
-    tally = Tally()
+    tally = DraftTally()
     for one in some:
         tally = tally.plus(of_row(one.proposed, one.accepted))
     return tally

@@ -33,7 +33,7 @@ _PROPOSED: Final = "proposed"
 
 
 @frozen
-class Said:
+class Acceptances:
     """The recorded facts about the drafts of one sample."""
 
     rate: float  # accepted drafts over drafts whose predecessors were all accepted
@@ -49,7 +49,7 @@ class Guesses:
     """Coins, and recorded facts. Raises ConfigError for an invalid rate."""
 
     rate: float = field(default=ASSUMED, validator=number(0, of="acceptance "))
-    said: Mapping[SampleId, Said] = field(factory=dict)
+    said: Mapping[SampleId, Acceptances] = field(factory=dict)
     asked: int = 0  # the limit of the host's drafts when they were recorded
 
     def __attrs_post_init__(self) -> None:

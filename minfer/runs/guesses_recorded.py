@@ -25,7 +25,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST
 from minfer.records.state import Turn
 from minfer.runs.drafts import good_steps, judged
-from minfer.runs.guesses import ASSUMED, Guesses, Said
+from minfer.runs.guesses import ASSUMED, Acceptances, Guesses
 from minfer.runs.redact import redacted_config
 
 _WEIGHT: Final = 2.0  # drafts: weight of the rate of all in the rate of a sample
@@ -74,7 +74,7 @@ class Recorded:
         usual = total["stood"] / total["tried"] if total["tried"] else ASSUMED
         share = _share(self.samples.values())
         said = {
-            name: Said(
+            name: Acceptances(
                 (one.stood + _WEIGHT * usual) / (one.tried + _WEIGHT)
                 if rate is None
                 else rate,

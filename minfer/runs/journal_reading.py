@@ -40,7 +40,7 @@ _BEGINS: Final = re.compile(
 
 
 @frozen
-class Written:
+class RecordedTurn:
     """A turn of a journal: its events and its recorded decisions."""
 
     events: tuple[Event, ...]
@@ -136,8 +136,8 @@ def submitted(data: bytes, where: str) -> Iterator[str]:
         if payload[:1] != b"T" or b'"Submit"' not in payload:
             continue
         *_, width, count = TURN.unpack_from(payload)
-        told = json.loads(payload[TURN.size + width * count :])
-        for event in told["events"]:
+        record = json.loads(payload[TURN.size + width * count :])
+        for event in record["events"]:
             if event and event["is"] == "Submit":
                 yield event["request"]["id"]
 
@@ -194,20 +194,20 @@ def read_head(
             f"{where}: it has no head: nothing of it was ever acknowledged"
         )
     try:
-        told = json.loads(zlib.decompress(payload[1:]))
-        if not OLDEST <= told["format"] <= FORMAT:
-            raise JournalError(f"{where}: {_other_format(told)}")
+        record = json.loads(zlib.decompress(payload[1:]))
+        if not OLDEST <= record["format"] <= FORMAT:
+            raise JournalError(f"{where}: {_other_format(record)}")
         bare = Head(
-            config=load(told["config"], classes),
-            turn=told["turn"],
-            digest=bytes.fromhex(told["digest"]),
-            state_digest=bytes.fromhex(told.get("state_digest", "")),
-            format=told["format"],
-            about=told["about"],
+            config=load(record["config"], classes),
+            turn=record["turn"],
+            digest=bytes.fromhex(record["digest"]),
+            state_digest=bytes.fromhex(record.get("state_digest", "")),
+            format=record["format"],
+            about=record["about"],
         )
-        snapshot = told["state"]
+        snapshot = record["state"]
     except RemovedError as error:
-        raise JournalError(f"{where}: {_removed(told['format'], error)}") from error
+        raise JournalError(f"{where}: {_removed(record['format'], error)}") from error
     except (CodecError, KeyError, TypeError, ValueError, zlib.error) as error:
         if isinstance(error, JournalError):
             raise
@@ -218,13 +218,13 @@ def read_head(
 
 
 def _read_snapshot(
-    told: Any, head: Head, where: str, classes: Mapping[str, type]
+    record: Any, head: Head, where: str, classes: Mapping[str, type]
 ) -> EngineState:
     """The state in a head. Raises JournalError if it has records of an older version,
     from which no present state can be made.
     """
     try:
-        state: EngineState = load(told, classes)
+        state: EngineState = load(record, classes)
         found = state_digest(state)
     except RemovedError as error:
         raise JournalError(f"{where}: {_removed(head.format, error)}") from error
@@ -247,15 +247,16 @@ def _old_snapshot(head: Head, why: str) -> str:
     )
 
 
-def _other_format(told: Mapping[str, Any]) -> str:
-    """The error for a head of another format; `told` are its fields, which may be
+def _other_format(record: Mapping[str, Any]) -> str:
+    """The error for a head of another format; `record` are its fields, which may be
     anything.
     """
-    older = told["format"] < OLDEST
+    older = record["format"] < OLDEST
     what = "it records decisions otherwise" if older else "it is newer"
     return (
-        f"this journal has format {told['format']}, and this minfer reads formats "
-        f"{OLDEST} to {FORMAT}: {what}; replay it with {_writer(told.get('about') or {})}"
+        f"this journal has format {record['format']}, and this minfer reads formats "
+        f"{OLDEST} to {FORMAT}: {what}; replay it with "
+        f"{_writer(record.get('about') or {})}"
     )
 
 
@@ -271,7 +272,7 @@ def _writer(about: Mapping[str, Any]) -> str:
     )
 
 
-def read_turn(payload: bytes, state: EngineState, head: Head) -> Written:
+def read_turn(payload: bytes, state: EngineState, head: Head) -> RecordedTurn:
     """The turn in a payload, taken in `state`; `head` is that of its segment. Raises
     JournalError, without a place.
     """
@@ -290,10 +291,10 @@ def read_turn(payload: bytes, state: EngineState, head: Head) -> Written:
             yields = _split(ids[:begin], sizes)
             logprobs = _logprobs(rest.get("logprobs", ()), len(sizes))
             events.append(Executed(plan.step, yields, scores, logprobs))
-        for told in rest.get("events", ()):
-            event, begin = _read_event(told, ids, begin, block_size)
+        for record in rest.get("events", ()):
+            event, begin = _read_event(record, ids, begin, block_size)
             events.append(event)
-        return Written(tuple(events), rest.get("facts", {}), digest)
+        return RecordedTurn(tuple(events), rest.get("facts", {}), digest)
     except RemovedError as error:
         raise JournalError(_removed(head.format, error)) from error
     except (
@@ -307,12 +308,12 @@ def read_turn(payload: bytes, state: EngineState, head: Head) -> Written:
         raise JournalError(f"it is no turn of this state: {error!r}") from error
 
 
-def _logprobs(told: Any, rows: int) -> Logprobs:
+def _logprobs(record: Any, rows: int) -> Logprobs:
     """The column of log-probabilities, of rows that are beams of searches."""
-    if not told:
+    if not record:
         return ()
     column: list[tuple[TokenLogprobs, ...]] = [()] * rows
-    for at, logprob, rank, likeliest, logprobs in told:
+    for at, logprob, rank, likeliest, logprobs in record:
         column[at] = (TokenLogprobs(logprob, rank, tuple(likeliest), tuple(logprobs)),)
     return tuple(column)
 
@@ -334,11 +335,14 @@ def _split(ids: tuple[int, ...], sizes: tuple[int, ...]) -> Yields:
     return tuple([tuple([next(it) for _ in range(size)]) for size in sizes])
 
 
-def _read_event(told: Any, ids: tuple[int, ...], at: int, size: int) -> tuple[Event, int]:
-    if told is None or told["is"] != "Submit":
-        event: Event = load(told)  # None was not an event when it arrived, and is not now
+def _read_event(
+    record: Any, ids: tuple[int, ...], at: int, size: int
+) -> tuple[Event, int]:
+    if record is None or record["is"] != "Submit":
+        # None was not an event when it arrived, and is not now
+        event: Event = load(record)
         return event, at
-    fields = dict(told["request"])
+    fields = dict(record["request"])
     end, keys = at + fields.pop("prompt"), fields.pop("keys")
     bare: Request = load(fields | {"prompt": []})
     prompt = ids[at:end]

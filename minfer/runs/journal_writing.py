@@ -33,7 +33,7 @@ def head_record(head: Head) -> bytes:
     """The first record of a segment. Raises CodecError for a policy that cannot be
     encoded.
     """
-    told = {
+    record = {
         "format": FORMAT,
         "turn": head.turn,
         "digest": head.digest.hex(),
@@ -42,12 +42,12 @@ def head_record(head: Head) -> bytes:
         "state": None,
     }
     if head.state is not None:
-        told["state"] = dump(head.state)
-        told["state_digest"] = state_digest(head.state).hex()
-    return framed(b"H" + zlib.compress(compact(told), 1))
+        record["state"] = dump(head.state)
+        record["state_digest"] = state_digest(head.state).hex()
+    return framed(b"H" + zlib.compress(compact(record), 1))
 
 
-def turn_record(turn: Turn, told: bytes, digest: bytes) -> bytes:
+def turn_record(turn: Turn, facts_json: bytes, digest: bytes) -> bytes:
     """The record of a turn with its facts, as JSON, and the digest after it."""
     events = turn.events
     time = 0.0
@@ -70,8 +70,8 @@ def turn_record(turn: Turn, told: bytes, digest: bytes) -> bytes:
     planes = _planes(ids)
     head = TURN.pack(b"T", flags, time, digest, len(planes), len(ids))
     tail = compact(rest)
-    if told:
-        tail = (tail[:-1] + b"," if tail else b"{") + b'"facts":' + told + b"}"
+    if facts_json:
+        tail = (tail[:-1] + b"," if tail else b"{") + b'"facts":' + facts_json + b"}"
     return framed(b"".join([head, *planes, tail]))
 
 
@@ -133,9 +133,9 @@ def _event(event: Event, ids: "array[int]") -> Any:
     if type(event) is Submit:
         request = event.request
         ids.extend(request.prompt)
-        told = dump(request, without=("prompt", "keys"))
-        told["prompt"], told["keys"] = len(request.prompt), len(request.keys)
-        return {"is": "Submit", "request": told}
+        record = dump(request, without=("prompt", "keys"))
+        record["prompt"], record["keys"] = len(request.prompt), len(request.keys)
+        return {"is": "Submit", "request": record}
     return dump(as_written(event), without=("logprobs",))
 
 
@@ -193,9 +193,9 @@ def encode_journal(
         if len(parts) == 1:
             state = None if last.before == head.begin else last.before
             parts.append(head_record(evolve(head, turn=last.number, state=state)))
-        told = compact(facts(last.before, last.transition))
-        digest = chained(digest, last.transition, told)
-        parts.append(turn_record(last, told, digest))
+        facts_json = compact(facts(last.before, last.transition))
+        digest = chained(digest, last.transition, facts_json)
+        parts.append(turn_record(last, facts_json, digest))
     if last is None:
         return b"".join([MAGIC, head_record(head), end_record(0)])
     count = last.number + 1

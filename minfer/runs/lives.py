@@ -38,7 +38,7 @@ from minfer.records.sequence import SampleId, Sequence
 from minfer.records.state import EngineState, Turn, head_of_queue
 from minfer.runs.drafts import Judged, judged, tally_of
 from minfer.schedule import queue_blocked_by
-from minfer.speculate.tally import NO_DRAFTS, Tally
+from minfer.speculate.tally import NO_DRAFTS, DraftTally
 from minfer.values.pmap import Map
 
 
@@ -108,7 +108,7 @@ class Life:
     first: float | None = None  # when its first tokens came
     last: Moment | None = None  # when its last ones did
     gap: Gap | None = field(default=None, repr=False)  # its longest
-    drafts: Tally = NO_DRAFTS  # of steps with valid results
+    drafts: DraftTally = NO_DRAFTS  # of steps with valid results
     end: Finished | None = None  # None: it has not ended
 
     @classmethod
@@ -260,8 +260,8 @@ class Followed:
         """The life with its tokens, drafts and reasons of this turn."""
         life = _with_drafts(_with_tokens(life, seen), seen)
         news = [*failed, *_news(life.id, seen)]
-        told = tuple((seen.turn.number, reason) for reason in news)
-        return evolve(life, reasons=life.reasons + told, end=_end(life.id, seen))
+        recorded = tuple((seen.turn.number, reason) for reason in news)
+        return evolve(life, reasons=life.reasons + recorded, end=_end(life.id, seen))
 
 
 def _with_tokens(life: Life, seen: Seen) -> Life:

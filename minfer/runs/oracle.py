@@ -63,17 +63,17 @@ def part_of(first: int, digests: Sequence[int]) -> PromptPart:
     return PromptPart(first, len(digests), 1, ids, bytes(len(ids)))
 
 
-def masks_of(told: SampleDeferred, index: int, drafts: int = 0) -> list[bytes]:
+def masks_of(deferred: SampleDeferred, index: int, drafts: int = 0) -> list[bytes]:
     """The masks of a row with so many drafts, place by place: as many as it may yield
     tokens.
     """
-    by_place = {mask.place: mask.bits for mask in told.masks if mask.index == index}
-    most = min([drafts, *(one.most for one in told.stands if one.index == index)])
+    by_place = {mask.place: mask.bits for mask in deferred.masks if mask.index == index}
+    most = min([drafts, *(one.most for one in deferred.stands if one.index == index)])
     return [by_place.get(place, b"") for place in range(most + 1)]
 
 
 @define
-class Row:
+class OracleRow:
     """The state of a device row."""
 
     name: SampleId
@@ -86,7 +86,7 @@ class Row:
     total: int = 0  # of the digests of all inputs since it was opened
 
     @classmethod
-    def of(cls, opened: Open) -> "Row":
+    def of(cls, opened: Open) -> "OracleRow":
         """The row of a new generation."""
         (table,) = opened.tables  # layers are of one group here
         sampling, pooling = opened.sampling, opened.pooling
@@ -100,7 +100,7 @@ class Oracle:
         self.block_size, self.vocab, self.window = block_size, vocab, window
         self.memory: dict[int, list[int]] = {}  # block -> digest after each slot written
         self.tiers: dict[str, dict[int, list[int]]] = {DEVICE: self.memory}
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, OracleRow] = {}
         self.scored: set[int] = set()  # rows whose tokens have scores
         self.plans: deque[Plan] = deque()
         self.apart: dict[int, SampleDeferred] = {}  # by step, the host's masks
@@ -175,7 +175,7 @@ class Oracle:
             self.tiers.setdefault(move.tier, {})[move.target] = list(content)
         for opened in plan.opens:
             index = plan.rows[opened.index]
-            self.rows[index] = Row.of(opened)
+            self.rows[index] = OracleRow.of(opened)
             self.scored.discard(index)
             if opened.sampling.scores:
                 self.scored.add(index)
@@ -189,19 +189,19 @@ class Oracle:
             self.memory[copy.target] = self.memory.get(copy.source, [])[: copy.count]
         fills = {fill.index: fill.tokens for fill in plan.fills}
         drafts = {draft.index: draft for draft in plan.drafts}
-        told = self.apart.get(plan.step, SampleDeferred(plan.step))
+        deferred = self.apart.get(plan.step, SampleDeferred(plan.step))
         for i, index in enumerate(plan.rows):
             row, start, count = self.rows[index], plan.starts[i], plan.counts[i] - 1
             if i in drafts:
-                masks = masks_of(told, i, count)
+                masks = masks_of(deferred, i, count)
                 yield tuple(self._verified(row, start, drafts[i], count, masks))
             else:
-                [bits] = masks_of(told, i)
+                [bits] = masks_of(deferred, i)
                 yield tuple(self._row(row, fills.get(i), start, plan.most[i], bits))
 
     def _row(
         self,
-        row: Row,
+        row: OracleRow,
         fill: tuple[int, ...] | None,
         start: int,
         yields: int,
@@ -218,12 +218,12 @@ class Oracle:
             row.last = self._allowed(self._draw(row), bits)
             yield row.last
 
-    def _expect(self, row: Row, start: int) -> None:
+    def _expect(self, row: OracleRow, start: int) -> None:
         if row.next > start:
             raise AssertionError(f"a row at {row.next} was planned to start by {start}")
 
     def _verified(
-        self, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
+        self, row: OracleRow, start: int, draft: Draft, count: int, masks: list[bytes]
     ) -> Iterator[int]:
         """Write the KV of a row's last token and of all drafts, then sample at each, as
         far as there are `masks`.
@@ -241,7 +241,7 @@ class Oracle:
             if row.last != draft_token:
                 return
 
-    def _drafted(self, row: Row, count: int) -> Iterator[int]:
+    def _drafted(self, row: OracleRow, count: int) -> Iterator[int]:
         """The drafts of a mostly right draft model; writes the KV of all drafts."""
         for _ in range(count):
             token = self._draw(row)
@@ -277,7 +277,7 @@ class Oracle:
         each = zip(rows, yields, strict=True)
         return tuple(self._beside(row, *some) for row, some in each)
 
-    def _beside(self, row: Row, *tokens: int) -> tuple[TokenLogprobs, ...]:
+    def _beside(self, row: OracleRow, *tokens: int) -> tuple[TokenLogprobs, ...]:
         count = row.sampling.logprobs
         if count is None or len(tokens) != 1:
             return ()
@@ -286,7 +286,7 @@ class Oracle:
         own = logprobs[min(rank, len(logprobs)) - 1]
         return (TokenLogprobs(own, rank, likeliest[:count], logprobs[:count]),)
 
-    def _likeliest(self, row: Row, count: int) -> Offer:
+    def _likeliest(self, row: OracleRow, count: int) -> Offer:
         return offer_of(self._digest(row), self.vocab, count)
 
     def _pooled(self, plan: Plan) -> Pooled:
@@ -307,7 +307,7 @@ class Oracle:
                 found[fill.index] = packed(self._part(row, start, followed))
         return tuple(found.get(i, b"") for i in range(len(plan.rows))) if found else ()
 
-    def _part(self, row: Row, start: int, count: int) -> PromptPart:
+    def _part(self, row: OracleRow, start: int, count: int) -> PromptPart:
         """Log-probabilities of the tokens after these inputs, from digests of KV."""
         digests = [
             self._read(row.table[position // self.block_size], position % self.block_size)
@@ -315,12 +315,12 @@ class Oracle:
         ]
         return part_of(start + 1, digests)
 
-    def _vector(self, row: Row) -> bytes:
+    def _vector(self, row: OracleRow) -> bytes:
         """The pooled vector: of its last input, or of all inputs since it was opened."""
         said = row.total if row.pooling == MEAN else self._digest(row)
         return vector_of(said)
 
-    def _write(self, row: Row, tokens: tuple[int, ...]) -> None:
+    def _write(self, row: OracleRow, tokens: tuple[int, ...]) -> None:
         """Write the KV of the row's next inputs."""
         unread, end = iter(tokens), row.next + len(tokens)
         while row.next < end:
@@ -336,7 +336,7 @@ class Oracle:
                 row.next += 1
                 row.total += here
 
-    def _draw(self, row: Row) -> int:
+    def _draw(self, row: OracleRow) -> int:
         """The token that follows the row's inputs so far; with noise only if it is
         sampled.
         """
@@ -344,13 +344,13 @@ class Oracle:
         noise = (how.seed, how.sample) if how.temperature > 0 else ()
         return self._digest(row, *noise) % self.vocab
 
-    def _digest(self, row: Row, *noise: int) -> int:
+    def _digest(self, row: OracleRow, *noise: int) -> int:
         """The digest of all that the row's last input attends to."""
         at, slot = divmod(row.next - 1, self.block_size)
         here, seen = self._read(row.table[at], slot), self._seen(row, at, row.next - 1)
         return hash((seen, here, row.next, *noise))
 
-    def _seen(self, row: Row, upto: int, position: int) -> int:
+    def _seen(self, row: OracleRow, upto: int, position: int) -> int:
         """A digest of the blocks that `position` attends to before entry `upto`, each
         read again.
         """

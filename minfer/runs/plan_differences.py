@@ -28,7 +28,7 @@ _COLUMNS: Final[dict[str, int | None]] = {
 
 
 @define
-class Batch:
+class PlanBatch:
     """A plan under names: the figures of each row, by sample."""
 
     rows: dict[str, dict[str, Any]] = field(factory=dict)
@@ -51,21 +51,22 @@ def plans(before: EngineState, then: Facts, now: Facts) -> Iterator[Difference]:
         yield Difference("planned", len(old), len(new), words)
 
 
-def _steps(first: int, planned: list[Batch]) -> str:
+def _steps(first: int, planned: list[PlanBatch]) -> str:
     return listed((f"step {first + at}" for at in range(len(planned))), "no step")
 
 
 # --- rebuilding -------------------------------------------------------------------------
 
 
-def batches(before: EngineState, told: Facts) -> list[Batch]:
+def batches(before: EngineState, facts: Facts) -> list[PlanBatch]:
     """The plans of these facts, rebuilt from the one before them."""
     run = before.running
     names = {gen: named(name) for gen, name in zip(run.gens, run.ids, strict=True)}
     rows = dict(zip(run.gens, run.rows, strict=True))
     gens = list(before.inflight[-1].gens) if before.inflight else []
     made = []
-    for plan in told.get("plans", [{}]):  # no facts: one plan, equal to the one before it
+    # no facts: one plan, equal to the one before it
+    for plan in facts.get("plans", [{}]):
         gone = set(plan.get("left", ()))
         gens = list(plan.get("gens", [gen for gen in gens if gen not in gone]))
         for at, gen, row in plan.get("joined", ()):
@@ -78,9 +79,9 @@ def batches(before: EngineState, told: Facts) -> list[Batch]:
     return made
 
 
-def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> Batch:
+def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> PlanBatch:
     """A plan's facts by name; `names` and `rows` are in batch order."""
-    batch = Batch()
+    batch = PlanBatch()
     for name, row in zip(names, rows, strict=True):
         batch.rows[name] = {"device row": row}
     for fact, what in (
@@ -105,7 +106,7 @@ def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> Batch:
 # --- comparing --------------------------------------------------------------------------
 
 
-def _members(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
+def _members(step: str, old: PlanBatch, new: PlanBatch) -> Iterator[Difference]:
     """Rows that are in a plan on one side only; else, differences of their order."""
     gone = [name for name in old.rows if name not in new.rows]
     come = [name for name in new.rows if name not in old.rows]
@@ -118,7 +119,7 @@ def _members(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
         yield Difference(f"{step}: order", [*old.rows], [*new.rows], words)
 
 
-def _figures(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
+def _figures(step: str, old: PlanBatch, new: PlanBatch) -> Iterator[Difference]:
     """Differences of the rows that are in it on both sides, column by column."""
     both = [name for name in old.rows if name in new.rows]
     for what, default in _COLUMNS.items():
@@ -132,7 +133,7 @@ def _figures(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
             yield Difference(f"{step}: {what}", was, now, words)
 
 
-def _whole(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
+def _whole(step: str, old: PlanBatch, new: PlanBatch) -> Iterator[Difference]:
     """Differences of the whole plan."""
     for what, was in old.rest.items():
         now = new.rest[what]

@@ -103,16 +103,16 @@ def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> R
     """A request without its token ids."""
     size, known = config.block_size, request.prompt + request.output
     keys = extend_keys(request.keys, request.root, known, size)
-    told, cut = masked(secret, keys, 0, len(known), size), len(request.prompt)
+    redacted_tokens, cut = masked(secret, keys, 0, len(known), size), len(request.prompt)
     if request.largest >= config.vocab_size:
-        told[0] = _ODD
-    prompt, root = tuple(told[:cut]), redacted_root(secret)
+        redacted_tokens[0] = _ODD
+    prompt, root = tuple(redacted_tokens[:cut]), redacted_root(secret)
     before, whole = request.tails or (b"", b"")
     tails = redacted_tail(secret, before), redacted_tail(secret, whole)
     return attrs.evolve(
         request,
         prompt=prompt,
-        output=tuple(told[cut:]),
+        output=tuple(redacted_tokens[cut:]),
         root=root,
         seed=0,
         client=redacted_client(secret, request.client),
@@ -136,7 +136,7 @@ def _results(
         if plan is None or len(sizes) != len(plan.gens):
             return Executed(event.step, tuple((0,) * size for size in sizes))
         place = {gen: i for i, gen in enumerate(state.running.gens)}
-        told = [
+        redacted_tokens = [
             tuple(_yielded(config, state, place.get(gen), some, secret))
             for gen, some in zip(plan.gens, event.yields, strict=True)
         ]
@@ -146,7 +146,7 @@ def _results(
     if not right:
         return Executed(event.step, ())
     logprobs = _logprobs(config, state, plan, event, secret)
-    return Executed(event.step, tuple(told), logprobs=logprobs)
+    return Executed(event.step, tuple(redacted_tokens), logprobs=logprobs)
 
 
 def _logprobs(
@@ -160,13 +160,13 @@ def _logprobs(
         return ()
     place = {gen: i for i, gen in enumerate(state.running.gens)}
 
-    def told(at: int, one: TokenLogprobs) -> TokenLogprobs:
+    def redacted_logprobs(at: int, one: TokenLogprobs) -> TokenLogprobs:
         i = place.get(plan.gens[at])
         each = (_yielded(config, state, i, (token,), secret) for token in one.likeliest)
         return attrs.evolve(one, likeliest=tuple(chain.from_iterable(each)))
 
     return tuple(
-        tuple(told(at, one) for one in some) if at in beams else ()
+        tuple(redacted_logprobs(at, one) for one in some) if at in beams else ()
         for at, some in enumerate(event.logprobs)
     )
 
@@ -199,7 +199,7 @@ def _yielded(
             out = masked(secret, keys, begin, len(known), size)
         if not stops.isdisjoint(tokens):
             out = [
-                STOP if token in stops else told
-                for token, told in zip(tokens, out, strict=True)
+                STOP if token in stops else redacted_token
+                for token, redacted_token in zip(tokens, out, strict=True)
             ]
     return out

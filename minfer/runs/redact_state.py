@@ -195,12 +195,12 @@ class _Redaction:
         for i, chain in enumerate(run.chains):
             known = run.tokens(i, size)
             keys = extend_keys(chain.keys[:], run.seqs[i].request.root, known, size)
-            told = masked(self.secret, keys, 0, len(known), size)
+            redacted_tokens = masked(self.secret, keys, 0, len(known), size)
             tail = len(chain.keys) * size
             cut = tail + len(run.tails[i])
-            chains.append(self._chain(chain, told[:tail]))
-            tails.append(tuple(told[tail:cut]))
-            fresh.append(tuple(told[cut:]))
+            chains.append(self._chain(chain, redacted_tokens[:tail]))
+            tails.append(tuple(redacted_tokens[tail:cut]))
+            fresh.append(tuple(redacted_tokens[cut:]))
         return evolve(
             run,
             seqs=tuple(map(self.sequence, run.seqs)),
@@ -209,16 +209,16 @@ class _Redaction:
             fresh=tuple(fresh),
         )
 
-    def _chain(self, chain: Chain, told: list[int]) -> Chain:
-        """The published blocks of a running sequence; `told` are the tokens of its
-        keys.
+    def _chain(self, chain: Chain, redacted_tokens: list[int]) -> Chain:
+        """The published blocks of a running sequence; `redacted_tokens` are the tokens of
+        its keys.
         """
         size = self.config.block_size
         keys = self.chain(chain.keys)
         # the first block whose tokens are kept
         first = len(chain.keys) - len(chain.chunks)
-        blocks = range(first * size, len(told), size)
-        chunks = tuple(tuple(told[at : at + size]) for at in blocks)
+        blocks = range(first * size, len(redacted_tokens), size)
+        chunks = tuple(tuple(redacted_tokens[at : at + size]) for at in blocks)
         return attrs.evolve(
             chain,
             keys=_like(chain.keys, keys),

@@ -208,11 +208,11 @@ class Journal:
             raise JournalError(f"{segment.name}: turn {number}: {error}") from error
         with blamed(number, before):
             transition = step(self.config, before, written.events)
-            told = facts(before, transition)
-            digest = chained(self.digest, transition, compact(told))
+            decided = facts(before, transition)
+            digest = chained(self.digest, transition, compact(decided))
             time = transition.state.time
         if digest != written.digest:
-            raise DivergenceError(diverged(number, before, time, written.facts, told))
+            raise DivergenceError(diverged(number, before, time, written.facts, decided))
         self.count = number + 1
         self.digest = digest
         self.state = transition.state

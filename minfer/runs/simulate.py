@@ -210,7 +210,7 @@ def _lateness(state: EngineState) -> dict[int, dict[int, int]]:
 
 
 @define
-class _Device:
+class _SimulatedDevice:
     """The times of steps. Each begins when its launch does and the one before it has
     ended; if host and device alternate, when its results are collected.
     """
@@ -260,7 +260,7 @@ class Simulation:
         """
         state, number = self.state, self.number
         free = self.time  # when the host is free
-        device = _Device(self.cost, free)
+        device = _SimulatedDevice(self.cost, free)
         for plan in state.inflight:
             device.launch(plan, free)
         wake = free if state.requests else math.inf

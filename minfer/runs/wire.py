@@ -64,11 +64,11 @@ def _packed(words: "array[int]", more: Any) -> bytes:
     """The words and, if there are other parts, JSON."""
     if sys.byteorder == "big":
         words.byteswap()
-    told = json.dumps(more, separators=(",", ":")).encode() if more else b""
-    return b"".join((_COUNT.pack(len(words)), words.tobytes(), told))
+    fields = json.dumps(more, separators=(",", ":")).encode() if more else b""
+    return b"".join((_COUNT.pack(len(words)), words.tobytes(), fields))
 
 
-def _unpacked(data: bytes) -> tuple["_Words", Any]:
+def _unpacked(data: bytes) -> tuple["_WordReader", Any]:
     (count,) = _COUNT.unpack_from(data)
     end = _COUNT.size + count * _WORD
     if len(data) < end:
@@ -77,10 +77,10 @@ def _unpacked(data: bytes) -> tuple["_Words", Any]:
     words.frombytes(data[_COUNT.size : end])
     if sys.byteorder == "big":
         words.byteswap()
-    return _Words(words), json.loads(data[end:]) if len(data) > end else {}
+    return _WordReader(words), json.loads(data[end:]) if len(data) > end else {}
 
 
-class _Words:
+class _WordReader:
     """Words that are read section by section."""
 
     def __init__(self, words: "array[int]") -> None:
@@ -148,15 +148,15 @@ def plan_to(plan: Plan) -> bytes:
 
 def _beside(plan: Plan) -> dict[str, Any]:
     """The parts of a plan that are not numbers."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if plan.opens:
-        told["opens"] = [
+        fields["opens"] = [
             [one.name, one.adapter, one.pooling, _sampling_to(one.sampling)]
             for one in plan.opens
         ]
     if plan.moves:
-        told["moves"] = [[m.source, m.target, m.origin, m.tier] for m in plan.moves]
-    return told
+        fields["moves"] = [[m.source, m.target, m.origin, m.tier] for m in plan.moves]
+    return fields
 
 
 def plan_from(data: bytes) -> Plan:
@@ -170,7 +170,7 @@ def plan_from(data: bytes) -> Plan:
         grows = tuple(_grow_from(words) for _ in range(words.one()))
         opens = tuple(_opens_from(words, more.get("opens", ())))
         copies = tuple(Copy(*words.take(3)) for _ in range(words.one()))
-        moves = tuple(Move(*told) for told in more.get("moves", ()))
+        moves = tuple(Move(*fields) for fields in more.get("moves", ()))
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise WireError(f"this is no plan: {error!r}") from error
     return Plan(
@@ -190,16 +190,16 @@ def plan_from(data: bytes) -> Plan:
     )
 
 
-def _grow_from(words: _Words) -> Grow:
+def _grow_from(words: _WordReader) -> Grow:
     row, at, group = words.take(3)
     return Grow(row, at, words.section(), group)
 
 
-def _opens_from(words: _Words, told: Any) -> Iterator[Open]:
+def _opens_from(words: _WordReader, fields: Any) -> Iterator[Open]:
     count = words.one()
-    if count != len(told):
-        raise ValueError(f"{count} rows are opened, of which {len(told)} are described")
-    for (name, sample), adapter, pooling, sampling in told:
+    if count != len(fields):
+        raise ValueError(f"{count} rows are opened, of which {len(fields)} are described")
+    for (name, sample), adapter, pooling, sampling in fields:
         index, prompt, last = words.take(3)
         known = words.section()
         tables = tuple(words.section() for _ in range(words.one()))
@@ -220,15 +220,15 @@ def _sampling_to(sampling: RowSampling) -> dict[str, Any]:
     return attrs.asdict(sampling) | {"stop_ids": sorted(sampling.stop_ids)}
 
 
-def _sampling_from(told: dict[str, Any]) -> RowSampling:
-    allowed = told["allowed_token_ids"]
+def _sampling_from(fields: dict[str, Any]) -> RowSampling:
+    allowed = fields["allowed_token_ids"]
     read = {
-        "stop_ids": frozenset(told["stop_ids"]),
-        "logit_bias": tuple((token, float(bias)) for token, bias in told["logit_bias"]),
+        "stop_ids": frozenset(fields["stop_ids"]),
+        "logit_bias": tuple((token, float(bias)) for token, bias in fields["logit_bias"]),
         "allowed_token_ids": None if allowed is None else tuple(allowed),
-        "bad_words": tuple(map(tuple, told["bad_words"])),
+        "bad_words": tuple(map(tuple, fields["bad_words"])),
     }
-    return RowSampling(**told | read)
+    return RowSampling(**fields | read)
 
 
 def deferred_to(apart: SampleDeferred) -> bytes:
@@ -264,17 +264,19 @@ def results_to(done: Executed | Failed) -> bytes:
     _section(words, tuple(map(len, done.yields)))
     for tokens in done.yields:
         words.extend(tokens)
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if done.scores:
-        told["scores"] = done.scores
+        fields["scores"] = done.scores
     if done.logprobs:
-        told["logprobs"] = [
+        fields["logprobs"] = [
             [[one.logprob, one.rank, one.likeliest, one.logprobs] for one in row]
             for row in done.logprobs
         ]
     if done.pooled:
-        told["pooled"] = [b2a_base64(one, newline=False).decode() for one in done.pooled]
-    return _KIND.pack(_EXECUTED) + _packed(words, told)
+        fields["pooled"] = [
+            b2a_base64(one, newline=False).decode() for one in done.pooled
+        ]
+    return _KIND.pack(_EXECUTED) + _packed(words, fields)
 
 
 def results_from(data: bytes) -> Executed | Failed:
@@ -294,11 +296,11 @@ def results_from(data: bytes) -> Executed | Failed:
         raise WireError(f"these are no results: {error!r}") from error
 
 
-def _logprobs_from(told: Any) -> Logprobs:
+def _logprobs_from(fields: Any) -> Logprobs:
     return tuple(
         tuple(
             TokenLogprobs(logprob, rank, tuple(likeliest), tuple(logprobs))
             for logprob, rank, likeliest, logprobs in row
         )
-        for row in told
+        for row in fields
     )

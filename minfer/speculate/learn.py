@@ -28,7 +28,7 @@ def update_acceptance(
     counts = [counted_drafts(plan.counts[at] - 1, sizes[at] - 1) for at in places]
     drafting, learning = state.drafting, how.learning
     before = drafting.overall.by(learning, plan.step)
-    overall = before.told(learning, sum(counts), sum(accepted))
+    overall = before.updated(learning, sum(counts), sum(accepted))
     if how.adaptive:
         drafting = _update_samples(how, state, plan, places, counts, accepted)
     drafting = evolve(drafting, overall=SampleAcceptance(overall, plan.step))
@@ -52,5 +52,5 @@ def _update_samples(
         name = names[plan.gens[at]]
         own = records.get(name, new)
         record = own.record if own.step == behind else own.by(learning, step)
-        records[name] = SampleAcceptance(record.told(learning, count, right), step)
+        records[name] = SampleAcceptance(record.updated(learning, count, right), step)
     return evolve(state.drafting, learnt=records.finish())

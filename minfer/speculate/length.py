@@ -41,7 +41,7 @@ _DEPTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # depths to try, up to the de
 
 
 @frozen
-class Row:
+class DraftRow:
     """The expected acceptance of a row's drafts."""
 
     likelihood: float  # of each, if those before it are accepted
@@ -101,7 +101,7 @@ class Lengths:
 
 
 def lengths(
-    rows: Sequence[Row],
+    rows: Sequence[DraftRow],
     costs: Costs,
     others: int = 0,
     margin: float = 0.0,
@@ -148,7 +148,7 @@ def _rectangles(
                 yield Rectangle(depth, order, count, sums[count], seconds)
 
 
-def _promises(rows: Sequence[Row]) -> Promises:
+def _promises(rows: Sequence[DraftRow]) -> Promises:
     """The expected tokens of each row's drafts, while they are above `_HARDLY`."""
     places, sums = list[int](), list[tuple[float, ...]]()
     for place, row in enumerate(rows):

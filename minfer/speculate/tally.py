@@ -14,16 +14,16 @@ from attrs import frozen
 
 
 @frozen
-class Tally:
+class DraftTally:
     """Counts of drafts, over any number of steps."""
 
     rows: int = 0  # rows with drafts, once for each step
     proposed: tuple[int, ...] = ()  # by place, from a row's first draft on
     accepted: tuple[int, ...] = ()  # likewise
 
-    def plus(self, other: "Tally") -> "Tally":
+    def plus(self, other: "DraftTally") -> "DraftTally":
         """The sum of both."""
-        return Tally(
+        return DraftTally(
             self.rows + other.rows,
             _sum(self.proposed, other.proposed),
             _sum(self.accepted, other.accepted),
@@ -46,13 +46,13 @@ class Tally:
         return (self.rows + sum(self.accepted)) / self.rows if self.rows else 0.0
 
 
-NO_DRAFTS: Final = Tally()
+NO_DRAFTS: Final = DraftTally()
 
 
-def of_row(proposed: int, accepted: int) -> Tally:
+def of_row(proposed: int, accepted: int) -> DraftTally:
     """The drafts of one row in one step."""
     ones = tuple(int(place < accepted) for place in range(proposed))
-    return Tally(1, (1,) * proposed, ones)
+    return DraftTally(1, (1,) * proposed, ones)
 
 
 def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ NOT_SEEN = -1  # the generation of a restarted seat that is in no plan yet
 class Seat:
     """A generation of a running sample, as plans and results show it."""
 
-    account: "Account"
+    account: "SampleAccount"
     gen: int
     row: int  # device row
     base: int  # tokens known when it began
@@ -34,7 +34,7 @@ class Seat:
 
 
 @define(eq=False)
-class Account:
+class SampleAccount:
     """One sample from its submission to its end."""
 
     request: Request
@@ -61,7 +61,7 @@ class Account:
 
 
 @frozen(eq=False)
-class Flight:
+class PlanInFlight:
     """A plan in flight: the seats of its rows, and the blocks that each may touch."""
 
     plan: Plan
@@ -70,7 +70,7 @@ class Flight:
 
 
 @define
-class Told:
+class TurnReport:
     """What the engine must report about the events of one turn."""
 
     tokens: dict[SampleId, tuple[int, ...]] = field(factory=dict)
@@ -82,12 +82,14 @@ class Told:
     progress: bool = False  # a running sample has the results of a good step
 
 
-def account(config: EngineConfig, request: Request, sample: int, now: float) -> Account:
+def account(
+    config: EngineConfig, request: Request, sample: int, now: float
+) -> SampleAccount:
     """The account of a sample that was just submitted."""
     last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1
     if request.ends_with_prompt:  # it never gets the token after its prompt
         last = len(request.prompt)
-    return Account(request, sample, request.prompt + request.output, last, now)
+    return SampleAccount(request, sample, request.prompt + request.output, last, now)
 
 
 def touched(config: EngineConfig, seat: Seat, start: int) -> frozenset[int]:

@@ -22,8 +22,8 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
 from minfer.testing.accounts import (
     NOT_SEEN,
-    Account,
-    Flight,
+    PlanInFlight,
+    SampleAccount,
     Seat,
     account,
     touched,
@@ -38,7 +38,7 @@ _NO_REQUEST: Final = Request(id="", prompt=(), max_tokens=1)
 class Leaving:
     """Blocks behind a fence: their sample, and the steps one of which opens the fence."""
 
-    account: Account | None  # None: it was preempted, or is unknown
+    account: SampleAccount | None  # None: it was preempted, or is unknown
     steps: frozenset[int]
 
 
@@ -48,10 +48,10 @@ class Books:
 
     config: EngineConfig
     time: float = 0.0  # seconds
-    accounts: dict[SampleId, Account] = field(factory=dict)
+    accounts: dict[SampleId, SampleAccount] = field(factory=dict)
     lives: dict[str, int] = field(factory=dict)  # request -> samples that have not ended
     seats: dict[int, Seat] = field(factory=dict)  # by generation
-    flights: deque[Flight] = field(factory=deque)  # in order
+    flights: deque[PlanInFlight] = field(factory=deque)  # in order
     leaving: list[Leaving] = field(factory=list)
     left: list[Seat] = field(factory=list)  # seats that were left in this turn
     # generation -> how far its prompt was computed by a step that ended in this turn
@@ -97,11 +97,11 @@ class Books:
         return books
 
     @property
-    def running(self) -> list[Account]:
+    def running(self) -> list[SampleAccount]:
         """The accounts of running samples."""
         return [one for one in self.accounts.values() if one.stage is Stage.RUNNING]
 
-    def move(self, one: Account, cause: Cause) -> None:
+    def move(self, one: SampleAccount, cause: Cause) -> None:
         """Move a sample by the table of its lifetime."""
         target = TRANSITIONS.get((one.stage, cause))
         if target is None:
@@ -109,7 +109,7 @@ class Books:
         self.moves[one.stage, cause] += 1
         one.stage = target
 
-    def close(self, one: Account, cause: Cause) -> None:
+    def close(self, one: SampleAccount, cause: Cause) -> None:
         """Close the account of a sample that has ended."""
         self.move(one, cause)
         self.leave(one)
@@ -118,7 +118,7 @@ class Books:
         if not self.lives[one.request.id]:
             del self.lives[one.request.id]
 
-    def leave(self, one: Account, steps: Sequence[int] = ()) -> None:
+    def leave(self, one: SampleAccount, steps: Sequence[int] = ()) -> None:
         """Release a seat; `steps` are further ones, one of which may be the fence's."""
         if one.seat is None:
             return
@@ -141,7 +141,7 @@ class Books:
                 self.move(left.account, Cause.RELEASED)
         self.leaving = kept
 
-    def restart(self, one: Account) -> None:
+    def restart(self, one: SampleAccount) -> None:
         """Restart a running sample in its row, from the KV that it has."""
         old = one.seat
         if old is None:
@@ -165,9 +165,9 @@ class Books:
             seat.gen = gen
             self.seats[gen] = seat
 
-    def flight(self, plan: Plan) -> Flight:
+    def flight(self, plan: Plan) -> PlanInFlight:
         """The record of a plan that was launched, with the seats of its rows."""
-        unknown = Account(_NO_REQUEST, sample=0, known=(), last=0, arrived=0.0)
+        unknown = SampleAccount(_NO_REQUEST, sample=0, known=(), last=0, arrived=0.0)
         seats = list[Seat]()
         for gen in plan.gens:
             seat = self.seats.get(gen)
@@ -178,4 +178,4 @@ class Books:
             touched(self.config, seat, start)
             for seat, start in zip(seats, plan.starts, strict=True)
         ]
-        return Flight(plan, tuple(seats), tuple(blocks))
+        return PlanInFlight(plan, tuple(seats), tuple(blocks))

@@ -17,7 +17,7 @@ from minfer.testing.invariants import InvariantError, require
 
 
 @frozen
-class Content:
+class CachedContent:
     """The content of a published block."""
 
     key: Key
@@ -30,7 +30,7 @@ class Contents:
     """The content of all published blocks."""
 
     whole: bool  # the run was followed from its beginning
-    blocks: dict[int, Content] = field(factory=dict)
+    blocks: dict[int, CachedContent] = field(factory=dict)
 
     def check(self, books: Books, after: EngineState) -> None:
         """Learn the tokens of newly published blocks; compare those of blocks that are
@@ -70,7 +70,7 @@ class Contents:
                 tokens = known[: (k + 1) * size]
                 # Outside a window the entries of a table may be blocks of others by now.
                 if not windowed or new[block] == block_keys(root, tokens, size)[-1]:
-                    self.blocks[block] = Content(new.pop(block), root, tokens)
+                    self.blocks[block] = CachedContent(new.pop(block), root, tokens)
         self._tail(seat, new, size)
 
     def _tail(self, seat: Seat, new: dict[int, Key], size: int) -> None:
@@ -82,7 +82,7 @@ class Contents:
         keys = block_keys(request.root, request.prompt, size)
         _, key = tail_keys(request.root, keys, request.prompt, size)
         if key and new.get(block) == key:
-            found = Content(new.pop(block), request.root, request.prompt)
+            found = CachedContent(new.pop(block), request.root, request.prompt)
             self.blocks[block] = found
 
     def _compare(self, books: Books, after: EngineState) -> None:

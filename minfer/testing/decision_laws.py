@@ -16,11 +16,11 @@ from minfer.records.messages import Admitted, Execute, Missed, Preempted
 from minfer.records.plan import Plan
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition
-from minfer.testing.accounts import NOT_SEEN, Account, Seat
+from minfer.testing.accounts import NOT_SEEN, SampleAccount, Seat
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.plan_laws import Planning, check_plan
-from minfer.testing.sitting_out import suspects
+from minfer.testing.skipped_rows import suspects
 
 
 def read_decisions(
@@ -58,7 +58,7 @@ class _Reader:
     plans: deque[Plan]  # that have not been read
     planning: Planning
 
-    def _served(self, reason: Admitted | Preempted) -> Account:
+    def _served(self, reason: Admitted | Preempted) -> SampleAccount:
         one = self.books.accounts.get((reason.id, reason.sample))
         if one is None:
             raise InvariantError("reason", f"{reason} of a sample that is not served")
@@ -93,7 +93,7 @@ class _Reader:
         self.planning.newcomers[one.id] = got
         self.planning.admitted.append(one.id)
 
-    def _sits(self, one: Account, got: Admitted) -> None:
+    def _sits(self, one: SampleAccount, got: Admitted) -> None:
         """Read an admission that no plan shows yet: the state is trusted, until a plan
         opens the row.
         """
@@ -115,7 +115,7 @@ class _Reader:
         self.planning.sitting.add(one.id)
         self.planning.admitted.append(one.id)
 
-    def _check_admission(self, one: Account, got: Admitted) -> None:
+    def _check_admission(self, one: SampleAccount, got: Admitted) -> None:
         """Check that the figures of an admission are true, as far as the books show."""
         size = self.books.config.block_size
         waited = self.books.time - one.arrived
@@ -131,8 +131,8 @@ class _Reader:
         require(right, "reason", f"{got} cannot be")
         whole = not (one.request.reads_cache or one.sample or one.output)
         require(not (whole and got.hit), "reason", f"{got} was to compute its prompt")
-        told = [r for r in self.turn.reasons if isinstance(r, Missed)]
-        missed = {(r.id, r.sample): r for r in told}.get(one.id)
+        missing = [r for r in self.turn.reasons if isinstance(r, Missed)]
+        missed = {(r.id, r.sample): r for r in missing}.get(one.id)
         less = None if got.hit == full * size else Missed(*one.id, got.hit // size, full)
         require(missed == less, "reason", f"{missed}, not {less}")
 

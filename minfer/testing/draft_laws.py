@@ -14,7 +14,7 @@ from minfer.records.plan import Plan
 from minfer.records.policy import Policy
 from minfer.records.speculation import HOST, Speculation
 from minfer.records.state import EngineState
-from minfer.testing.accounts import Account, Seat
+from minfer.testing.accounts import SampleAccount, Seat
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 
@@ -79,7 +79,7 @@ def check_drafts(
     # A token of samples preempted in this turn may still be counted.
     usual = policy is Policy.drafts and not preempted
     if not how.adaptive and usual:
-        _due(books, plan, here, after, budget)
+        _expected_drafts(books, plan, here, after, budget)
     if by_host(books.config):  # proposals are for one step
         for one in books.accounts.values():
             one.proposed = None
@@ -102,16 +102,16 @@ def _right(
     require(right, "drafts", f"{one.id} has {tokens}, of {said}")
 
 
-def each_takes(config: EngineConfig, seat: Seat) -> int:
+def token_cost(config: EngineConfig, seat: Seat) -> int:
     """Budget that a prefill token takes, but for the first of its row in a step."""
     scored = seat.account.request.sampling.prompt_logprobs is not None
     return config.scored_cost if scored else 1
 
 
-def used_by(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> int:
+def row_cost(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> int:
     """Budget that a plan takes."""
     filled = {fill.index for fill in plan.fills}
-    extra = ((plan.counts[at] - 1) * (each_takes(config, here[at]) - 1) for at in filled)
+    extra = ((plan.counts[at] - 1) * (token_cost(config, here[at]) - 1) for at in filled)
     return sum(plan.counts) + sum(extra)
 
 
@@ -121,7 +121,7 @@ def _lines(plan: Plan) -> int:
     return sum(plan.counts) - sum(drafts) + len(drafts) * max(drafts, default=0)
 
 
-def _may(how: Speculation, one: Account) -> bool:
+def _may(how: Speculation, one: SampleAccount) -> bool:
     """Whether a sample may have drafts: a draft model makes none in lockstep with the
     host.
     """
@@ -130,7 +130,7 @@ def _may(how: Speculation, one: Account) -> bool:
     return not (bound or request.pooling) and request.max_tokens > 0
 
 
-def _of_host(how: Speculation, one: Account) -> int:
+def _of_host(how: Speculation, one: SampleAccount) -> int:
     """How many drafts the host has for a sample, if nothing of it is in flight."""
     said = one.proposed
     if said is None or said.known != len(one.known) or one.paused:
@@ -140,7 +140,7 @@ def _of_host(how: Speculation, one: Account) -> int:
     return max(0, min(how.drafts, len(said.tokens), one.last - len(one.known)))
 
 
-def _due(
+def _expected_drafts(
     books: Books,
     plan: Plan,
     here: Mapping[int, Seat],
@@ -161,7 +161,7 @@ def _due(
     if budget is None:
         return
     drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
-    room, lacks = max(0, budget - used_by(config, plan, here) + drafts), 0
+    room, lacks = max(0, budget - row_cost(config, plan, here) + drafts), 0
     filled = {fill.index for fill in plan.fills}
     seats = {at: here[at] for at in sorted(here.keys() - filled)}
     for at, due in _shared(config, how, seats, room).items():

@@ -2,7 +2,7 @@
 
 `fold` writes an event into the books and notes what must be reported (tokens by sample,
 ends with their reason and length, ignored events, the cost of a failed step);
-`check_told` compares that with the engine's outputs.
+`check_report` compares that with the engine's outputs.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from minfer.records.request import MAX_SAMPLES, Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST
 from minfer.records.state import Transition
-from minfer.testing.accounts import Account, Told, account
+from minfer.testing.accounts import SampleAccount, TurnReport, account
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.result_laws import good
@@ -58,37 +58,37 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     return whole and samples and fits and room and named and short
 
 
-def fold(books: Books, event: Event, told: Told) -> None:
-    """Write an event into the books, and what must be reported about it into `told`."""
+def fold(books: Books, event: Event, report: TurnReport) -> None:
+    """Write an event into the books, and what must be reported about it into `report`."""
     match event:
         case Tick(time):
             books.time = max(books.time, time)
         case Submit(request):
-            _submit(books, request, told)
+            _submit(books, request, report)
         case Cancel(name):
-            _cancel(books, name, told)
+            _cancel(books, name, report)
         case Finish():
-            _finish(books, event, told)
+            _finish(books, event, report)
         case Pause():
-            _pause(books, event, told)
+            _pause(books, event, report)
         case Executed() | Failed():
-            _step(books, event, told)
+            _step(books, event, report)
         case Propose():
-            _propose(books, event, told)
+            _propose(books, event, report)
         case _:  # a turn may hold anything
-            told.ignored.append("event")  # type: ignore[unreachable]
+            report.ignored.append("event")  # type: ignore[unreachable]
 
 
-def _submit(books: Books, request: Request, told: Told) -> None:
+def _submit(books: Books, request: Request, report: TurnReport) -> None:
     if request.id in books.lives:
-        told.ignored.append("submit")
+        report.ignored.append("submit")
         return
     waiting = sum(one.stage is not Stage.RUNNING for one in books.accounts.values())
     if not can_run(books.config, request, waiting):
         for sample in range(max(1, min(request.n, MAX_SAMPLES))):
             refused = account(books.config, request, sample, books.time)
             books.move(refused, Cause.REJECTED)
-            told.finished.append(Finished(request.id, sample, "rejected", 0))
+            report.finished.append(Finished(request.id, sample, "rejected", 0))
         return
     books.lives[request.id] = request.n
     for sample in range(request.n):
@@ -97,44 +97,44 @@ def _submit(books: Books, request: Request, told: Told) -> None:
         books.accounts[one.id] = one
 
 
-def _cancel(books: Books, name: str, told: Told) -> None:
+def _cancel(books: Books, name: str, report: TurnReport) -> None:
     its = [one for one in books.accounts.values() if one.request.id == name]
     if not its:
-        told.ignored.append("cancel")
+        report.ignored.append("cancel")
     for one in its:
-        told.finished.append(_ended(one, "cancelled", one.output))
+        report.finished.append(_ended(one, "cancelled", one.output))
         books.close(one, Cause.CANCELLED)
 
 
-def _finish(books: Books, event: Finish, told: Told) -> None:
+def _finish(books: Books, event: Finish, report: TurnReport) -> None:
     one = books.accounts.get((event.id, event.sample))
     if one is None:
-        told.ignored.append("finish")
+        report.ignored.append("finish")
         return
     kept = max(0, min(event.length, one.output))
-    told.finished.append(_ended(one, event.reason, kept))
+    report.finished.append(_ended(one, event.reason, kept))
     books.close(one, Cause.FINISHED)
 
 
-def _pause(books: Books, event: Pause, told: Told) -> None:
+def _pause(books: Books, event: Pause, report: TurnReport) -> None:
     one = books.accounts.get((event.id, event.sample))
     if one is None or not one.request.lockstep:
-        told.ignored.append("pause")  # its sampling needs no mask
+        report.ignored.append("pause")  # its sampling needs no mask
         return
     one.paused = event.paused
 
 
-def _propose(books: Books, event: Propose, told: Told) -> None:
+def _propose(books: Books, event: Propose, report: TurnReport) -> None:
     one, how = books.accounts.get((event.id, event.sample)), books.config.speculation
     by_host = how is not None and how.drafter == HOST
     said = event.tokens and all(t < books.config.vocab_size for t in event.tokens)
     if one is None or one.stage is not Stage.RUNNING or not by_host or not said:
-        told.ignored.append("propose")
+        report.ignored.append("propose")
         return
     one.proposed = Proposed(event.known, event.tokens)
 
 
-def _ended(one: Account, reason: str, length: int) -> Finished:
+def _ended(one: SampleAccount, reason: str, length: int) -> Finished:
     """The expected end of a sample, without the error."""
     return Finished(*one.id, reason, length, cached=one.cached)
 
@@ -142,37 +142,37 @@ def _ended(one: Account, reason: str, length: int) -> Finished:
 # --- steps ------------------------------------------------------------------------------
 
 
-def _step(books: Books, event: Executed | Failed, told: Told) -> None:
+def _step(books: Books, event: Executed | Failed, report: TurnReport) -> None:
     """End a step; with invalid results it counts as failed."""
     steps = [flight.plan.step for flight in books.flights]
     if type(event.step) is not int or event.step not in steps:
-        told.ignored.append(type(event).__name__.lower())
+        report.ignored.append(type(event).__name__.lower())
     elif isinstance(event, Executed) and good(books.config, books.flights[0].plan, event):
-        _commit(books, event, told)
+        _commit(books, event, report)
     else:
-        _void(books, event.step, told)
+        _void(books, event.step, report)
 
 
-def _commit(books: Books, event: Executed, told: Told) -> None:
+def _commit(books: Books, event: Executed, report: TurnReport) -> None:
     """Commit the first plan in flight."""
     flight = books.flights.popleft()
     plan = flight.plan
-    ends = list[tuple[Account, str]]()
+    ends = list[tuple[SampleAccount, str]]()
     fills = {fill.index for fill in plan.fills}
     for at, (seat, tokens) in enumerate(zip(flight.seats, event.yields, strict=True)):
         one = seat.account
         if one.seat is not seat:
             continue  # it left before its results came
-        told.progress = True
+        report.progress = True
         one.faults = 0
         books.move(one, Cause.ADVANCED)
         if event.pooled and event.pooled[at]:
-            told.pooled[one.id] = told.pooled.get(one.id, b"") + event.pooled[at]
+            report.pooled[one.id] = report.pooled.get(one.id, b"") + event.pooled[at]
         seat.sched -= plan.most[at] - len(tokens)
         kept, why = _cut(one, tokens)
         one.known += kept
         if kept:
-            told.tokens[one.id] = told.tokens.get(one.id, ()) + kept
+            report.tokens[one.id] = report.tokens.get(one.id, ()) + kept
         filled = plan.starts[at] + plan.counts[at]
         seat.kv = filled if at in fills else len(one.known) - 1
         if at in fills:
@@ -182,12 +182,12 @@ def _commit(books: Books, event: Executed, told: Told) -> None:
         if why:
             ends.append((one, why))
     for one, why in ends:
-        told.finished.append(_ended(one, why, one.output))
+        report.finished.append(_ended(one, why, one.output))
         books.close(one, Cause.COMPLETED)
     books.open_fences(plan.step)
 
 
-def _cut(one: Account, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+def _cut(one: SampleAccount, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
     """The new tokens that count, and the reason if they end the sample."""
     room = one.last + 1 - len(one.known)
     for at, token in enumerate(tokens[:room], 1):
@@ -196,43 +196,43 @@ def _cut(one: Account, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
     return tokens[:room], "length" if len(tokens) >= room else ""
 
 
-def _void(books: Books, step: int, told: Told) -> None:
+def _void(books: Books, step: int, report: TurnReport) -> None:
     """Discard a failed step and all in flight, and count a failure of its own rows."""
-    hurt: dict[SampleId, Account] = {}
+    hurt: dict[SampleId, SampleAccount] = {}
     for flight in books.flights:
         for seat in flight.seats:
             if seat.account.seat is seat:
                 hurt[seat.account.id] = seat.account
                 seat.account.faults += flight.plan.step == step
-    told.voided.append(Discarded(step, "", plans=len(books.flights), rows=len(hurt)))
+    report.voided.append(Discarded(step, "", plans=len(books.flights), rows=len(hurt)))
     for one in hurt.values():
         books.restart(one)
     books.flights.clear()
     books.open_fences(None)
     lost = [one for one in hurt.values() if one.faults >= books.config.max_failures]
     for one in lost:
-        told.finished.append(_ended(one, "error", one.output))
+        report.finished.append(_ended(one, "error", one.output))
         books.close(one, Cause.FAILED)
 
 
 # --- outputs ----------------------------------------------------------------------------
 
 
-def check_told(told: Told, turn: Transition) -> None:
+def check_report(report: TurnReport, turn: Transition) -> None:
     """Raise InvariantError unless the outputs are those expected, in any order of
     samples.
     """
-    finished = _emitted(told, turn)
+    finished = _emitted(report, turn)
     ends = [evolve(one, error="") for one in finished]
-    right = Counter(ends) == Counter(told.finished)
-    require(right, "lifetime", f"ended: {ends}, not {told.finished}")
+    right = Counter(ends) == Counter(report.finished)
+    require(right, "lifetime", f"ended: {ends}, not {report.finished}")
     for one in finished:
         blamed = one.reason in ("rejected", "error")
         require(not blamed or one.error, "lifetime", f"{one} does not say why")
-    _reasons(told, turn, finished)
+    _reasons(report, turn, finished)
 
 
-def _emitted(told: Told, turn: Transition) -> list[Finished]:
+def _emitted(report: TurnReport, turn: Transition) -> list[Finished]:
     """Check the emitted tokens; returns the emitted ends."""
     tokens: dict[SampleId, tuple[int, ...]] = {}
     pooled: dict[SampleId, bytes] = {}
@@ -247,9 +247,9 @@ def _emitted(told: Told, turn: Transition) -> list[Finished]:
             finished += command.finished
             for name, said in _of_prompts(command).items():
                 pooled[name] = pooled.get(name, b"") + said
-    if tokens != told.tokens:
-        raise InvariantError("emit", f"{tokens}, not {told.tokens}")
-    require(pooled == told.pooled, "emit", f"{pooled} pooled, not {told.pooled}")
+    if tokens != report.tokens:
+        raise InvariantError("emit", f"{tokens}, not {report.tokens}")
+    require(pooled == report.pooled, "emit", f"{pooled} pooled, not {report.pooled}")
     return finished
 
 
@@ -263,13 +263,13 @@ def _of_prompts(emit: Emit) -> dict[SampleId, bytes]:
     return {name: said for name, said in each if said}
 
 
-def _reasons(told: Told, turn: Transition, finished: list[Finished]) -> None:
+def _reasons(report: TurnReport, turn: Transition, finished: list[Finished]) -> None:
     """Check that ends, failed steps and ignored events are also reported as reasons."""
     ended = [r for r in turn.reasons if isinstance(r, Ended)]
     right = [Ended(one.id, one.sample, one.reason, one.error) for one in finished]
     require(Counter(ended) == Counter(right), "reason", f"{ended}, not {right}")
     voided = [evolve(r, error="") for r in turn.reasons if isinstance(r, Discarded)]
-    require(voided == told.voided, "reason", f"voided {voided}, not {told.voided}")
+    require(voided == report.voided, "reason", f"voided {voided}, not {report.voided}")
     ignored = Counter(r.event for r in turn.reasons if isinstance(r, Ignored))
-    due = Counter(told.ignored)
-    require(ignored == due, "reason", f"ignored {ignored}, not {told.ignored}")
+    due = Counter(report.ignored)
+    require(ignored == due, "reason", f"ignored {ignored}, not {report.ignored}")

@@ -8,7 +8,7 @@ It keeps books beside the engine (`minfer.testing.books`) and checks of every tu
   of the running sequences (`minfer.testing.plan_laws`), and that each sample moves by the
   table of `minfer.lifecycle.transitions`;
 - that the state after it is the one that follows (`minfer.testing.state_laws`);
-- that as many sequences as possible were admitted (`minfer.testing.line_laws`), and that
+- that as many sequences as possible were admitted (`minfer.testing.queue_laws`), and that
   a good step makes progress (`minfer.testing.progress`);
 - that a key leads to exactly the tokens that were computed into its block
   (`minfer.testing.content_laws`), and that no collection of the state is larger than the
@@ -35,16 +35,16 @@ from minfer.records.messages import (
 from minfer.records.policy import Load, Policy
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
-from minfer.testing.accounts import Told
+from minfer.testing.accounts import TurnReport
 from minfer.testing.books import Books
 from minfer.testing.content_laws import Contents
 from minfer.testing.decision_laws import read_decisions
-from minfer.testing.event_laws import check_told, fold
+from minfer.testing.event_laws import check_report, fold
 from minfer.testing.invariants import check, holds
-from minfer.testing.line_laws import check_evictions, check_free_order, check_line
 from minfer.testing.plan_laws import Planning
 from minfer.testing.policy_laws import check_policy_state
 from minfer.testing.progress import Measure, check_progress, measure
+from minfer.testing.queue_laws import check_evictions, check_free_order, check_queue
 from minfer.testing.size_laws import check_sizes
 from minfer.testing.state_laws import check_publication, check_state
 
@@ -128,7 +128,7 @@ class Ledger:
         `held_back` the clients that it deferred.
         """
         check(self.config, turn.state)
-        before, told = self.state, Told()
+        before, report = self.state, TurnReport()
         check_sizes(self.config, before, turn.state)
         self._overruled |= any(isinstance(one, PolicyOverride) for one in turn.reasons)
         if not self._overruled:  # all its answers were used
@@ -136,16 +136,16 @@ class Ledger:
         self.books.left.clear()
         self.books.filled.clear()
         for event in events:
-            fold(self.books, event, told)
-        check_told(told, turn)
+            fold(self.books, event, report)
+        check_report(report, turn)
         planning = read_decisions(self.books, before, turn, budgets, held_back)
         check_state(self.books, turn.state)
         check_publication(self.books, before, turn.state)
-        check_line(self.books, before, turn, planning)
+        check_queue(self.books, before, turn, planning)
         if not planning.preempted:  # else blocks may be taken and released again
             check_free_order(before.blocks.pool, turn.state.blocks.pool)
         outside = any(isinstance(event, _OUTSIDE) for event in events)
-        self._progress(turn.state, planning, due=told.progress and not outside)
+        self._progress(turn.state, planning, due=report.progress and not outside)
         if turn.state.blocks.prefix.nodes is not before.blocks.prefix.nodes:
             check_evictions(before.blocks.prefix, turn.state.blocks.prefix)
             self.contents.check(self.books, turn.state)

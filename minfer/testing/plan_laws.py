@@ -18,11 +18,11 @@ from minfer.records.plan import Copy, Plan
 from minfer.records.request import row_sampling
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
-from minfer.testing.accounts import Account, Seat, touched
+from minfer.testing.accounts import SampleAccount, Seat, touched
 from minfer.testing.books import Books
-from minfer.testing.draft_laws import check_drafts, each_takes, used_by
+from minfer.testing.draft_laws import check_drafts, row_cost, token_cost
 from minfer.testing.invariants import InvariantError, require
-from minfer.testing.sitting_out import left_out, most_ahead, rests, suspects
+from minfer.testing.skipped_rows import is_paused, most_ahead, skips_step, suspects
 
 
 @define
@@ -76,7 +76,7 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     _paused(config, plan, here)
     budget = planning.budget(config, len(planning.plans))
     gave_way = bool(planning.preempted)
-    planning.used = used_by(config, plan, here)
+    planning.used = row_cost(config, plan, here)
     check_drafts(books, plan, here, after, budget, preempted=gave_way)
     _copies(books, plan, here, planning, after)
     _members(books, plan, here, after, planning)
@@ -200,7 +200,7 @@ def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     """Check that a paused sample is only prefilled, and yields nothing."""
     for at, seat in here.items():
         one = seat.account
-        right = not one.paused or not (plan.most[at] or rests(config, one, seat))
+        right = not one.paused or not (plan.most[at] or is_paused(config, one, seat))
         require(right, "paused", f"{one.id} is in step {plan.step}")
 
 
@@ -272,7 +272,7 @@ def _copy(
     return mine
 
 
-def _seats(running: Iterable[Account]) -> list[Seat]:
+def _seats(running: Iterable[SampleAccount]) -> list[Seat]:
     return [one.seat for one in running if one.seat is not None]
 
 
@@ -294,7 +294,7 @@ def _members(
         return
     for one in running:
         if one.id not in members | planning.sitting:
-            why = left_out(books.config, one, after)
+            why = skips_step(books.config, one, after)
             could = f"{one.id} could run, but is not in step {plan.step}"
             require(why, "left out", could)
             if why == "blocks":
@@ -318,7 +318,7 @@ def _budget(
     require(allowed, "budget", f"{total} tokens; the policy allows {budget}")
     # A prefill continues in the next step, for which too little of the budget is left.
     short = [
-        each_takes(config, one)
+        token_cost(config, one)
         for at, one in here.items()
         if plan.starts[at] + plan.counts[at] < one.base - one.account.paused
     ]

@@ -16,7 +16,7 @@ outside, and there are at most as many such turns as steps in flight.
 
 That holds if the victims are the last in rank, as under all policies of minfer; under
 another choice of victims progress is up to that policy, except that the first in rank is
-never preempted (`minfer.testing.line_laws`). Under a policy that defers clients, samples
+never preempted (`minfer.testing.queue_laws`). Under a policy that defers clients, samples
 that have not run yet are passed by others: then only samples that have run are counted,
 and the measure starts anew in a turn in which a new sample is admitted, which happens
 once to each, or preempts another. Arrivals, failures of steps, cancels, stop strings and
@@ -28,7 +28,7 @@ from collections.abc import Container, Mapping
 from minfer.lifecycle.transitions import Stage
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
-from minfer.testing.accounts import Account
+from minfer.testing.accounts import SampleAccount
 from minfer.testing.invariants import InvariantError
 
 # tokens to come, positions not computed, distance from a plan
@@ -38,7 +38,10 @@ DONE: Left = (0, 0, 0)
 
 
 def measure(
-    accounts: Mapping[SampleId, Account], state: EngineState, *, passed: bool = False
+    accounts: Mapping[SampleId, SampleAccount],
+    state: EngineState,
+    *,
+    passed: bool = False,
 ) -> Measure:
     """The work left of all open samples; if newcomers may be `passed`, of all that have
     run.

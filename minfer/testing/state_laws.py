@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from minfer.lifecycle.committed import committed
 from minfer.lifecycle.transitions import Stage, waiting_stage
 from minfer.records.state import EngineState
-from minfer.testing.accounts import Account, Flight
+from minfer.testing.accounts import PlanInFlight, SampleAccount
 from minfer.testing.books import NEVER, Books, Leaving
 from minfer.testing.invariants import InvariantError, free_blocks, require
 
@@ -84,7 +84,7 @@ def _running(books: Books, after: EngineState, i: int) -> None:
         require(kept, "device table", f"{one.id} lost blocks")
 
 
-def _tokens(one: Account, after: EngineState, i: int, block_size: int) -> None:
+def _tokens(one: SampleAccount, after: EngineState, i: int, block_size: int) -> None:
     """Check that the sequence at `i` has its sample's tokens, and may have as many."""
     tokens, last = after.running.tokens(i, block_size), after.running.last[i]
     require(tokens == one.known, "known", f"{one.id} knows {tokens}, not {one.known}")
@@ -127,7 +127,7 @@ def _fenced(leaving: list[Leaving], untils: list[int]) -> list[Leaving]:
     return kept
 
 
-def check_flights(flights: Iterable[Flight], after: EngineState, size: int) -> None:
+def check_flights(flights: Iterable[PlanInFlight], after: EngineState, size: int) -> None:
     """Raise InvariantError if blocks of a plan in flight belong to another sample, or
     those to be written can be found already.
     """

@@ -46,9 +46,10 @@ class PolicyError(AssertionError):
         for turn in turns:
             at = f"  turn {turn.number}, {turn.transition.state.time:.4f} s: "
             news = (event for event in turn.events if isinstance(event, Submit | Cancel))
-            for told in map(dump, (*news, *turn.transition.reasons)):
+            for report in map(dump, (*news, *turn.transition.reasons)):
                 fields = (
-                    f"{key}={value}" for key, value in told.pop("request", told).items()
+                    f"{key}={value}"
+                    for key, value in report.pop("request", report).items()
                 )
                 story.append(at + " ".join(fields).removeprefix("is="))
         super().__init__("\n".join(story))
@@ -129,14 +130,14 @@ class Trial:
             self._budgets.append(answer)
         if name == "holds_back" and _RIGHT[name](args, answer) and answer[0]:
             self._held_back.add(args[1].client)
-        told = f"{name}{args} is {kept!r}"
+        report = f"{name}{args} is {kept!r}"
         if not _RIGHT.get(name, lambda *_: True)(args, answer):
             self._flaws.append(
-                (name, f"{told}; the protocol: {getattr(Policy, name).__doc__}")
+                (name, f"{report}; the protocol: {getattr(Policy, name).__doc__}")
             )
         if not (same and answer == kept == again):
             self._flaws.append(
-                ("purity", f"{told}, then {again!r}; or its arguments changed")
+                ("purity", f"{report}, then {again!r}; or its arguments changed")
             )
         return answer
 
@@ -204,11 +205,11 @@ class Trial:
         self._idle = min(self._idle, self.now) if idle else inf
         self._busy += not idle
         late = self.now - self._idle > self.hold or self._busy > 50 + 4 * self._claims
-        told = (
+        report = (
             f"{self._busy} turns for {self._claims} tokens; idle from "
             f"{self._idle:.2f} s on"
         )
-        self._must(not late, "no deadlock", told)
+        self._must(not late, "no deadlock", report)
 
     def compete(self, mine: Request, every: int = 1, *, short: bool = False) -> None:
         """Submit `mine` when all rows are taken, and its equals, or short ones, every so
@@ -242,11 +243,11 @@ class Trial:
                 passed |= {
                     r.id for r in reasons if isinstance(r, Admitted) and "late" in r.id
                 }
-            told = (
+            report = (
                 f"{mine.id} waits while {len(passed)} who came later go first; "
                 f"{allowed} may"
             )
-            self._must(len(passed) <= allowed, "bounded starvation", told)
+            self._must(len(passed) <= allowed, "bounded starvation", report)
             if mine.id not in self.state.requests:
                 break
         for name in self.state.requests:
@@ -262,8 +263,8 @@ class Trial:
         self._must(freed, "all is freed", "not so")
         for turn in reversed(self.turns):
             same = step(self._watched, turn.before, turn.events) == turn.transition
-            told = f"turn {turn.number} is decided otherwise again"
-            self._must(same, "determinism", told)
+            report = f"turn {turn.number} is decided otherwise again"
+            self._must(same, "determinism", report)
 
 
 def _claim(request: Request) -> int:

@@ -29,7 +29,7 @@ from minfer.records.plan import (
 )
 from minfer.records.request import Request, row_sampling
 from minfer.records.sequence import SampleId
-from minfer.runs.oracle import Oracle, Row
+from minfer.runs.oracle import Oracle, OracleRow
 from minfer.runs.wire import plan_from, plan_to, results_from, results_to
 
 HOST: Final = "host"  # a tier
@@ -138,7 +138,7 @@ class Busy(Oracle):
         return super()._run(plan)
 
     def _verified(
-        self, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
+        self, row: OracleRow, start: int, draft: Draft, count: int, masks: list[bytes]
     ) -> Iterator[int]:
         accepted = -1
         for token in super()._verified(row, start, draft, count, masks):

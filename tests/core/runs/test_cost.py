@@ -5,7 +5,7 @@ from attrs import evolve
 
 from minfer.records.speculation import DEVICE, HOST
 from minfer.runs.codec import dump, load
-from minfer.runs.cost import CostModel, Work, drafts_of, work
+from minfer.runs.cost import CostModel, StepWork, drafts_of, work
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.values.checks import ConfigError
 from tests.core.runs.test_simulate import (
@@ -33,9 +33,9 @@ def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
         config_of(), Simulated(), cost, [(0.0, asked(n)) for n in "abc"]
     )
     mixed, decode, *_ = plans([*simulation.turns()])
-    assert work(mixed) == Work(inputs=12, alone=0, chunks=3, read=12, pairs=30)
+    assert work(mixed) == StepWork(inputs=12, alone=0, chunks=3, read=12, pairs=30)
     assert cost.seconds(mixed) == pytest.approx(8 + 1.2 + 0.003 + 12e-4 + 30e-5)
-    assert work(decode) == Work(inputs=0, alone=3, chunks=0, read=15, pairs=0)
+    assert work(decode) == StepWork(inputs=0, alone=3, chunks=0, read=15, pairs=0)
     assert cost.seconds(decode) == pytest.approx(2 + 0.03 + 15e-4)
     assert evolve(cost, decode=((1, 1.0), (2, 3.0))).seconds(decode) == pytest.approx(
         3.0315

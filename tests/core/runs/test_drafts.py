@@ -8,7 +8,7 @@ from minfer.records.messages import Cancel, Emit, Executed, Submit
 from minfer.records.plan import Plan
 from minfer.records.state import Turn
 from minfer.runs.drafts import Judged, judged, tally_of
-from minfer.speculate.tally import NO_DRAFTS, Tally, of_row
+from minfer.speculate.tally import NO_DRAFTS, DraftTally, of_row
 from tests.circles import seeds
 from tests.core.recorded import recorded
 from tests.core.runs.clocked import Run, request
@@ -19,7 +19,7 @@ def of(turn: Turn) -> tuple[Judged, ...]:
     return judged(turn.before, turn.events, turn.transition)
 
 
-def counted(plan: Plan, done: Executed) -> Tally:
+def counted(plan: Plan, done: Executed) -> DraftTally:
     """The drafts of a step of rows all of which are still there, read off its results."""
     found = NO_DRAFTS
     for one in plan.drafts:

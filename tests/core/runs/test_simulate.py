@@ -29,7 +29,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, DRAFTERS, Speculation
 from minfer.records.state import Turn
-from minfer.runs.cost import CostModel, Work, work
+from minfer.runs.cost import CostModel, StepWork, work
 from minfer.runs.drafts import judged
 from minfer.runs.guesses import Guesses
 from minfer.runs.oracle import Oracle
@@ -216,7 +216,7 @@ def test_arrivals_may_be_added_while_turns_are_read() -> None:
     assert seen == {"0", "1", "2", "3", "4"}
 
 
-def by_hand(plan: Plan) -> Work:
+def by_hand(plan: Plan) -> StepWork:
     """A plan, input by input."""
     inputs = alone = chunks = read = pairs = depth = 0
     drafting = {draft.index: draft for draft in plan.drafts}
@@ -233,7 +233,7 @@ def by_hand(plan: Plan) -> Work:
             read += start + verified
         if i in drafting and not drafting[i].tokens:
             depth = max(depth, count - 1)
-    return Work(inputs, alone, chunks, read, pairs, depth)
+    return StepWork(inputs, alone, chunks, read, pairs, depth)
 
 
 # --- drafts -----------------------------------------------------------------------------

@@ -55,11 +55,11 @@ def plain(speculation: Speculation, turns: list[Turn]) -> Iterator[Drafting]:
             names = dict(zip(run.gens, run.ids, strict=True))
             said = _said(plan, done[0], names)
             for name in each.keys() - {who for who, *_ in said}:
-                each[name] = each[name].told(how, 0, 0)
+                each[name] = each[name].updated(how, 0, 0)
             tried, hits = sum(n for _, n, _ in said), sum(n for *_, n in said)
-            overall = overall.told(how, tried, hits)
+            overall = overall.updated(how, tried, hits)
             for who, count, hit in said if speculation.adaptive else ():
-                each[who] = each.get(who, Acceptance()).told(how, count, hit)
+                each[who] = each.get(who, Acceptance()).updated(how, count, hit)
         live = {*after.running.ids, *(seq.id for seq in after.waiting)}
         # A sample that ended is forgotten, also if another one got its id in this turn.
         live -= {(done.id, done.sample) for done in _ended(turn)}

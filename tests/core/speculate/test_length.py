@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minfer.records.acceptance import Acceptance, Costs, Learning, counted_drafts
-from minfer.speculate.length import Lengths, Row, lengths
+from minfer.speculate.length import DraftRow, Lengths, lengths
 from minfer.values.checks import ConfigError
 from tests.circles import long
 
@@ -22,7 +22,7 @@ FOUND: Final = evolve(LARGE, draft=0.0, fixed=4e-4)
 H100: Final = Costs(
     ((1, 5.3e-3), (4, 5.96e-3), (64, 6.16e-3), (128, 6.41e-3)), draft=6.4e-4, fixed=1.2e-4
 )
-ROWS = st.lists(st.builds(Row, st.floats(0.05, 1), st.integers(0, 3)), max_size=4)
+ROWS = st.lists(st.builds(DraftRow, st.floats(0.05, 1), st.integers(0, 3)), max_size=4)
 RISES = st.lists(st.floats(0, 0.5), min_size=1, max_size=8)
 
 
@@ -35,7 +35,9 @@ def costs(draw: st.DrawFn) -> Costs:
     return Costs(tuple(table), draft, fixed, more)
 
 
-def rate_of(rows: list[Row], drafts: tuple[int, ...], some: Costs, others: int) -> float:
+def rate_of(
+    rows: list[DraftRow], drafts: tuple[int, ...], some: Costs, others: int
+) -> float:
     """Expected tokens a second."""
     each = zip(rows, drafts, strict=True)
     tokens = sum(sum(row.likelihood**k for k in range(n + 1)) for row, n in each)
@@ -48,7 +50,7 @@ def rate_of(rows: list[Row], drafts: tuple[int, ...], some: Costs, others: int) 
 @settings(deadline=None)
 @given(ROWS, costs(), st.integers(0, 6))
 def test_no_other_numbers_of_drafts_are_expected_to_yield_more(
-    rows: list[Row], some: Costs, others: int
+    rows: list[DraftRow], some: Costs, others: int
 ) -> None:
     chosen = lengths(rows, some, others)
     all_ways = product(*(range(row.most + 1) for row in rows))
@@ -61,7 +63,7 @@ def test_no_other_numbers_of_drafts_are_expected_to_yield_more(
 
 @given(ROWS, costs(), st.integers(0, 6), st.floats(0, 0.5))
 def test_drafts_are_within_bounds_and_never_worse_than_none(
-    rows: list[Row], some: Costs, others: int, margin: float
+    rows: list[DraftRow], some: Costs, others: int, margin: float
 ) -> None:
     chosen = lengths(rows, some, others, margin)
     assert all(0 <= n <= row.most for n, row in zip(chosen.drafts, rows, strict=True))
@@ -71,7 +73,7 @@ def test_drafts_are_within_bounds_and_never_worse_than_none(
 
 
 def test_likely_rows_have_more_drafts() -> None:
-    rows = [Row(0.95, 6), Row(0.3, 6), Row(0.05, 6)]
+    rows = [DraftRow(0.95, 6), DraftRow(0.3, 6), DraftRow(0.05, 6)]
     assert lengths(rows, Costs(((40, 1.0),))).drafts == (6, 3, 1)
     dear = Costs(tuple((n, 1 + n / 10) for n in range(1, 40)))
     one, *others = lengths(rows, dear).drafts
@@ -80,16 +82,18 @@ def test_likely_rows_have_more_drafts() -> None:
 
 
 def test_each_row_takes_as_much_room_as_the_deepest() -> None:
-    flat, rows = Costs(((64, 1.0),)), [Row(0.9, 4), Row(0.5, 1)]
+    flat, rows = Costs(((64, 1.0),)), [DraftRow(0.9, 4), DraftRow(0.5, 1)]
     found = [lengths(rows, flat, room=room).drafts for room in (-1, 0, 1, 4, 7, 8)]
     assert found == [(0, 0), (0, 0), (1, 0), (4, 0), (4, 0), (4, 1)]
-    many = lengths([Row(0.9, 4), *[Row(0.6, 4)] * 5], flat, room=8).drafts
+    many = lengths([DraftRow(0.9, 4), *[DraftRow(0.6, 4)] * 5], flat, room=8).drafts
     assert many == (2, 2, 2, 2, 0, 0), "four of the first would leave no room for others"
 
 
 @settings(deadline=None)
 @given(ROWS, costs(), st.integers(0, 6), st.integers(0, 12))
-def test_drafts_have_room(rows: list[Row], some: Costs, others: int, room: int) -> None:
+def test_drafts_have_room(
+    rows: list[DraftRow], some: Costs, others: int, room: int
+) -> None:
     drafts = lengths(rows, some, others, room=room).drafts
     assert sum(map(bool, drafts)) * max(drafts, default=0) <= room
     roomy = lengths(rows, some, others)
@@ -98,7 +102,7 @@ def test_drafts_have_room(rows: list[Row], some: Costs, others: int, room: int) 
 
 
 def test_a_busy_server_has_none() -> None:
-    rows = [Row(0.7, 6)]
+    rows = [DraftRow(0.7, 6)]
     assert lengths(rows * 4, LARGE).drafts > (2,) * 4
     assert lengths(rows * 4, LARGE, others=500).drafts == (0,) * 4
     assert lengths(rows * 256, LARGE).drafts == (0,) * 256
@@ -109,32 +113,32 @@ def test_a_busy_server_has_none() -> None:
 
 def test_a_forward_is_filled_up_to_its_size() -> None:
     steps = Costs(((4, 1.0), (8, 1.5)))
-    assert lengths([Row(0.5, 6)], steps).drafts == (3,)
-    assert lengths([Row(0.5, 6)], steps, others=3).drafts == (0,), (
+    assert lengths([DraftRow(0.5, 6)], steps).drafts == (3,)
+    assert lengths([DraftRow(0.5, 6)], steps, others=3).drafts == (0,), (
         "a half pays for no half"
     )
-    assert lengths([Row(0.9, 6)], steps, others=3).drafts == (4,)
+    assert lengths([DraftRow(0.9, 6)], steps, others=3).drafts == (4,)
 
 
 def test_beside_prompts_they_may_cost_a_forward_more() -> None:
     some = Costs(((99, 1.0),), fixed=0.25, beside=2.0)
-    assert lengths([Row(0.9, 4)], some).drafts == (4,)
-    assert lengths([Row(0.9, 4)], some, 9, prompts=True).drafts == (0,)
+    assert lengths([DraftRow(0.9, 4)], some).drafts == (4,)
+    assert lengths([DraftRow(0.9, 4)], some, 9, prompts=True).drafts == (0,)
     assert some.seconds(9, 2, prompts=True) == 3.25
     assert some.seconds(9, 0, prompts=True) == some.seconds(9) == 1.0
 
 
 def test_what_hardly_promises_anything_is_left_out() -> None:
-    assert lengths([Row(0.05, 9)], Costs(((99, 1.0),))).drafts == (1,)
-    assert lengths([Row(0.01, 9)], Costs(((99, 1.0),))).drafts == (1,)
-    assert lengths([Row(0.0, 9)], Costs(((99, 1.0),))).drafts == (0,)
+    assert lengths([DraftRow(0.05, 9)], Costs(((99, 1.0),))).drafts == (1,)
+    assert lengths([DraftRow(0.01, 9)], Costs(((99, 1.0),))).drafts == (1,)
+    assert lengths([DraftRow(0.0, 9)], Costs(((99, 1.0),))).drafts == (0,)
 
 
 def test_a_gain_below_the_margin_is_none() -> None:
-    assert lengths([Row(0.5, 1)], Costs(((1, 1.0), (2, 1.5)))).drafts == (0,)
+    assert lengths([DraftRow(0.5, 1)], Costs(((1, 1.0), (2, 1.5)))).drafts == (0,)
     some = Costs(((1, 1.0), (2, 1.4)))
-    assert lengths([Row(0.5, 1)], some, margin=0.05).drafts == (1,)
-    assert lengths([Row(0.5, 1)], some, margin=0.1).drafts == (0,)
+    assert lengths([DraftRow(0.5, 1)], some, margin=0.05).drafts == (1,)
+    assert lengths([DraftRow(0.5, 1)], some, margin=0.1).drafts == (0,)
 
 
 def test_what_a_row_leaves_empty_costs_as_much() -> None:
@@ -142,17 +146,17 @@ def test_what_a_row_leaves_empty_costs_as_much() -> None:
     does not pay.
     """
     some = Costs(((2, 1.0), (10, 1.1), (11, 9.0)))
-    assert lengths([Row(0.9, 4), Row(0.5, 2)], some).drafts == (4, 2)
+    assert lengths([DraftRow(0.9, 4), DraftRow(0.5, 2)], some).drafts == (4, 2)
     some = Costs(((2, 1.0), (6, 1.1), (7, 9.0)))
-    assert lengths([Row(0.9, 4), Row(0.5, 2)], some).drafts == (4, 0)
-    assert lengths([Row(0.9, 4), Row(0.8, 2)], some).drafts == (2, 2)
+    assert lengths([DraftRow(0.9, 4), DraftRow(0.5, 2)], some).drafts == (4, 0)
+    assert lengths([DraftRow(0.9, 4), DraftRow(0.8, 2)], some).drafts == (2, 2)
 
 
 @pytest.mark.parametrize("most", [9, 16, 33, 64])
 def test_many_drafts_are_tried_by_doublings(most: int) -> None:
-    (found,) = lengths([Row(0.99, most)], Costs(((99, 1.0),))).drafts
+    (found,) = lengths([DraftRow(0.99, most)], Costs(((99, 1.0),))).drafts
     assert found == most
-    (fewer,) = lengths([Row(0.99, most)], Costs(((9, 1.0), (99, 50.0)))).drafts
+    (fewer,) = lengths([DraftRow(0.99, most)], Costs(((9, 1.0), (99, 50.0)))).drafts
     assert fewer == 8
 
 
@@ -170,17 +174,17 @@ def test_drafts_behind_a_rejected_one_are_not_judged() -> None:
 
 def test_counts_fade() -> None:
     how = Learning()
-    assert Acceptance().told(how, 3, 2) == Acceptance(3, 2)
-    twice = Acceptance(3, 2).told(how, 2, 1)
+    assert Acceptance().updated(how, 3, 2) == Acceptance(3, 2)
+    twice = Acceptance(3, 2).updated(how, 2, 1)
     assert twice == Acceptance(3 * how.kept + 2, 2 * how.kept + 1)
 
 
 def test_no_more_is_remembered_than_most() -> None:
     how = Learning(most=10.0)
-    record = Acceptance(10, 5).told(how, 30, 30)
+    record = Acceptance(10, 5).updated(how, 30, 30)
     assert record.judged == pytest.approx(10)
     assert record.accepted == pytest.approx(10 * 34.9 / 39.8)
-    assert Acceptance().told(how, 0, 0) == Acceptance()
+    assert Acceptance().updated(how, 0, 0) == Acceptance()
 
 
 def test_without_drafts_what_was_learnt_fades() -> None:
@@ -189,7 +193,7 @@ def test_without_drafts_what_was_learnt_fades() -> None:
     assert Acceptance().likelihood(how, 0.5) == 0.5
     low = record.likelihood(how, 0.5)
     for _ in range(100):
-        record = record.told(how, 0, 0)
+        record = record.updated(how, 0, 0)
     assert low < 0.02
     assert record.likelihood(how, 0.5) > 0.49
 
@@ -199,7 +203,7 @@ def test_what_is_learnt_is_what_happens(share: float) -> None:
     rng, how, record = Random(1), Learning(weight=2.0, kept=0.99), Acceptance()
     for _ in range(500):
         right = accepted(rng, share, 4)
-        record = record.told(how, counted_drafts(4, right), right)
+        record = record.updated(how, counted_drafts(4, right), right)
     assert record.likelihood(how, 0.5) == pytest.approx(share, abs=0.07)
 
 
@@ -230,7 +234,7 @@ def served(
     records, whole, tokens, seconds = [Acceptance()] * len(shares), Acceptance(), 0, 0.0
     for _ in range(steps):
         common = whole.likelihood(how, how.assumed)
-        rows = [Row(record.likelihood(how, common), 8) for record in records]
+        rows = [DraftRow(record.likelihood(how, common), 8) for record in records]
         drafts = (
             (fixed,) * len(shares) if fixed is not None else lengths(rows, some).drafts
         )
@@ -240,10 +244,10 @@ def served(
         seen = [counted_drafts(*each) for each in zip(drafts, right, strict=True)]
         tokens += len(shares) + sum(right)
         records = [
-            record.told(how, *each)
+            record.updated(how, *each)
             for record, *each in zip(records, seen, right, strict=True)
         ]
-        whole = whole.told(how, sum(seen), sum(right))
+        whole = whole.updated(how, sum(seen), sum(right))
     return Service(tokens, seconds)
 
 
@@ -290,10 +294,10 @@ def share_with_drafts(rng: Random, how: Learning, share: float, steps: int) -> f
     record, whole, tried = Acceptance(), Acceptance(20, 20 * share), 0
     for _ in range(steps):
         common = whole.likelihood(how, how.assumed)
-        (drafts,) = lengths([Row(record.likelihood(how, common), 8)], H100).drafts
+        (drafts,) = lengths([DraftRow(record.likelihood(how, common), 8)], H100).drafts
         right = accepted(rng, share, drafts)
-        record = record.told(how, counted_drafts(drafts, right), right)
-        whole = whole.told(how, counted_drafts(drafts, right), right)
+        record = record.updated(how, counted_drafts(drafts, right), right)
+        whole = whole.updated(how, counted_drafts(drafts, right), right)
         tried += drafts > 0
     return tried / steps
 
@@ -311,10 +315,10 @@ def test_a_row_that_becomes_likely_is_found_out() -> None:
     record, whole, tried = Acceptance(), Acceptance(), []
     for step in range(3000):
         common = whole.likelihood(how, how.assumed)
-        (drafts,) = lengths([Row(record.likelihood(how, common), 8)], some).drafts
+        (drafts,) = lengths([DraftRow(record.likelihood(how, common), 8)], some).drafts
         right = accepted(rng, 0.0 if step < 1500 else 0.95, drafts)
-        record = record.told(how, counted_drafts(drafts, right), right)
-        whole = whole.told(how, counted_drafts(drafts, right), right)
+        record = record.updated(how, counted_drafts(drafts, right), right)
+        whole = whole.updated(how, counted_drafts(drafts, right), right)
         tried.append(drafts)
     assert sum(map(bool, tried[500:1500])) < 100, "hopeless drafts are seldom tried"
     assert sum(tried[-500:]) > 500 * 4

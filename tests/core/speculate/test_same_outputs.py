@@ -16,7 +16,7 @@ from minfer.records.messages import Event, Executed, Finished, Propose
 from minfer.records.plan import Draft
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, HOST, Speculation
-from minfer.runs.oracle import Oracle, Row
+from minfer.runs.oracle import Oracle, OracleRow
 from tests.circles import seeds
 from tests.core.speculate.drafted import (
     HOSTED,
@@ -123,7 +123,7 @@ def telling(right: int, count: int) -> Guess:
 def drafting(right: int) -> Any:
     """A draft model that says the same as `telling`."""
 
-    def drafted(self: Oracle, row: Row, count: int) -> Iterator[int]:
+    def drafted(self: Oracle, row: OracleRow, count: int) -> Iterator[int]:
         for at in range(count):
             token = (self._draw(row) + (at >= right)) % VOCAB
             self._write(row, (token,))
@@ -162,7 +162,7 @@ def test_every_number_of_drafts_and_of_those_that_stand(
 
 
 def all_stand(
-    self: Oracle, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
+    self: Oracle, row: OracleRow, start: int, draft: Draft, count: int, masks: list[bytes]
 ) -> Iterator[int]:
     """Whatever was drafted is yielded, and the token after it."""
     del masks
@@ -175,7 +175,7 @@ def all_stand(
 
 
 def the_wrong_one_stands(
-    self: Oracle, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
+    self: Oracle, row: OracleRow, start: int, draft: Draft, count: int, masks: list[bytes]
 ) -> Iterator[int]:
     """The first that is rejected is yielded in place of the token that is right."""
     tokens = list(verified(self, row, start, draft, count, masks))
@@ -185,7 +185,7 @@ def the_wrong_one_stands(
 
 
 def nothing_is_taken_back(
-    self: Oracle, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
+    self: Oracle, row: OracleRow, start: int, draft: Draft, count: int, masks: list[bytes]
 ) -> Iterator[int]:
     """The row goes on behind the drafts that did not stand."""
     before = row.next

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.speculate.tally import NO_DRAFTS, Tally, of_row
+from minfer.speculate.tally import NO_DRAFTS, DraftTally, of_row
 
 # Of each row, how many drafts, and how many of them were accepted.
 ROWS = st.lists(
@@ -12,7 +12,7 @@ ROWS = st.lists(
 )
 
 
-def step_of(rows: list[tuple[int, int]]) -> Tally:
+def step_of(rows: list[tuple[int, int]]) -> DraftTally:
     """A step with rows of so many drafts, of which so many are accepted."""
     tally = NO_DRAFTS
     for proposed, accepted in rows:
@@ -22,15 +22,19 @@ def step_of(rows: list[tuple[int, int]]) -> Tally:
 
 def test_by_example() -> None:
     tally = step_of([(3, 3), (3, 1), (0, 0), (1, 0)])
-    assert tally == Tally(3, (3, 2, 2), (2, 1, 1))
+    assert tally == DraftTally(3, (3, 2, 2), (2, 1, 1))
     assert tally.rate == 4 / 7, "the three tokens after them are no drafts"
     assert tally.by_place == (2 / 3, 1 / 2, 1 / 2)
     assert tally.mean_length == 7 / 3
 
 
 def test_nothing_is_no_rate() -> None:
-    assert step_of([(0, 0)]) == Tally()
-    assert (Tally().rate, Tally().by_place, Tally().mean_length) == (0.0, (), 0.0)
+    assert step_of([(0, 0)]) == DraftTally()
+    assert (DraftTally().rate, DraftTally().by_place, DraftTally().mean_length) == (
+        0.0,
+        (),
+        0.0,
+    )
 
 
 @given(ROWS, ROWS)

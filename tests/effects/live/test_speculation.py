@@ -13,7 +13,7 @@ from minfer.effects.execution.packing.pack_plan import Forward, Packer
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.records.plan import Plan
 from minfer.runs.drafts import judged, tally_of
-from minfer.speculate.tally import NO_DRAFTS, Tally
+from minfer.speculate.tally import NO_DRAFTS, DraftTally
 from tests.circles import claimed
 from tests.core.recorded import Seen
 
@@ -68,7 +68,7 @@ def one_thread() -> Iterator[None]:
 
 def answers(
     config: Config, asked: str, prompts: Sequence[str] = PROMPTS, **settings: Any
-) -> tuple[list[Any], Tally]:
+) -> tuple[list[Any], DraftTally]:
     """What is answered in float32, and what became of drafts."""
     sizes = {"dtype": "float32", "num_gpu_blocks_override": 199, "max_num_seqs": 4}
     fixed = None if config is None else {**config, "adaptive": False}

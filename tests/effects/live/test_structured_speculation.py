@@ -17,7 +17,7 @@ from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from minfer.records.messages import Preempted
 from minfer.records.plan import Plan
 from minfer.runs.drafts import judged, tally_of
-from minfer.speculate.tally import Tally
+from minfer.speculate.tally import DraftTally
 from tests.circles import claimed
 from tests.effects.live.test_structured_outputs import REPLAY, SCHEMA
 
@@ -64,7 +64,7 @@ class Looking:
     """Looks at what goes to an executor, and at what comes back."""
 
     llm: LLM
-    tally: Tally = field(factory=Tally)
+    tally: DraftTally = field(factory=DraftTally)
     apart: int = 0  # rows that had drafts and were sampled apart
     beside: int = 0  # steps with rows of both kinds
     reasons: list[object] = field(factory=list)

@@ -6,10 +6,12 @@ from collections.abc import Collection
 
 from minfer.records.config import EngineConfig
 from minfer.records.state import EngineState
-from minfer.testing.accounts import Account, Seat
+from minfer.testing.accounts import SampleAccount, Seat
 
 
-def suspects(config: EngineConfig, running: Collection[Account]) -> list[Account]:
+def suspects(
+    config: EngineConfig, running: Collection[SampleAccount]
+) -> list[SampleAccount]:
     """The samples that may only run alone: one more failure could end them, or the second
     one did not show the cause. Paused ones are left out: they do not run, so none waits
     for them.
@@ -30,14 +32,14 @@ def most_ahead(config: EngineConfig) -> int:
     return int(config.late_masks)
 
 
-def rests(config: EngineConfig, one: Account, seat: Seat) -> bool:
+def is_paused(config: EngineConfig, one: SampleAccount, seat: Seat) -> bool:
     """Whether nothing of a paused sample may be planned: only its yielding inputs are
     left, or it would have to run alone.
     """
     return seat.sched >= seat.base - 1 or one.faults >= few_failures(config)
 
 
-def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
+def skips_step(config: EngineConfig, one: SampleAccount, after: EngineState) -> str:
     """Why a running sample has no input due: "end", "blocks", "host" (it waits for a
     token in flight, or for its mask); nothing if it could run.
     """
@@ -46,7 +48,7 @@ def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
         return "end"
     if one.request.lockstep and seat.sched >= len(one.known) + most_ahead(config):
         return "host"
-    if one.paused and rests(config, one, seat):
+    if one.paused and is_paused(config, one, seat):
         return "host"
     run = after.running
     table = len(seat.table)

@@ -20,19 +20,19 @@ from minfer.records.messages import (
 from minfer.records.policy import FirstCome, Load
 from minfer.records.sequence import Sequence
 from minfer.records.state import Fence, Hold, Turn
-from minfer.testing.accounts import Told
+from minfer.testing.accounts import TurnReport
 from minfer.testing.books import Books
 from minfer.testing.decision_laws import read_decisions
 from minfer.testing.event_laws import fold
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import check_turn
-from minfer.testing.line_laws import (
+from minfer.testing.plan_laws import Planning
+from minfer.testing.queue_laws import (
     _may_pass,
     check_evictions,
     check_free_order,
-    check_line,
+    check_queue,
 )
-from minfer.testing.plan_laws import Planning
 from minfer.values.pmap import Map
 from tests.core.test_engine import CONFIG, ask
 from tests.core.testing.turns import (
@@ -183,15 +183,15 @@ def test_a_wrong_turn_is_named(bite: Bite) -> None:
 def test_who_gives_way_while_blocks_are_coming_is_named() -> None:
     turn = next(turn for turn in played(TIGHT, FULL) if has(Preempted)(turn))
     before, moved = turn.before, turn.transition
-    books, told = Books.at(TIGHT, before), Told()
+    books, told = Books.at(TIGHT, before), TurnReport()
     for event in turn.events:
         fold(books, event, told)
     planning = read_decisions(books, before, moved, None)
-    check_line(books, before, moved, deepcopy(planning))
+    check_queue(books, before, moved, deepcopy(planning))
     fences = (Fence(before.next_step, (), ()),)  # behind which blocks are coming
     wrong = evolve(moved, state=evolve(moved.state, fences=fences))
     with pytest.raises(InvariantError, match="preemption: though blocks were coming"):
-        check_line(books, evolve(before, fences=fences), wrong, planning)
+        check_queue(books, evolve(before, fences=fences), wrong, planning)
 
 
 def idlers() -> PrefixIndex:

@@ -25,13 +25,13 @@ from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError, holds, require
 from minfer.testing.needs import needs
 from minfer.testing.plan_laws import Planning
-from minfer.testing.sitting_out import left_out, rests, suspects
+from minfer.testing.skipped_rows import is_paused, skips_step, suspects
 from minfer.values.record import evolve
 
 _CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
 
 
-def check_line(
+def check_queue(
     books: Books, before: EngineState, turn: Transition, planning: Planning
 ) -> None:
     """Raise InvariantError unless as many sequences as possible were admitted, in
@@ -75,7 +75,7 @@ def _waits(config: EngineConfig, turn: Transition) -> None:
 def _left_out(books: Books, after: EngineState, planning: Planning) -> None:
     """Check that no running sample could be in one more step."""
     for one in books.running:
-        why = left_out(books.config, one, after)
+        why = skips_step(books.config, one, after)
         could = f"{one.id} could run, and one more step can be planned"
         require(why, "left out", could)
         if why == "blocks":
@@ -189,7 +189,7 @@ def _shares(books: Books, turn: Transition, planning: Planning) -> None:
 def _all_rest(books: Books) -> bool:
     """Whether all running samples are paused and skip the step."""
     every = ((one, one.seat) for one in books.running if one.seat is not None)
-    return all(one.paused and rests(books.config, one, seat) for one, seat in every)
+    return all(one.paused and is_paused(books.config, one, seat) for one, seat in every)
 
 
 def _starved(after: EngineState, planning: Planning) -> None:
@@ -386,15 +386,15 @@ def _same_block(were: dict[Key, Node], nodes: dict[Key, Node], key: Key) -> bool
 
 def _news(before: EngineState, turn: Transition) -> None:
     """Check that `Held` is reported when it changed, and truly."""
-    after, told = turn.state, [r for r in turn.reasons if isinstance(r, Held)]
-    for one in told:
+    after, report = turn.state, [r for r in turn.reasons if isinstance(r, Held)]
+    for one in report:
         require(one.cause in _CAUSES, "reason", f"{one}: what cause is that?")
         true = one.cause != "blocks" or one.needs > one.available
         require(true, "reason", f"{one} is not held")
     if after.held is not None and after.held != before.held:
         place, cause = after.held.place, after.held.cause
-        right = told and told[-1].cause == cause and place[2] == told[-1].sample
-        news = f"{after.held} is news, but the last word is {told[-1:]}"
+        right = report and report[-1].cause == cause and place[2] == report[-1].sample
+        news = f"{after.held} is news, but the last word is {report[-1:]}"
         require(right, "reason", news)
     plans = sum(isinstance(c, Execute) for c in turn.commands)
-    require(len(told) <= 1 + plans, "reason", f"{told}")
+    require(len(report) <= 1 + plans, "reason", f"{report}")
