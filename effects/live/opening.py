@@ -3,7 +3,6 @@
 import logging
 import platform
 from importlib.metadata import distributions
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -144,7 +143,7 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
             readiness=Readiness(
                 report,
                 likely,
-                grammars=_may_have_grammars(setup),
+                grammars=not setup.args.skip_tokenizer_init,
                 fewer_drafts=_may_have_fewer_drafts(setup),
             ),
             draft=draft,
@@ -155,11 +154,6 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
             f"{config.num_blocks} KV blocks ({size}) cannot be had: "
             f"{_line(error)}; ask for a smaller KV cache"
         ) from error
-
-
-def _may_have_grammars(setup: Setup) -> bool:
-    """Returns whether requests may have grammars: there is a library, and a tokenizer."""
-    return find_spec("llguidance") is not None and not setup.args.skip_tokenizer_init
 
 
 def _may_have_fewer_drafts(setup: Setup) -> bool:

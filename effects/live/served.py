@@ -204,8 +204,8 @@ class ServedModel(Renders):
             edge.check_constraint(self.grammars, params.structured_outputs)
 
     def warm_grammars(self) -> None:
-        """Load the vocabulary for grammars now, if there is a library for them: all
-        threads of this process wait for it, which should not happen during requests.
+        """Load the vocabulary for grammars now: all threads of this process wait for it,
+        which should not happen during requests.
         """
         with contextlib.suppress(GrammarError):
             self.grammars.warm()
