@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Never, Self
 
 import attrs
 
+from minfer.checks import ConfigError
 from minfer.effects.execution.progress import Report, ignore_progress
 from minfer.effects.live import edge, opening
 from minfer.effects.live.beam_search import BeamSearchParams
@@ -32,6 +33,7 @@ from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat import ChatOptions, Conversation
+    from minfer.effects.text.user_tokenizer import UserTokenizer
 
 
 class ServedModel(Renders):
@@ -194,6 +196,16 @@ class ServedModel(Renders):
         generation_config.json.
         """
         return self.setup.default_sampling_params()
+
+    def get_tokenizer(self) -> "UserTokenizer":
+        """Returns the model's tokenizer, with the methods of transformers' that vLLM's
+        users call. Raises ConfigError if the model runs without one.
+        """
+        from minfer.effects.text.user_tokenizer import UserTokenizer  # it imports jinja2
+
+        if self.tokenizer is None:
+            raise ConfigError("there is no tokenizer; leave skip_tokenizer_init out")
+        return UserTokenizer(self.tokenizer)
 
     def check_constraint(self, params: SamplingParams) -> None:
         """Raise RequestError if a request's constraint cannot be compiled.
