@@ -9,12 +9,16 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, cast
 
 from attrs import frozen
 
 from minfer.effects.cli.errors import BAD_INPUT
 from minfer.effects.cli.plugins import policies_option
+from minfer.effects.setup.removed import refuse
+
+POLICY: Final = "--scheduling-policy"  # in all commands that have such an option
+RENAMED: Final = {"--policy": f"use {POLICY}"}
 
 
 class Command(Protocol):
@@ -60,6 +64,8 @@ class _CommandParser(Parser):
         self.description = command.DESCRIPTION
         self.set_defaults(run=command.run)
         command.add_options(self)
+        if POLICY in self._option_string_actions:
+            refuse(self, RENAMED, was="renamed")
         policies_option(self, default=argparse.SUPPRESS)
         return super().parse_known_args(args, namespace)
 

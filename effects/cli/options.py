@@ -3,10 +3,11 @@
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import attrs
 
+from minfer.effects.setup.removed import refuse
 from minfer.effects.setup.settings import REMOVED, EngineArgs, engine_args
 from minfer.params import ADVISED, ROW_FIELDS
 from minfer.request import ParameterError, SamplingParams
@@ -36,21 +37,7 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
     for setting in attrs.fields(EngineArgs):
         if setting.metadata:
             group.add_argument(f"--{setting.name.replace('_', '-')}", **setting.metadata)
-    for name in REMOVED:
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            nargs="?",
-            action=_Removed,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
-
-
-class _Removed(argparse.Action):
-    """A removed option; its error has the reason."""
-
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise argparse.ArgumentError(self, f"was removed: {REMOVED[self.dest]}")
+    refuse(group, {f"--{name.replace('_', '-')}": why for name, why in REMOVED.items()})
 
 
 def dry_run_option(parser: argparse.ArgumentParser) -> None:
