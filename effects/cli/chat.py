@@ -19,6 +19,27 @@ DESCRIPTION: Final = (
     '(The bundled model is tiny. Ask it "What is 17 + 25?", "Sort 42, 7, 19, 3.", or '
     '"Write a Python function is_prime.")'
 )
+# What `--help` shows; `--help-all` shows all.
+COMMON: Final = (
+    "--system",
+    "--max-tokens",
+    "--temperature",
+    "--top-p",
+    "--top-k",
+    "--min-p",
+    "--repetition-penalty",
+    "--stop",
+    "--stats",
+    "--model",
+    "--dtype",
+    "--device",
+    "--max-model-len",
+    "--gpu-memory-utilization",
+    "--speculative-config",
+    "--journal",
+    "--seed",
+    "--dry-run",
+)
 ANSWER_TOKENS: Final = 512
 BUNDLED: Final = 'the bundled model (try "What can you do?")'
 

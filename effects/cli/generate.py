@@ -25,6 +25,32 @@ if TYPE_CHECKING:
     from minfer.effects.live.beam_search import BeamSearchParams
 
 DESCRIPTION: Final = "Continue a text; it is written as it comes. Ctrl-C ends it."
+# What `--help` shows; `--help-all` shows all.
+COMMON: Final = (
+    "--n",
+    "--beams",
+    "--echo",
+    "--max-tokens",
+    "--temperature",
+    "--top-p",
+    "--top-k",
+    "--min-p",
+    "--repetition-penalty",
+    "--stop",
+    "--ignore-eos",
+    "--stats",
+    "--json-schema",
+    "--regex",
+    "--model",
+    "--dtype",
+    "--device",
+    "--max-model-len",
+    "--gpu-memory-utilization",
+    "--speculative-config",
+    "--journal",
+    "--seed",
+    "--dry-run",
+)
 # Options besides those of `ADVISED` that a beam search does not use.
 _NOT_OF_BEAMS: Final = (
     "stop",

@@ -83,7 +83,8 @@ def parser() -> argparse.ArgumentParser:
         prog="minfer",
         description="Run a language model. Without --model, a small one that writes "
         "Python and comes with minfer: try `minfer generate`.",
-        epilog="`minfer COMMAND --help` says what a command does and takes.",
+        epilog="`minfer COMMAND --help` says what a command does and takes, "
+        "and --help-all names its rare options, too.",
     )
     version = f"minfer {minfer.__version__}"
     made.add_argument("--version", action="version", version=version)

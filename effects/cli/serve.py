@@ -15,6 +15,32 @@ DESCRIPTION: Final = (
     "Serve a model over HTTP, so that programs written for OpenAI's API can use it: "
     "their base URL is http://HOST:PORT/v1. Ctrl-C ends it."
 )
+# What `--help` shows; `--help-all` shows all.
+COMMON: Final = (
+    "--host",
+    "--port",
+    "--served-model-name",
+    "--api-key",
+    "--api-keys-file",
+    "--tool-parser",
+    "--reasoning-parser",
+    "--access-log",
+    "--ssl-certfile",
+    "--ssl-keyfile",
+    "--model",
+    "--dtype",
+    "--device",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--gpu-memory-utilization",
+    "--enable-prefix-caching",
+    "--scheduling-policy",
+    "--speculative-config",
+    "--enforce-eager",
+    "--journal",
+    "--dry-run",
+)
 LINES_PER_SEAT: Final = 16  # waiting samples for each of --max-num-seqs
 POLICY: Final = "fair"  # between keys or addresses; a library's default is another
 PREPARERS: Final = 4  # at most, by default
