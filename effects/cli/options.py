@@ -13,6 +13,10 @@ from minfer.params import ADVISED, ROW_FIELDS
 from minfer.request import ParameterError, SamplingParams
 from minfer.structured import StructuredOutputs
 
+# What a command without --model runs.
+TOY: Final = (
+    "the bundled model, a toy that shows that the engine works (--model: a real one)"
+)
 # The defaults with which the bundled model works best.
 MAX_TOKENS: Final = 128
 DEFAULTS: Final[Mapping[str, float]] = {"temperature": 0.7, "top_p": 0.9}

@@ -2,14 +2,16 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 from minfer.effects.cli.errors import guarded
-from minfer.effects.cli.options import dry_run_option, engine_options
+from minfer.effects.cli.options import TOY, dry_run_option, engine_options
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.setup.values import read_bytes
 from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
+from minfer.version import __version__
 
 DESCRIPTION: Final = (
     "Serve a model over HTTP, so that programs written for OpenAI's API can use it: "
@@ -252,6 +254,9 @@ def _time_options(add: Callable[..., Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
+    # At once: what follows takes seconds, and tens of seconds for a large model.
+    note = f"minfer {__version__}: loading {options.model or TOY}"
+    print(note, file=sys.stderr, flush=True)
     # They import the HTTP server.
     from minfer.effects.serving import server
     from minfer.effects.serving.descriptors import raise_limit

@@ -10,6 +10,7 @@ import attrs
 
 from minfer.effects.execution.executor import Executor
 from minfer.effects.execution.progress import WEIGHTS, Progress, Report, ignore_progress
+from minfer.effects.execution.progress import log as start_log
 from minfer.effects.live.drafts import Drafts, HostDrafts, NoDrafts
 from minfer.effects.live.journal_writer import Writer
 from minfer.effects.models.spec import ModelSpec
@@ -126,6 +127,10 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
             f"{_line(error)}; choose a smaller model"
         ) from error
     report(Progress(WEIGHTS, 1, 1))
+    start_log.info(
+        "KV cache: %s, %d blocks of %d tokens",
+        *(size_text(needs.kv_cache), config.num_blocks, config.block_size),
+    )
     try:
         from minfer.effects.execution.device_rows import Wants, is_filtered
         from minfer.effects.execution.torch_executor import Readiness, TorchExecutor

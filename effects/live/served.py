@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Never, Self
 import attrs
 
 from minfer.checks import ConfigError
-from minfer.effects.execution.progress import Report, ignore_progress
+from minfer.effects.execution.progress import Report, ignore_progress, logged
 from minfer.effects.live import edge, opening
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
@@ -131,7 +131,7 @@ class ServedModel(Renders):
         """Load the model, and start an engine."""
         self._read(prepare(args))
         setup = self.setup
-        executor = opening.open_executor(setup, self.tokenizer, report)
+        executor = opening.open_executor(setup, self.tokenizer, logged(report))
         self.setup = setup = opening.with_costs(setup, executor)
         journal = opening.open_journal(setup, executor)
         masks = GrammarMasks(self.grammars, setup.config.block_size, setup.stop_ids)
