@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from minfer.checks import ConfigError
 from minfer.effects.cli.options import (
+    TOY,
+    TOY_LIMITS,
     dry_run_option,
     engine_options,
     llm_settings,
@@ -24,7 +26,9 @@ from minfer.request import ParameterError
 if TYPE_CHECKING:
     from minfer.effects.live.beam_search import BeamSearchParams
 
-DESCRIPTION: Final = "Continue a text; it is written as it comes. Ctrl-C ends it."
+DESCRIPTION: Final = (
+    f"Continue a text; it is written as it comes. Ctrl-C ends it. {TOY_LIMITS}"
+)
 # What `--help` shows; `--help-all` shows all.
 COMMON: Final = (
     "--n",
@@ -113,6 +117,8 @@ def run(options: argparse.Namespace) -> int:
     take_any_text()
     prompt = _prompt(options.prompt)
     echo = options.echo or options.prompt is None
+    if options.model is None and sys.stderr.isatty():
+        say(f"loading {TOY}")
     started = time.monotonic()
     with LLM(**settings) as llm:
         loading = time.monotonic() - started

@@ -17,6 +17,11 @@ from minfer.structured import StructuredOutputs
 TOY: Final = (
     "the bundled model, a toy that shows that the engine works (--model: a real one)"
 )
+# Its limits, for descriptions of commands.
+TOY_LIMITS: Final = (
+    "Without --model, the bundled model runs: a toy of 6 million parameters that shows "
+    "that the engine works. It gets 128 * 3 and 100 * 100 wrong."
+)
 # The defaults with which the bundled model works best.
 MAX_TOKENS: Final = 128
 DEFAULTS: Final[Mapping[str, float]] = {"temperature": 0.7, "top_p": 0.9}

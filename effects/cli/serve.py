@@ -7,7 +7,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from minfer.effects.cli.errors import guarded
-from minfer.effects.cli.options import TOY, dry_run_option, engine_options
+from minfer.effects.cli.options import (
+    TOY,
+    TOY_LIMITS,
+    dry_run_option,
+    engine_options,
+)
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.setup.values import read_bytes
 from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
@@ -15,7 +20,7 @@ from minfer.version import __version__
 
 DESCRIPTION: Final = (
     "Serve a model over HTTP, so that programs written for OpenAI's API can use it: "
-    "their base URL is http://HOST:PORT/v1. Ctrl-C ends it."
+    f"their base URL is http://HOST:PORT/v1. Ctrl-C ends it. {TOY_LIMITS}"
 )
 # What `--help` shows; `--help-all` shows all.
 COMMON: Final = (

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from minfer import LLM, SamplingParams
 from minfer.effects.cli.commands import Entry, Parser, add_commands
 from minfer.effects.cli.main import COMMANDS, main
 
@@ -109,6 +110,26 @@ def test_options_that_help_shows_are_there(
     shown = options(helps(capsys, [entry.name], "--help"))
     assert set(common) <= set(shown)
     assert not common or len(shown) == len(common) + len(["--help", "--help-all"])
+
+
+@pytest.mark.parametrize("name", ["generate", "chat", "serve"])
+def test_the_bundled_model_is_introduced_as_a_toy(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    said = " ".join(helps(capsys, [name], "--help").split())
+    assert "a toy of 6 million parameters that shows that the engine works." in said
+    assert "It gets 128 * 3 and 100 * 100 wrong." in said
+
+
+@pytest.mark.long
+def test_what_is_said_to_be_wrong_is_wrong_and_what_is_right_is_right() -> None:
+    asked = {"128 * 3": "384", "100 * 100": "10000", "17 + 25": "42"}
+    with LLM() as llm:
+        chats = [[{"role": "user", "content": f"What is {one}?"}] for one in asked]
+        params = SamplingParams(temperature=0, max_tokens=32)
+        answers = [one.outputs[0].text for one in llm.chat(chats, params, use_tqdm=False)]
+    found = [right in text for right, text in zip(asked.values(), answers, strict=True)]
+    assert found == [False, False, True]
 
 
 def helps(capsys: pytest.CaptureFixture[str], names: list[str], which: str) -> str:
