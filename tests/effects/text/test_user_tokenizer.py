@@ -65,13 +65,14 @@ def test_conversations_are_those_of_transformers(
 
 def test_arguments_that_it_lacks_are_named(tmp_path: Path) -> None:
     ours, _ = both(tmp_path)
-    for name, value in (
-        ("return_tensors", "pt"),
-        ("return_dict", True),
-        ("chat_template", "x"),
+    given: dict[str, Any]
+    for given in (
+        {"return_tensors": "pt"},
+        {"return_dict": True},
+        {"chat_template": "x"},
     ):
-        with pytest.raises(TypeError, match=f"{name} is not supported"):
-            ours.apply_chat_template(CHAT, **{name: value})
+        with pytest.raises(TypeError, match=f"{min(given)} is not supported"):
+            ours.apply_chat_template(CHAT, **given)
 
 
 def test_a_text_may_be_longer_than_the_context() -> None:
