@@ -6,6 +6,8 @@ from typing import Final
 
 from minfer.effects.cli.keyboard import Keyboard
 from minfer.effects.cli.options import (
+    TOY,
+    TOY_LIMITS,
     dry_run_option,
     engine_options,
     llm_settings,
@@ -16,11 +18,31 @@ from minfer.effects.cli.streams import say, take_any_text
 DESCRIPTION: Final = (
     "Talk with a model, line by line: the conversation so far is its prompt each time. "
     "Ctrl-C ends an answer, Ctrl-D the conversation; /help lists what else there is. "
-    '(The bundled model is tiny. Ask it "What is 17 + 25?", "Sort 42, 7, 19, 3.", or '
-    '"Write a Python function is_prime.")'
+    f'{TOY_LIMITS} Ask it "What is 17 + 25?", "Sort 42, 7, 19, 3.", or "Write a Python '
+    'function is_prime."'
+)
+# What `--help` shows; `--help-all` shows all.
+COMMON: Final = (
+    "--system",
+    "--max-tokens",
+    "--temperature",
+    "--top-p",
+    "--top-k",
+    "--min-p",
+    "--repetition-penalty",
+    "--stop",
+    "--stats",
+    "--model",
+    "--dtype",
+    "--device",
+    "--max-model-len",
+    "--gpu-memory-utilization",
+    "--speculative-config",
+    "--journal",
+    "--seed",
+    "--dry-run",
 )
 ANSWER_TOKENS: Final = 512
-BUNDLED: Final = 'the bundled model (try "What can you do?")'
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +72,6 @@ def run(options: argparse.Namespace) -> int:
         if not sys.stdin.isatty():
             talk.run(line.rstrip("\r\n") for line in sys.stdin)
             return 1 if talk.failures else 0
-        say(f"{options.model or BUNDLED} listens; /help tells more")
+        say(f"{options.model or TOY} listens; /help tells more")
         talk.run(Keyboard(talk.stop).lines())
     return 0

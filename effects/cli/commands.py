@@ -7,18 +7,26 @@ commands to the parser that it is given.
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, cast
 
 from attrs import frozen
 
 from minfer.effects.cli.errors import BAD_INPUT
 from minfer.effects.cli.plugins import policies_option
+from minfer.effects.setup.removed import refuse
+
+POLICY: Final = "--scheduling-policy"  # in all commands that have such an option
+RENAMED: Final = {"--policy": f"use {POLICY}"}
 
 
 class Command(Protocol):
-    """The contents of a command's module."""
+    """The contents of a command's module.
+
+    It may have `COMMON`, too: the options that `--help` shows, by default all that are
+    its own. The others are shown by `--help-all` alone.
+    """
 
     DESCRIPTION: str
 
@@ -52,6 +60,9 @@ class _CommandParser(Parser):
     def __init__(self, *, module: str, **settings: Any) -> None:
         super().__init__(**settings)
         self.module = module
+        self.all_options = 0
+        # Options that the help leaves out, and their texts.
+        self.rare: dict[argparse.Action, str | None] = {}
 
     def parse_known_args(  # type: ignore[override]  # a parser's overloads, all of them
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -60,8 +71,51 @@ class _CommandParser(Parser):
         self.description = command.DESCRIPTION
         self.set_defaults(run=command.run)
         command.add_options(self)
+        common = getattr(command, "COMMON", tuple(self._option_string_actions))
+        if POLICY in self._option_string_actions:
+            refuse(self, RENAMED, was="renamed")
         policies_option(self, default=argparse.SUPPRESS)
+        self._show_only({"--help", *common})
         return super().parse_known_args(args, namespace)
+
+    def _show_only(self, common: Collection[str]) -> None:
+        """Leave options that are not common out of the help, and add `--help-all`."""
+        self.add_argument(
+            "--help-all", nargs=0, action=_HelpAll, help="show all options and exit"
+        )
+        common = {"--help-all", *common}
+        shown = [
+            one
+            for one in self._actions
+            if one.option_strings and one.help != argparse.SUPPRESS
+        ]
+        self.all_options = len(shown)
+        for one in shown:
+            if common.isdisjoint(one.option_strings):
+                self.rare[one] = one.help
+                one.help = argparse.SUPPRESS
+
+    def format_help(self) -> str:
+        """The help; its last line says how to see all options."""
+        text = super().format_help()
+        if not self.rare:
+            return text
+        return f"{text}\n{self.prog} --help-all shows all {self.all_options} options\n"
+
+    def show_all(self) -> None:
+        """Have the help show all options."""
+        for one, text in self.rare.items():
+            one.help = text
+        self.rare.clear()
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with all options, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        cast("_CommandParser", parser).show_all()
+        parser.print_help()
+        parser.exit()
 
 
 def add_commands(parser: argparse.ArgumentParser, entries: Iterable[Entry]) -> None:

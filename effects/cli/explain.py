@@ -4,11 +4,14 @@ import argparse
 from typing import Final
 
 from minfer.effects.runs import explain
+from minfer.effects.runs.explain_list import SHOWN
 
 DESCRIPTION: Final = (
-    "Say of one request of a recorded run (see --journal of serve) what it waited for, "
-    "who took its place and for whom, how much of its prompt was cached, and where its "
-    "time went. Without a request, list those of the run. Needs no model."
+    "Explain where the time of a recorded request went: what it waited for, how often it "
+    "was preempted and for which request, how much of its prompt was cached, and how its "
+    f"drafts did. Without REQUEST, list the latest {SHOWN} requests of all runs, or all "
+    "with --json. Runs are recorded by --journal of serve, chat and generate. Needs no "
+    "model."
 )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from minfer.effects.cli.options import (
+    TOY,
+    TOY_LIMITS,
     dry_run_option,
     engine_options,
     llm_settings,
@@ -24,7 +26,35 @@ from minfer.values.checks import ConfigError
 if TYPE_CHECKING:
     from minfer.effects.live.beams.beam_search import BeamSearchParams
 
-DESCRIPTION: Final = "Continue a text; it is written as it comes. Ctrl-C ends it."
+DESCRIPTION: Final = (
+    f"Continue a text; it is written as it comes. Ctrl-C ends it. {TOY_LIMITS}"
+)
+# What `--help` shows; `--help-all` shows all.
+COMMON: Final = (
+    "--n",
+    "--beams",
+    "--echo",
+    "--max-tokens",
+    "--temperature",
+    "--top-p",
+    "--top-k",
+    "--min-p",
+    "--repetition-penalty",
+    "--stop",
+    "--ignore-eos",
+    "--stats",
+    "--json-schema",
+    "--regex",
+    "--model",
+    "--dtype",
+    "--device",
+    "--max-model-len",
+    "--gpu-memory-utilization",
+    "--speculative-config",
+    "--journal",
+    "--seed",
+    "--dry-run",
+)
 # Options besides those of `ADVISED` that a beam search does not use.
 _NOT_OF_BEAMS: Final = (
     "stop",
@@ -87,6 +117,8 @@ def run(options: argparse.Namespace) -> int:
     take_any_text()
     prompt = _prompt(options.prompt)
     echo = options.echo or options.prompt is None
+    if options.model is None and sys.stderr.isatty():
+        say(f"loading {TOY}")
     started = time.monotonic()
     with LLM(**settings) as llm:
         loading = time.monotonic() - started

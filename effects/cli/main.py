@@ -81,9 +81,10 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     made = Parser(
         prog="minfer",
-        description="Run a language model. Without --model, a small one that writes "
-        "Python and comes with minfer: try `minfer generate`.",
-        epilog="`minfer COMMAND --help` says what a command does and takes.",
+        description="Run a language model. Without --model, the bundled one, a "
+        "toy that shows that the engine works: try `minfer generate`.",
+        epilog="`minfer COMMAND --help` says what a command does and takes, "
+        "and --help-all names its rare options, too.",
     )
     version = f"minfer {minfer.__version__}"
     made.add_argument("--version", action="version", version=version)

@@ -3,15 +3,25 @@
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import attrs
 
+from minfer.effects.setup.removed import refuse
 from minfer.effects.setup.settings import REMOVED, EngineArgs, engine_args
 from minfer.records.request import ParameterError, SamplingParams
 from minfer.sampling.params import ADVISED, ROW_FIELDS
 from minfer.sampling.structured import StructuredOutputs
 
+# What a command without --model runs.
+TOY: Final = (
+    "the bundled model, a toy that shows that the engine works (--model: a real one)"
+)
+# Its limits, for descriptions of commands.
+TOY_LIMITS: Final = (
+    "Without --model, the bundled model runs: a toy of 6 million parameters that shows "
+    "that the engine works. It gets 128 * 3 and 100 * 100 wrong."
+)
 # The defaults with which the bundled model works best.
 MAX_TOKENS: Final = 128
 DEFAULTS: Final[Mapping[str, float]] = {"temperature": 0.7, "top_p": 0.9}
@@ -36,21 +46,7 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
     for setting in attrs.fields(EngineArgs):
         if setting.metadata:
             group.add_argument(f"--{setting.name.replace('_', '-')}", **setting.metadata)
-    for name in REMOVED:
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            nargs="?",
-            action=_Removed,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
-
-
-class _Removed(argparse.Action):
-    """A removed option; its error has the reason."""
-
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise argparse.ArgumentError(self, f"was removed: {REMOVED[self.dest]}")
+    refuse(group, {f"--{name.replace('_', '-')}": why for name, why in REMOVED.items()})
 
 
 def dry_run_option(parser: argparse.ArgumentParser) -> None:

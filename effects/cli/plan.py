@@ -13,6 +13,21 @@ DESCRIPTION: Final = (
     "Show how much memory a model needs, and how many sequences of which length fit at "
     "once. Reads config.json and loads nothing."
 )
+# What `--help` shows; `--help-all` shows all.
+COMMON: Final = (
+    "--memory",
+    "--model",
+    "--dtype",
+    "--device",
+    "--max-model-len",
+    "--block-size",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--gpu-memory-utilization",
+    "--kv-cache-memory-bytes",
+    "--num-gpu-blocks-override",
+    "--speculative-config",
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,8 @@ def policies_option(parser: argparse.ArgumentParser, default: str | None) -> Non
         metavar="MODULE",
         default=default,
         help="a Python module with scheduling policies of your own, found as if it were "
-        "imported here; options that take a policy then know them by their class names",
+        "imported here; options that take a policy, and journals, then know them by "
+        "their class names",
     )
 
 

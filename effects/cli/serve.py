@@ -2,18 +2,51 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 from minfer.effects.cli.errors import guarded
-from minfer.effects.cli.options import dry_run_option, engine_options
+from minfer.effects.cli.options import (
+    TOY,
+    TOY_LIMITS,
+    dry_run_option,
+    engine_options,
+)
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.setup.values import read_bytes
 from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
+from minfer.version import __version__
 
 DESCRIPTION: Final = (
     "Serve a model over HTTP, so that programs written for OpenAI's API can use it: "
-    "their base URL is http://HOST:PORT/v1. Ctrl-C ends it."
+    f"their base URL is http://HOST:PORT/v1. Ctrl-C ends it. {TOY_LIMITS}"
+)
+# What `--help` shows; `--help-all` shows all.
+COMMON: Final = (
+    "--host",
+    "--port",
+    "--served-model-name",
+    "--api-key",
+    "--api-keys-file",
+    "--tool-parser",
+    "--reasoning-parser",
+    "--access-log",
+    "--ssl-certfile",
+    "--ssl-keyfile",
+    "--model",
+    "--dtype",
+    "--device",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--gpu-memory-utilization",
+    "--enable-prefix-caching",
+    "--scheduling-policy",
+    "--speculative-config",
+    "--enforce-eager",
+    "--journal",
+    "--dry-run",
 )
 LINES_PER_SEAT: Final = 16  # waiting samples for each of --max-num-seqs
 POLICY: Final = "fair"  # between keys or addresses; a library's default is another
@@ -226,9 +259,14 @@ def _time_options(add: Callable[..., Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
+    # At once: what follows takes seconds, and tens of seconds for a large model.
+    note = f"minfer {__version__}: loading {options.model or TOY}"
+    print(note, file=sys.stderr, flush=True)
     # They import the HTTP server.
     from minfer.effects.serving.processes import server
-    from minfer.effects.serving.processes.supervisor import serve_in_processes
+    from minfer.effects.serving.processes.supervisor import (
+        serve_in_processes,
+    )
     from minfer.effects.serving.wire.descriptors import raise_limit
 
     if options.api_key is None:

@@ -11,6 +11,29 @@ DESCRIPTION: Final = (
     "Shows latencies, throughput, cache hits and preemptions, of several policies and "
     "sizes side by side. Needs no model and no GPU."
 )
+# What `--help` shows; `--help-all` shows all.
+COMMON: Final = (
+    "--scheduling-policy",
+    "--num-blocks",
+    "--block-size",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--speed",
+    "--requests",
+    "--slo-ttft",
+    "--slo-tpot",
+    "--slo-share",
+    "--find",
+    "--mix",
+    "--cost",
+    "--fit",
+    "--save-cost",
+    "--journal",
+    "--json",
+    "--num-speculative-tokens",
+    "--acceptance-rate",
+    "--policies",
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

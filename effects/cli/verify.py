@@ -19,6 +19,21 @@ DESCRIPTION: Final = (
     "--load-format dummy, random weights are compared, so that a folder without weights "
     "says whether the architecture is supported."
 )
+# What `--help` shows; `--help-all` shows all.
+COMMON: Final = (
+    "--prompts",
+    "--tokens",
+    "--json",
+    "--model",
+    "--dtype",
+    "--device",
+    "--max-model-len",
+    "--load-format",
+    "--gpu-memory-utilization",
+    "--kv-cache-memory-bytes",
+    "--enforce-eager",
+    "--seed",
+)
 MOST: Final = 1000
 
 

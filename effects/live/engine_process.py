@@ -20,6 +20,7 @@ from typing import Final
 import attrs
 
 from minfer.effects.execution.warming.progress import Progress
+from minfer.effects.execution.warming.progress import log as start_log
 from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.host import Host
@@ -59,6 +60,7 @@ def run_engine(
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")
+    start_log.info("loading the model")
     args = _as_before(args, path)
 
     def report(progress: Progress) -> None:
@@ -70,6 +72,7 @@ def run_engine(
         _note_blocks(path, model.setup.config.num_blocks)
         host.open(model.client, _facts(model.setup))
         ready()
+        start_log.info("the engine is ready")
         trim = Trim()
         while not over.wait(EVERY):
             trim.look()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Never, Self
 
 import attrs
 
-from minfer.effects.execution.warming.progress import Report, ignore_progress
+from minfer.effects.execution.warming.progress import Report, ignore_progress, logged
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
@@ -35,9 +35,11 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers
 from minfer.records.policy import Policy
 from minfer.records.request import SamplingParams
+from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat import ChatOptions, Conversation
+    from minfer.effects.text.user_tokenizer import UserTokenizer
 
 
 class ServedModel(Renders):
@@ -135,7 +137,7 @@ class ServedModel(Renders):
         """Load the model, and start an engine."""
         self._read(prepare(args))
         setup = self.setup
-        executor = opening.open_executor(setup, self.tokenizer, report)
+        executor = opening.open_executor(setup, self.tokenizer, logged(report))
         self.setup = setup = opening.with_costs(setup, executor)
         journal = opening.open_journal(setup, executor)
         masks = GrammarMasks(self.grammars, setup.config.block_size, setup.stop_ids)
@@ -201,6 +203,16 @@ class ServedModel(Renders):
         """
         return self.setup.default_sampling_params()
 
+    def get_tokenizer(self) -> "UserTokenizer":
+        """Returns the model's tokenizer, with the methods of transformers' that vLLM's
+        users call. Raises ConfigError if the model runs without one.
+        """
+        from minfer.effects.text.user_tokenizer import UserTokenizer  # it imports jinja2
+
+        if self.tokenizer is None:
+            raise ConfigError("there is no tokenizer; leave skip_tokenizer_init out")
+        return UserTokenizer(self.tokenizer)
+
     def check_constraint(self, params: SamplingParams) -> None:
         """Raise RequestError if a request's constraint cannot be compiled.
 
@@ -210,8 +222,8 @@ class ServedModel(Renders):
             edge.check_constraint(self.grammars, params.structured_outputs)
 
     def warm_grammars(self) -> None:
-        """Load the vocabulary for grammars now, if there is a library for them: all
-        threads of this process wait for it, which should not happen during requests.
+        """Load the vocabulary for grammars now: all threads of this process wait for it,
+        which should not happen during requests.
         """
         with contextlib.suppress(GrammarError):
             self.grammars.warm()

@@ -79,13 +79,17 @@ _BECAUSE: Final = {  # reasons why the first missing block was missing
 def explain_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `minfer explain`."""
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="a journal, or a folder of them"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="a journal, or the folder of --journal: all runs in it",
     )
     parser.add_argument(
         "request",
         metavar="REQUEST",
         nargs="?",
-        help="a request's id, or an answer's; without it, all are listed",
+        help="the id of an answer, such as chatcmpl-42, of a beam search, or of a "
+        "request as the list names it; without it, requests are listed",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 

@@ -57,7 +57,9 @@ def fork_options(parser: argparse.ArgumentParser) -> None:
     )
     add = group.add_argument
     add(
-        "--policy", metavar="NAME", help="another policy, named as in --scheduling-policy"
+        "--scheduling-policy",
+        metavar="NAME",
+        help="another policy, named as for minfer serve",
     )
     for name in SIZES:
         add(f"--{name.replace('_', '-')}", type=int, metavar="N", help="another size")
@@ -97,8 +99,8 @@ def change_of(
     if "num_blocks" in settings:  # of which the same share is kept free
         was = journal.config
         settings["watermark"] = was.watermark * settings["num_blocks"] // was.num_blocks
-    if options.policy:
-        settings["policy"] = policy_named(options.policy)
+    if options.scheduling_policy:
+        settings["policy"] = policy_named(options.scheduling_policy)
     how = _speculation(journal.config, options, cost)
     if how != journal.config.speculation:
         settings["speculation"] = how

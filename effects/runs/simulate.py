@@ -164,7 +164,7 @@ def _heading(trace: Trace, cost: Chosen, options: argparse.Namespace) -> Iterato
         yield "sizes and the policy that no option gives are those of the recorded run"
     yield LEGEND
     yield _goodness(options.slo_ttft, options.slo_tpot)
-    if trace.rows and options.policy and options.mix is None:
+    if trace.rows and options.scheduling_policy and options.mix is None:
         yield "no request has a client, a priority or a deadline; --mix SEED draws some"
 
 
@@ -221,7 +221,8 @@ def run(
 ) -> Figures:
     """Simulate the trace once; returns the settings and the results."""
     config = case.config
-    asked = (name for name in options.policy or () if policy_named(name) == config.policy)
+    names = options.scheduling_policy or ()
+    asked = (name for name in names if policy_named(name) == config.policy)
     usual = (name for name, kind in POLICIES.items() if kind is type(config.policy))
     name = next(chain(asked, usual), type(config.policy).__name__)
     sizes = {size: getattr(config, size) for size in SIZES}

@@ -71,10 +71,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add, several = parser.add_argument, SEVERAL
     add("trace", metavar="TRACE", help=KNOWN)
     add(
-        "--policy",
+        "--scheduling-policy",
         action="append",
         metavar="NAME",
-        help="as --scheduling-policy; may be repeated",
+        help="who goes first, as for minfer serve; may be given several times",
     )
     for name in SIZES:
         option = f"--{name.replace('_', '-')}"
@@ -161,7 +161,8 @@ def cases_of(trace: Trace, options: argparse.Namespace) -> list[Case]:
     )
     told = {"max_model_len": options.max_model_len, "depth": options.steps_in_flight}
     first = evolve(first, **{name: value for name, value in told.items() if value})
-    policies = [policy_named(name) for name in options.policy or ()] or [first.policy]
+    names = options.scheduling_policy or ()
+    policies = [policy_named(name) for name in names] or [first.policy]
     others = SIZES[1:]  # all but the pool, which follows from the block size
     sizes = (getattr(options, name) or [getattr(first, name)] for name in others)
     cases: list[Case] = []

@@ -56,6 +56,7 @@ from minfer.effects.serving.wire.stamp import new_stamp
 from minfer.effects.serving.wire.targets import Targets
 from minfer.effects.serving.wire.transport import Connection, Event, Failure
 from minfer.effects.serving.wire.websocket import socket_route
+from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tools.formats import Parsers
 
 
@@ -80,7 +81,8 @@ class Application:
         limits = Limits.of(llm, max_body)
         self.backend = Backend(llm, limits, bounds)
         chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
-        self.models = Models(names, int(time.time()), limits.context, chat)
+        bundled = llm.setup.folder == bundled_folder()
+        self.models = Models(names, int(time.time()), limits.context, chat, bundled)
         self.intake = Intake(self.backend, self.models, limits, bounds)
         self.metrics = Metrics(llm, names[0])
         self.records = Records(llm)

@@ -28,7 +28,7 @@ from minfer.effects.serving.request_parsing.limits import Holding, Limits
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.request_parsing.structured_fields import named
 from minfer.effects.serving.wire.transport import Connection, see_nothing
-from minfer.effects.text.grammars.protocol import GrammarError, MissingLibraryError
+from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.policies.fair_queue import FairQueue
 from minfer.sampling.structured import StructuredOutputs
 
@@ -99,12 +99,11 @@ class Intake:
         if asked is None or (why := await self._refusal(asked, client)) is None:
             return
         param = named(asked.param, request.constrained_by)
-        if not isinstance(why, MissingLibraryError):
-            for part in request.parts:
-                within = await self._refusal(part.asked, client)
-                if within is not None:
-                    why, param, asked = within, part.field, part.asked
-                    break
+        for part in request.parts:
+            within = await self._refusal(part.asked, client)
+            if within is not None:
+                why, param, asked = within, part.field, part.asked
+                break
         said = str(why).removeprefix(f"{asked.param}: ")
         raise RequestError(f"{param}: {said}", param=param)
 

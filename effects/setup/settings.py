@@ -44,7 +44,7 @@ class EngineArgs:
     model: str | None = option(
         None,
         "a Hugging Face checkpoint: its folder, or its name on the hub, such as "
-        "org/name or org/name@revision (default: the small model that comes with minfer)",
+        "org/name or org/name@revision (default: the bundled model, a toy)",
         MODEL,
     )
     dtype: str = option(

@@ -12,13 +12,13 @@ model with the same tokenizer. Drafts never change the outputs, unless
 import argparse
 import json
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import Attribute, field, fields, frozen
 
+from minfer.effects.setup.nearest import nearest
 from minfer.records.speculation import (
     DEVICE,
     HOST,
@@ -172,8 +172,8 @@ def speculative_config(given: Any) -> SpeculativeConfig | None:
     known = [one.name for one in fields(SpeculativeConfig)]
     for name in given:
         if name not in known:
-            near = get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            near = nearest(str(name), known)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"{_WHERE}: {name!r:.80} is no key of it; {hint}")
     if "method" not in given:
         if given.get("model") is None:

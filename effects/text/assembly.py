@@ -83,7 +83,8 @@ class Assembly:
     def _decoder(self) -> Detokenizer | None:
         if self.tokenizer is None:
             return None
-        return Detokenizer(self.tokenizer, shown=self.shown)
+        skip = self.request.sampling.skip_special_tokens
+        return Detokenizer(self.tokenizer, skip_special_tokens=skip, shown=self.shown)
 
     @property
     def rejected(self) -> str:

@@ -248,8 +248,10 @@ class SamplingParams(RowValues):
     stop: tuple[str, ...] = field(default=(), converter=_stops)  # for the text layer
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_stop_ids)
     # Whether the text includes what ended it: a stop string, or the stop token unless it
-    # is a special one, which no text has. For the text layer.
+    # is a special one that is skipped. For the text layer.
     include_stop_str_in_output: bool = False
+    # Whether special tokens are left out of the text. For the text layer.
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     structured_outputs: StructuredOutputs | None = None  # a constraint of the text
     min_tokens: int = 0  # output tokens before one that ends it is allowed
@@ -320,7 +322,7 @@ class SamplingParams(RowValues):
             raise ParameterError("stop_token_ids", f"at most {MAX_STOP_IDS} token ids")
         for token in self.stop_token_ids:
             check_number(token, "stop_token_ids", 0, 2**31, whole=True)
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             said: Any = getattr(self, name)
             if not isinstance(said, bool):
                 raise ParameterError(name, f"must be true or false, not {said!r}")

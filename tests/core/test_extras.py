@@ -16,15 +16,15 @@ ELSEWHERE: Final = re.compile(r"pip install '?minfer")  # than from a clone
 
 
 def test_what_to_type() -> None:
-    said = how_to_install("grammar")
-    assert said == "pip install '.[grammar]' in a clone of minfer"
+    said = how_to_install("load")
+    assert said == "pip install '.[load]' in a clone of minfer"
 
 
 def test_every_extra_that_is_asked_for_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     texts = [path.read_text("utf-8") for room in ROOMS for path in files(room)]
     asked = {name for text in texts for name in ASKED.findall(text)}
-    assert asked == {"grammar", "load", "otel", "testing"}
+    assert asked == {"load", "otel", "testing"}
     assert asked <= project["optional-dependencies"].keys()
 
 

@@ -11,7 +11,16 @@ import pytest
 
 from tests.effects.tiny_model import write_checkpoint
 
-HEAVY = {"torch", "transformers", "numpy", "safetensors", "tokenizers", "jinja2", "tqdm"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "tqdm",
+    "llguidance",
+}
 # The promises are 0.15 s and 0.4 s on an idle machine. A test may run beside others on a
 # busy one, where everything takes several times as long; a torch import would still be
 # far beyond.
@@ -71,7 +80,7 @@ def test_a_memory_plan_loads_nothing_heavy(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_generating_loads_no_transformers(tmp_path: Path) -> None:
+def test_generating_loads_no_transformers_and_no_grammars(tmp_path: Path) -> None:
     folder = str(write_checkpoint(tmp_path))
     code = f"""
 from minfer import LLM, SamplingParams
@@ -80,7 +89,19 @@ with LLM({folder!r}, num_gpu_blocks_override=64) as llm:
 """
     loaded = loaded_by(code)
     assert "torch" in loaded
-    assert not {"transformers", "jinja2"} & loaded  # torch itself loads tqdm
+    # torch itself loads tqdm.
+    assert not {"transformers", "jinja2", "llguidance"} & loaded
+
+
+@pytest.mark.long
+def test_a_constraint_loads_the_library_of_grammars() -> None:
+    code = """
+from minfer import LLM, SamplingParams, StructuredOutputs
+with LLM(executor="oracle") as llm:
+    choice = StructuredOutputs(choice=["yes"])
+    llm.generate("a", SamplingParams(max_tokens=2, structured_outputs=choice))
+"""
+    assert "llguidance" in loaded_by(code)
 
 
 @pytest.mark.long

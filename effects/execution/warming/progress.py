@@ -1,5 +1,11 @@
-"""Progress of an executor's start."""
+"""Progress of an executor's start.
 
+It is reported, and logged as information by the logger `START`: a server shows that, and
+a library only where its user asks for it.
+"""
+
+import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +26,26 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
+
+
+START: Final = "minfer.start"
+log: Final = logging.getLogger(START)
+
+
+def logged(report: Report) -> Report:
+    """The same, with the begin and the end of each stage logged."""
+    begun: dict[str, float] = {}  # stages, and when
+
+    def note(progress: Progress) -> None:
+        stage, now = progress.stage, time.monotonic()
+        if stage not in begun:
+            begun[stage] = now
+            log.info("%s", stage)
+        elif progress.done == progress.total:
+            log.info("%s: done in %.1f s", stage, now - begun[stage])
+        report(progress)
+
+    return note
 
 
 def ignore_progress(_: Progress) -> None:

@@ -3,7 +3,6 @@
 import logging
 import platform
 from importlib.metadata import distributions
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ from minfer.effects.execution.warming.progress import (
     Report,
     ignore_progress,
 )
+from minfer.effects.execution.warming.progress import log as start_log
 from minfer.effects.live.engine.host_drafts import Drafts, HostDrafts, NoDrafts
 from minfer.effects.live.journal.journal_writer import Writer
 from minfer.effects.models.spec import ModelSpec
@@ -132,6 +132,10 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
             f"{_line(error)}; choose a smaller model"
         ) from error
     report(Progress(WEIGHTS, 1, 1))
+    start_log.info(
+        "KV cache: %s, %d blocks of %d tokens",
+        *(size_text(needs.kv_cache), config.num_blocks, config.block_size),
+    )
     try:
         from minfer.effects.execution.device.device_rows import Wants, is_filtered
         from minfer.effects.execution.torch_executor import Readiness, TorchExecutor
@@ -149,7 +153,7 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
             readiness=Readiness(
                 report,
                 likely,
-                grammars=_may_have_grammars(setup),
+                grammars=not setup.args.skip_tokenizer_init,
                 fewer_drafts=_may_have_fewer_drafts(setup),
             ),
             draft=draft,
@@ -160,11 +164,6 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
             f"{config.num_blocks} KV blocks ({size}) cannot be had: "
             f"{_line(error)}; ask for a smaller KV cache"
         ) from error
-
-
-def _may_have_grammars(setup: Setup) -> bool:
-    """Returns whether requests may have grammars: there is a library, and a tokenizer."""
-    return find_spec("llguidance") is not None and not setup.args.skip_tokenizer_init
 
 
 def _may_have_fewer_drafts(setup: Setup) -> bool:

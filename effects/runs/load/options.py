@@ -5,7 +5,9 @@ import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
+
+from minfer.effects.setup.removed import refuse
 
 URL: Final = "http://127.0.0.1:8000"  # the default address of `minfer serve`
 ENDPOINTS: Final = {
@@ -14,6 +16,7 @@ ENDPOINTS: Final = {
 }
 GOALS: Final = ("ttft", "tpot", "e2el")
 PROMPTS: Final = 1000  # requests, by default
+
 _LARGEST: Final = 2**31  # no option takes a number as large
 _DATASET: Final = "a file of prompts: --dataset-name custom --dataset-path FILE"
 # Removed options, and what replaces each.
@@ -47,22 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_pace(parser.add_argument_group("how many requests, how fast").add_argument)
     _add_requests(parser.add_argument_group("what they ask").add_argument)
     _add_results(parser.add_argument_group("results").add_argument)
-    for name in REMOVED:
-        parser.add_argument(
-            name,
-            nargs="*",
-            action=_Removed,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
-
-
-class _Removed(argparse.Action):
-    """A removed option; its error names the replacement."""
-
-    def __call__(self, *args: Any, **_: Any) -> NoReturn:
-        name = args[-1]
-        raise argparse.ArgumentError(self, f"was removed: {REMOVED[name]}")
+    refuse(parser, REMOVED)
 
 
 def _add_server(add: Callable[..., Any]) -> None:

@@ -12,6 +12,8 @@ from typing import Final
 
 from attrs import define, field
 
+from minfer.effects.execution.warming.progress import START
+
 _FORM: Final = "%(asctime)s minfer {process} %(levelname)s %(name)s: %(message)s"
 BURST: Final = 5  # equal lines in one stretch of time
 STRETCH: Final = 10.0  # seconds
@@ -56,9 +58,10 @@ class Thinned(logging.Filter):
 
 
 def configure_logs(process: str) -> None:
-    """Log warnings and worse as this process, from here on."""
+    """Log warnings and worse as this process, and how far the start is, from here on."""
     logging.basicConfig(
         level=logging.WARNING, format=_FORM.format(process=process), force=True
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(Thinned())
+    logging.getLogger(START).setLevel(logging.INFO)

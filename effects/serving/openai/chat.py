@@ -14,6 +14,11 @@ from minfer.effects.serving.openai.conversation import (
     speaks_of_tools,
 )
 from minfer.effects.serving.openai.fields import Few, GenerationBody, Top
+from minfer.effects.serving.openai.template_fields import (
+    Effort,
+    Verbosity,
+    template_kwargs,
+)
 from minfer.effects.serving.openai.tools import (
     Tool,
     ToolChoice,
@@ -41,6 +46,8 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None  # None: if the last message is complete
     continue_final_message: bool = False
     chat_template_kwargs: Annotated[dict[str, Any], Options] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     logprobs: bool = False
     top_logprobs: Top = 0
     tools: Annotated[list[Tool], Few] | None = None
@@ -112,7 +119,9 @@ class ChatBody(GenerationBody):
             tools=[tool.told() for tool in self.offered] or None,
             add_generation_prompt=not goes_on if begins is None else begins,
             continue_final_message=goes_on,
-            chat_template_kwargs=self.chat_template_kwargs,
+            chat_template_kwargs=template_kwargs(
+                self.chat_template_kwargs, self.reasoning_effort, self.verbosity
+            ),
         )
 
 

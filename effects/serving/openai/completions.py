@@ -91,17 +91,25 @@ class CompletionBody(GenerationBody):
         size = llm.setup.spec.vocab_size
         salt = self.cache_salt.encode()
         prompts = [read_prompt(one, llm.tokenizer, size, salt) for one in self.prompt]
-        echo = _spelled(prompts, llm.tokenizer) if self.echo else []
+        skip = self.skip_special_tokens is not False
+        echo = _spelled(prompts, llm.tokenizer, skip=skip) if self.echo else []
         params = llm.setup.default_sampling_params(**self.sampling())
         return self.request(prompts, params, echo)
 
 
-def _spelled(prompts: Sequence[Asked], tokenizer: Tokenizer | None) -> list[str]:
-    """The texts of prompts, as given or decoded from their ids."""
+def _spelled(
+    prompts: Sequence[Asked], tokenizer: Tokenizer | None, *, skip: bool
+) -> list[str]:
+    """The texts of prompts, as given or decoded from their ids; with `skip`, without
+    special tokens.
+    """
     if tokenizer is None:
         return [""] * len(prompts)
     return [
-        tokenizer.decode(one.ids) if one.text is None else one.text for one in prompts
+        tokenizer.decode(one.ids, skip_special_tokens=skip)
+        if one.text is None
+        else one.text
+        for one in prompts
     ]
 
 

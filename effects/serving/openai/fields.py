@@ -49,8 +49,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt_cache_retention": (ANYTHING,),
     "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "store": (False,),
+    "store": (True, False),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -68,6 +67,7 @@ _SAMPLING: Final = {
     "stop",
     "stop_token_ids",
     "include_stop_str_in_output",
+    "skip_special_tokens",
     "ignore_eos",
     "min_tokens",
     "logit_bias",
@@ -84,6 +84,7 @@ _UNSEARCHED: Final[Mapping[str, Any]] = {
     "stop": [],
     "stop_token_ids": [],
     "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
     "min_tokens": 0,
     "logit_bias": {},
     "allowed_token_ids": None,
@@ -164,6 +165,7 @@ class GenerationBody(ConstrainedBody):
     repetition_penalty: float | None = None
     stop_token_ids: Annotated[list[Whole], Few] | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Whole | None = None
     allowed_token_ids: (

@@ -6,7 +6,7 @@ stored responses, tools of the server or other kinds of items are refused by nam
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -25,6 +25,11 @@ from minfer.effects.serving.openai.response_input import (
     turns_of,
 )
 from minfer.effects.serving.openai.response_writing import writer
+from minfer.effects.serving.openai.template_fields import (
+    Effort,
+    Verbosity,
+    template_kwargs,
+)
 from minfer.effects.serving.openai.tools import (
     ToolChoice,
     check_tools,
@@ -62,21 +67,19 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt_cache_key": (ANYTHING,),
     "prompt_cache_options": (ANYTHING,),
     "prompt_cache_retention": (ANYTHING,),
-    "reasoning": ({}, {"effort": None}, {"effort": "none"}),
     "service_tier": ("auto", "default"),
     "top_logprobs": (0,),
 }
 
 _KINDS: Final = ("text", "json_object", "json_schema")  # of a text's format
 _LONGEST_NAME: Final = 64  # characters of a name that an error shows
-_OF_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
 
 
 class Text(StrictObject):
-    """The format of the text."""
+    """The format of the text, and how much of it is wanted."""
 
-    neutral = _OF_TEXT
     format: dict[str, Any] | None = None
+    verbosity: Verbosity | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -101,6 +104,16 @@ class Text(StrictObject):
                 there = " or ".join(map(shown, _KINDS))
                 why = f"{shown(kind)} is not supported; there is {there}"
                 raise ApiError(f"{where}.type: {why}", f"{where}.type")
+
+
+class ReasoningOptions(StrictObject):
+    """How much to reason. There are no summaries of it, so that "auto" means none."""
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "generate_summary": ("auto",),
+        "summary": ("auto",),
+    }
+    effort: Effort | None = None
 
 
 class ResponseStreamOptions(StrictObject):
@@ -142,6 +155,7 @@ class ResponsesBody(StrictObject):
     include: Annotated[list[str], Few, AfterValidator(_nothing_more)] | None = None
     metadata: dict[str, str] | None = None
     text: Text | None = None
+    reasoning: ReasoningOptions | None = None
     tools: Annotated[list[FunctionTool], Few] | None = None
     tool_choice: FunctionChoice | None = None
     parallel_tool_calls: bool = True
@@ -206,16 +220,28 @@ class ResponsesBody(StrictObject):
         if self.instructions is not None:
             turns = [{"role": "system", "content": self.instructions}, *turns]
         tools = [one.tool().told() for one in self.offered]
-        return llm.render(turns, tools=tools or None)
+        kwargs = template_kwargs(None, self._effort, self._verbosity)
+        return llm.render(turns, tools=tools or None, chat_template_kwargs=kwargs)
+
+    @property
+    def _effort(self) -> Effort | None:
+        return None if self.reasoning is None else self.reasoning.effort
+
+    @property
+    def _verbosity(self) -> Verbosity | None:
+        return None if self.text is None else self.text.verbosity
 
     def _repeated(self) -> dict[str, object]:
         """The request's fields that a response repeats, as they were given."""
         form = None if self.text is None else self.text.format
+        text = {"format": form or {"type": "text"}}
+        verbosity = self._verbosity
         choice: object = self.tool_choice
         if isinstance(choice, NamedFunction | AllowedFunctions):
             choice = choice.model_dump()
         return {
-            "text": {"format": form or {"type": "text"}},
+            "reasoning": {"effort": self._effort, "summary": None},
+            "text": text if verbosity is None else {**text, "verbosity": verbosity},
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},

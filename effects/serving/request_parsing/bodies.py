@@ -4,7 +4,6 @@ Every error names its field. A known but unsupported field is refused if it coul
 the output, and ignored if not. Null means absent.
 """
 
-import difflib
 import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, TypeVar
@@ -14,6 +13,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.request_parsing.wording import worded
+from minfer.effects.setup.nearest import nearest
 
 ANYTHING: Final = object()  # among a field's neutral values: all of them are
 _LONGEST_NAME: Final = 64  # characters of a name that an error shows
@@ -55,8 +55,8 @@ class StrictObject(BaseModel):
                 continue
             if name not in cls.neutral:
                 cut = name[:_LONGEST_NAME]
-                near = difflib.get_close_matches(cut, cls.model_fields, 1)
-                hint = f"did you mean {near[0]}?" if near else "leave it out"
+                near = nearest(cut, cls.model_fields)
+                hint = f"did you mean {near}?" if near else "leave it out"
                 raise wrong(f"is not a field here; {hint}", cut)
             if not _asks_for_nothing(value, cls.neutral[name]):
                 raise wrong("is not supported; leave it out", name)

@@ -15,6 +15,7 @@ class Models:
     created: int  # Unix time
     max_model_len: int  # tokens
     chat: bool = True  # whether it has a chat template
+    bundled: bool = False  # whether it is the toy that comes with minfer
 
     def named(self, asked: str | None) -> str:
         """The name under which a model was requested. Raises ApiError if unknown."""
@@ -29,6 +30,7 @@ class Models:
             "owned_by": "minfer",
             "max_model_len": self.max_model_len,
             "chat": self.chat,
+            "bundled": self.bundled,
         }
 
     def listed(self) -> dict[str, object]:

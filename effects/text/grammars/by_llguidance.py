@@ -15,11 +15,7 @@ from attrs import evolve
 from minfer.effects.text.grammars.at_once import AtOnce
 from minfer.effects.text.grammars.lark import as_compiled
 from minfer.effects.text.grammars.lines import Lines
-from minfer.effects.text.grammars.protocol import (
-    GrammarError,
-    MissingLibraryError,
-    Move,
-)
+from minfer.effects.text.grammars.protocol import GrammarError, Move
 from minfer.effects.text.grammars.spelled import WHITESPACE, Spelled, spelled
 from minfer.effects.text.grammars.vocabulary import without_markers
 from minfer.effects.text.grammars.walking import (
@@ -28,7 +24,6 @@ from minfer.effects.text.grammars.walking import (
     check,
     cut,
 )
-from minfer.extras import how_to_install
 from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -57,17 +52,14 @@ SLICES: Final = (
 )
 NOTHING_MUCH: Final = 'start: "a"'  # a grammar, whichever
 NO_END: Final = "<|no end of sequence|>"  # the text of a token that stands for one
-MISSING: Final = f"needs llguidance: {how_to_install('grammar')}"
 
 
 class LlguidanceCompiler:
     """A `Compiler` for a tokenizer.json, as text, and ids that end a sequence."""
 
     def __init__(self, tokenizer: str, vocab_size: int, ends: Iterable[int]) -> None:
-        try:
-            import llguidance
-        except ModuleNotFoundError:
-            raise MissingLibraryError(MISSING) from None
+        import llguidance  # when the first constraint needs it
+
         ends = sorted({one for one in ends if one < vocab_size})
         self.limits = llguidance.LLParserLimits(
             **LIMITS,  # type: ignore[arg-type]  # of which all are whole numbers

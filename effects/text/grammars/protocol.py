@@ -31,10 +31,6 @@ class GrammarError(ValueError):
         self.param = param
 
 
-class MissingLibraryError(GrammarError):
-    """The library is not installed."""
-
-
 class Matcher(Protocol):
     """The state of one output in a grammar. For one thread at a time."""
 

@@ -107,7 +107,7 @@ def _as_lark(text: str, param: str) -> str:
     if len(text) > MOST_GBNF:
         why = f"has {len(text)} characters, of at most {MOST_GBNF} in GBNF"
         raise GrammarError(f"{param}: {why}; write it in Lark", param)
-    from llguidance.gbnf_to_lark import gbnf_to_lark  # of the optional library
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
         made = gbnf_to_lark(text)

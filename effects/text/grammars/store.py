@@ -27,7 +27,6 @@ from minfer.effects.text.grammars.protocol import (
     Grammar,
     GrammarError,
     Matcher,
-    MissingLibraryError,
     Move,
 )
 from minfer.effects.text.grammars.threads import Threads
@@ -221,10 +220,9 @@ class Grammars:
         except BaseException as raised:  # waiters get it, of whatever type it is
             error = raised
             job.done.set_exception(raised)
-        missing = isinstance(error, MissingLibraryError)  # it may yet be installed
         with self._lock:
             del self._jobs[job.asked]
-            if error is None or (isinstance(error, GrammarError) and not missing):
+            if error is None or isinstance(error, GrammarError):
                 self._kept[job.asked] = job.done
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)

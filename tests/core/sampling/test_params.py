@@ -40,6 +40,7 @@ from minfer import ConfigError, EngineConfig, ParameterError, Request, SamplingP
         ("stop_token_ids", tuple(range(300))),
         ("ignore_eos", 1),
         ("include_stop_str_in_output", "yes"),
+        ("skip_special_tokens", 0),
         ("typical_p", 0),
         ("typical_p", 1.1),
         ("repetition_penalty", 0),

@@ -1,12 +1,16 @@
 """Commands and groups of them are imported when they are meant."""
 
 import argparse
+import re
 import sys
+from importlib import import_module
 from types import ModuleType
 
 import pytest
 
+from minfer import LLM, SamplingParams
 from minfer.effects.cli.commands import Entry, Parser, add_commands
+from minfer.effects.cli.main import COMMANDS, main
 
 
 def made(name: str, found: list[str]) -> ModuleType:
@@ -75,3 +79,65 @@ def test_without_a_command_the_help_says_which_there_are(
         out, err = capsys.readouterr()
         assert out == ""
         assert all(words in err for words in shown)
+
+
+NAMES = [
+    *([one.name] for one in COMMANDS),
+    ["bench", "serve"],
+]
+MOST = 25
+OPTION = re.compile(r"^  (?:-\w(?: \w+)?, )?(--[\w-]+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("names", NAMES, ids=" ".join)
+def test_help_is_short_and_says_how_to_see_all(
+    capsys: pytest.CaptureFixture[str], names: list[str]
+) -> None:
+    shown, everything = helps(capsys, names, "--help"), helps(capsys, names, "--help-all")
+    last = f"minfer {' '.join(names)} --help-all shows all {len(options(everything))}"
+    assert shown.splitlines()[-1] == f"{last} options"
+    assert "--help-all shows all" not in everything
+    assert len(options(shown)) <= MOST
+    assert set(options(shown)) < set(options(everything))
+    assert "--policies" in everything
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda one: one.name)
+def test_options_that_help_shows_are_there(
+    capsys: pytest.CaptureFixture[str], entry: Entry
+) -> None:
+    common = getattr(import_module(entry.module), "COMMON", ())
+    shown = options(helps(capsys, [entry.name], "--help"))
+    assert set(common) <= set(shown)
+    assert not common or len(shown) == len(common) + len(["--help", "--help-all"])
+
+
+@pytest.mark.parametrize("name", ["generate", "chat", "serve"])
+def test_the_bundled_model_is_introduced_as_a_toy(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    said = " ".join(helps(capsys, [name], "--help").split())
+    assert "a toy of 6 million parameters that shows that the engine works." in said
+    assert "It gets 128 * 3 and 100 * 100 wrong." in said
+
+
+@pytest.mark.long
+def test_what_is_said_to_be_wrong_is_wrong_and_what_is_right_is_right() -> None:
+    asked = {"128 * 3": "384", "100 * 100": "10000", "17 + 25": "42"}
+    with LLM() as llm:
+        chats = [[{"role": "user", "content": f"What is {one}?"}] for one in asked]
+        params = SamplingParams(temperature=0, max_tokens=32)
+        answers = [one.outputs[0].text for one in llm.chat(chats, params, use_tqdm=False)]
+    found = [right in text for right, text in zip(asked.values(), answers, strict=True)]
+    assert found == [False, False, True]
+
+
+def helps(capsys: pytest.CaptureFixture[str], names: list[str], which: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main([*names, which])
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def options(text: str) -> list[str]:
+    return OPTION.findall(text)

@@ -60,6 +60,22 @@ def test_an_option_that_was_removed_is_refused_by_name(
     assert option not in capsys.readouterr().out
 
 
+COMMANDS = ("generate", "chat", "serve", "plan", "verify", "simulate", "replay")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_scheduling_policy_has_one_name(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    place = ["x"] if command in ("simulate", "replay") else []
+    said = parser().parse_args([command, *place, "--scheduling-policy", "fair"])
+    assert said.scheduling_policy in ("fair", ["fair"])
+    with pytest.raises(SystemExit):
+        parser().parse_args([command, *place, "--policy", "fair"])
+    found = capsys.readouterr().err
+    assert "argument --policy: was renamed: use --scheduling-policy" in found
+
+
 def test_max_tokens_is_a_number_of_tokens_or_all_that_fit() -> None:
     def said(tokens: str) -> argparse.Namespace:
         return parser().parse_args(["generate", "--max-tokens", tokens])

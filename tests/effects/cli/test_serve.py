@@ -1,9 +1,12 @@
 """`minfer serve`: its options; what it serves is tested beside the server."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+import minfer
 from minfer.effects.cli.main import main, parser
 from minfer.effects.serving.processes import server
 from minfer.effects.text.tools.formats import Parsers
@@ -49,6 +52,34 @@ def test_a_servers_defaults_are_not_a_librarys(
     seen = given_to_a_server(monkeypatch, *options)
     (given,) = seen
     assert (given.scheduling_policy, given.max_waiting, given.api_key) == expected
+
+
+def test_the_first_line_comes_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_to_a_server(monkeypatch)
+    toy, error = capsys.readouterr().err.splitlines()
+    assert toy.startswith(
+        f"minfer {minfer.__version__}: loading the bundled model, a toy"
+    )
+    assert error == "minfer: enough is known"
+    given_to_a_server(monkeypatch, "org/name")
+    assert capsys.readouterr().err.splitlines()[0].endswith(": loading org/name")
+
+
+@pytest.mark.long
+def test_the_first_line_waits_for_no_library() -> None:
+    code = """
+import sys
+for name in ("uvicorn", "starlette", "torch", "tokenizers"):
+    sys.modules[name] = None  # to import it is an error
+from minfer.effects.cli.main import main
+main(["serve"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[0].startswith("minfer ")
+    assert ": loading " in done.stderr.splitlines()[0]
+    assert "ModuleNotFoundError" in done.stderr
 
 
 def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

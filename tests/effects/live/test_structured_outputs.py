@@ -178,16 +178,6 @@ def test_executors_that_compute_nothing_keep_to_it_too(executor: str) -> None:
         assert done.finish_reason == "stop"
 
 
-def test_without_the_library_what_is_needed_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    with LLM(executor="oracle") as bare, pytest.raises(RequestError) as caught:
-        bare.generate("x", params(StructuredOutputs(json_object=True)))
-    assert "structured_outputs.json_object: needs llguidance" in str(caught.value)
-    assert "pip install '.[grammar]' in a clone of minfer" in str(caught.value)
-
-
 REPLAY = """
 import sys
 for name in ("llguidance", "torch", "tokenizers"):

@@ -40,10 +40,11 @@ def test_forks(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert next(read_journal(saved).turns()).number == at + 1
     half = len(turns) // 2
     text = said(
-        capsys, run, "--at", half, "--policy", "shortest:pace=0.1", "--cost", cost
+        *(capsys, run, "--at", half, "--cost", cost),
+        *("--scheduling-policy", "shortest:pace=0.1"),
     )
     assert "Handed over to a new engine" in text
-    assert "fit" in said(capsys, run, "--policy", "fair")
+    assert "fit" in said(capsys, run, "--scheduling-policy", "fair")
 
 
 def test_who_is_resumed_with_tokens_has_had_its_first(
@@ -99,12 +100,15 @@ def test_of_fewer_blocks_as_large_a_share_is_left_free(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--policy", "mine"), "scheduling_policy must be one of"),
+        (("--scheduling-policy", "mine"), "scheduling_policy must be one of"),
         (("--num-blocks", "0"), "num_blocks must be"),
         (("--without", "x"), "no request 'x' arrives"),
         (("--spare", "x", "--at", "3"), "not preempted in turn 3"),
-        (("--policy", "fair", "--cost", "none.json"), "none.json"),
-        (("--at", "3", "--spare", "x", "--policy", "fair"), "--spare changes one turn"),
+        (("--scheduling-policy", "fair", "--cost", "none.json"), "none.json"),
+        (
+            ("--at", "3", "--spare", "x", "--scheduling-policy", "fair"),
+            "--spare changes one turn",
+        ),
         (("--speculative-method", "ngram"), "needs --num-speculative-tokens"),
         (("--num-speculative-tokens", "65"), "drafts must be at most 64"),
         (("--draft-cost", "1"), "--draft-cost is of a fork; leave it out"),
@@ -112,7 +116,7 @@ def test_of_fewer_blocks_as_large_a_share_is_left_free(
         (("--save", "x"), "--save is of a fork; leave it out"),
         (("--cost", "x", "--at", "3"), "--cost is of a fork"),
         (("--until", "9", "--at", "3"), "--until is of a replay of all turns before it"),
-        (("--until", "9", "--policy", "fair"), "--until is of a replay"),
+        (("--until", "9", "--scheduling-policy", "fair"), "--until is of a replay"),
     ],
 )
 def test_what_cannot_be_changed_is_said(
@@ -171,4 +175,4 @@ def test_speculation_is_turned_on_in_a_fork(
     text = said(capsys, run, *options, "--acceptance-rate", 0.9)
     assert "exact: nothing, as the run had none; modelled" in text
     assert "accepted" in text
-    assert "accepted" not in said(capsys, run, "--policy", "fair")
+    assert "accepted" not in said(capsys, run, "--scheduling-policy", "fair")

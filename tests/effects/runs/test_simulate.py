@@ -68,9 +68,9 @@ def test_every_combination_is_run(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(
         capsys,
         SMALL,
-        "--policy",
+        "--scheduling-policy",
         "fcfs",
-        "--policy",
+        "--scheduling-policy",
         "static:size=4",
         "--max-num-seqs",
         "4,16",
@@ -130,7 +130,9 @@ def test_the_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["simulate", SMALL, "--num-blocks", "200,4000", "--slo-ttft", "0.1"]) == 0
     *about, head, first, second = capsys.readouterr().out.splitlines()
     rows = (first, second)
-    assert main(["simulate", SMALL, "--policy", "fair", "--requests", "9"]) == 0
+    assert (
+        main(["simulate", SMALL, "--scheduling-policy", "fair", "--requests", "9"]) == 0
+    )
     assert (
         "no request has a client" in capsys.readouterr().out
     )  # which fair shares are about
@@ -170,7 +172,7 @@ def test_policies_of_ones_own(
         "own_policies",
         "simulate",
         SMALL,
-        "--policy",
+        "--scheduling-policy",
         "Longest:least=3",
     ]
     code = (
@@ -220,9 +222,9 @@ def test_options_of_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
         "30",
         "--max-num-seqs",
         "16",
-        "--policy",
+        "--scheduling-policy",
         "fcfs",
-        "--policy",
+        "--scheduling-policy",
         "fair",
     )
     first, second = fair["runs"]
@@ -327,7 +329,10 @@ assert not {{"torch", "transformers", "numpy"}} & set(sys.modules), sorted(sys.m
             "argument --requests: '3,4' is not a whole number from 1",
         ),
         ([SMALL, "--speed", "nan"], "argument --speed: 'nan' is not a number above 0"),
-        ([SMALL, "--policy", "best"], "scheduling_policy must be one of fcfs, priority"),
+        (
+            [SMALL, "--scheduling-policy", "best"],
+            "scheduling_policy must be one of fcfs, priority",
+        ),
         (
             [SMALL, "--max-num-seqs", "9000"],
             "max_num_batched_tokens (8192) must be at least",

@@ -3,14 +3,10 @@
 import json
 from collections.abc import Iterator
 from typing import Any, Final
-from unittest.mock import patch
 
 import pytest
 
 from minfer.effects.serving.request_parsing import tool_constraints as calling
-from minfer.effects.text.grammars.by_llguidance import MISSING
-from minfer.effects.text.grammars.protocol import MissingLibraryError
-from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.tools.formats import NONE, Parsers
 from minfer.effects.text.tools.forms import FORMS
 from minfer.sampling import structured
@@ -304,15 +300,3 @@ def test_formats_of_which_there_is_no_grammar(
         assert chat(bundled, tools=tools(NOW), max_tokens=1)
     finally:
         bundled.llm.read_answers(Parsers("hermes"))
-
-
-def test_without_the_library_it_is_said_what_to_install(bundled: Serving) -> None:
-    def missing() -> Any:
-        raise MissingLibraryError(MISSING)
-
-    with patch.object(bundled.llm, "grammars", Grammars(missing)):
-        error = refusal(bundled, tools=tools(NOW), **REQUIRED)
-        assert error["param"] == "tool_choice"
-        assert error["message"] == f"tool_choice: {MISSING}"
-        error = refusal(bundled, tools=tools({**NOW, "strict": True}))
-        assert error["param"] == "tools[0].function.strict"

@@ -14,16 +14,18 @@ from minfer.effects.serving.observability.logs import configure_logs
 configure_logs("front 1")
 logging.getLogger("minfer.link").warning("it is %s", "cut")
 logging.getLogger("uvicorn.error").info("of no concern")
+logging.getLogger("minfer.start").info("loading")
 """
 
 
 @pytest.mark.long
-def test_a_warning_names_its_process() -> None:
+def test_warnings_and_the_start_name_their_process() -> None:
     found = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
     )
-    (line,) = found.stderr.splitlines()
-    assert line.endswith(" minfer front 1 WARNING minfer.link: it is cut")
+    warning, start = found.stderr.splitlines()
+    assert warning.endswith(" minfer front 1 WARNING minfer.link: it is cut")
+    assert start.endswith(" minfer front 1 INFO minfer.start: loading")
     assert not found.stdout
 
 

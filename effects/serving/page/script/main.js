@@ -13,6 +13,7 @@ async function main() {
   $("model").textContent = model.id;
   $("model").title = `${model.id}: ${count(model.max_model_len)} tokens of context`;
   document.title = `${model.id} · minfer`;
+  $("bundled").hidden = !model.bundled;
   listenToPrompt();
   if (!matchMedia("(hover: none)").matches) $("input").focus(); // else a keyboard opens
   listenToViews();

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 
-export const model = { id: "", chat: true, max_model_len: 0 };
+export const model = { id: "", chat: true, bundled: false, max_model_len: 0 };
 
 export async function meet() {
   const response = await ask("v1/models");

@@ -41,6 +41,7 @@ SAMPLING = other(
     stop_token_ids=(4, 5),
     ignore_eos=True,
     include_stop_str_in_output=True,
+    skip_special_tokens=False,
     structured_outputs=StructuredOutputs(choice=("ja", "ß")),
     typical_p=0.75,
     repetition_penalty=1.5,

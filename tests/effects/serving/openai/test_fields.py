@@ -26,6 +26,7 @@ def test_sampling_parameters_are_those_that_were_given() -> None:
         "stop": ["a", "b"],
         "stop_token_ids": [7],
         "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
         "ignore_eos": True,
         "min_tokens": 2,
         "allowed_token_ids": [7, 3],
@@ -78,7 +79,7 @@ def test_null_is_absent() -> None:
         },
         {"service_tier": "auto", "prompt_cache_key": "k", "reasoning_effort": "none"},
         {"service_tier": "default", "verbosity": "medium", "suffix": ""},
-        {"skip_special_tokens": True},
+        {"store": True},
         {
             "stream": True,
             "stream_options": {"include_usage": False, "include_obfuscation": False},
@@ -140,7 +141,8 @@ def test_what_asks_for_nothing_is_ignored(fields: dict[str, Any]) -> None:
         ({"logprobs": -1}, "logprobs", "must be"),
         ({"logprobs": "a"}, "logprobs", "must be "),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
-        ({"store": True}, "store", "not supported"),
+        ({"store": "yes"}, "store", "not supported"),
+        ({"skip_special_tokens": 0}, "skip_special_tokens", "must be true or false"),
         ({"service_tier": "flex"}, "service_tier", "not supported"),
         (
             {"response_format": {"type": "grammar"}},
@@ -148,7 +150,9 @@ def test_what_asks_for_nothing_is_ignored(fields: dict[str, Any]) -> None:
             "not supported",
         ),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
+        ({"reasoning_effort": "much"}, "reasoning_effort", ""),
+        ({"reasoning_effort": 1}, "reasoning_effort", ""),
+        ({"verbosity": "loud"}, "verbosity", ""),
     ],
 )
 def test_a_refused_field_is_named(fields: dict[str, Any], param: str, words: str) -> None:
@@ -171,6 +175,8 @@ def test_log_probabilities_are_asked_for_in_two_ways() -> None:
         ({"top_logprobs": 1}, "top_logprobs", "not supported"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
         ({"tool_choice": "required"}, "tool_choice", "not supported"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
+        ({"verbosity": "low"}, "verbosity", "not supported"),
     ):
         error = refused(CompletionBody, json.dumps({"prompt": "x", **fields}).encode())
         assert error.param == param
@@ -260,6 +266,7 @@ def test_a_beam_search_is_asked_for_as_in_vllm() -> None:
         ({"stop": "x"}, "stop"),
         ({"stop_token_ids": [5]}, "stop_token_ids"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"presence_penalty": 1}, "presence_penalty"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"repetition_penalty": 1.2}, "repetition_penalty"),

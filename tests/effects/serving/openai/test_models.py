@@ -6,6 +6,7 @@ from openai import OpenAI
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.request_parsing.model_names import Models
+from tests.effects.served import Serving
 
 
 def test_models(client: OpenAI) -> None:
@@ -18,6 +19,11 @@ def test_models(client: OpenAI) -> None:
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
+def test_the_bundled_model_is_named_as_such(bundled: Serving) -> None:
+    cards = bundled.get("/v1/models").json()["data"]
+    assert {card["bundled"] for card in cards} == {True}
+
+
 def test_the_first_name_is_meant_where_none_is_asked_for() -> None:
     models = Models(("a", "b"), created=5, max_model_len=99)
     assert [models.named(name) for name in (None, "", "b")] == ["a", "a", "b"]
@@ -27,4 +33,5 @@ def test_the_first_name_is_meant_where_none_is_asked_for() -> None:
         assert (caught.value.status, caught.value.code) == (404, "model_not_found")
     assert models.card("a")["chat"] is True
     assert Models(("a",), 5, 99, chat=False).card("a")["chat"] is False
+    assert models.card("a")["bundled"] is False
     assert models.listed()["data"] == [models.card("a"), models.card("b")]

@@ -123,7 +123,11 @@ def item(**fields: Any) -> dict[str, Any]:
         ({"conversation": "c"}, "conversation", "is not supported"),
         ({"background": True}, "background", "is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "is not supported"),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "is not supported"),
+        (
+            {"reasoning": {"effort": "much"}},
+            "reasoning.effort",
+            "must be 'none', 'minimal'",
+        ),
         ({"truncation": "auto"}, "truncation", "must be 'disabled'"),
         (
             {"text": {"format": {"type": "xml"}}},

@@ -13,7 +13,6 @@ from minfer.effects.text.grammars import store as module
 from minfer.effects.text.grammars.protocol import (
     Grammar,
     GrammarError,
-    MissingLibraryError,
 )
 from minfer.effects.text.grammars.store import (
     KEPT,
@@ -89,28 +88,6 @@ def test_those_that_were_asked_for_last_are_kept() -> None:
     store.get(asked("x0"))
     store.get(asked("x1"))
     assert compiler.asked == ["x1"]
-
-
-def test_without_a_library_every_constraint_is_refused_until_there_is_one() -> None:
-    here = list[Compiler]()
-
-    def make() -> Compiler:
-        if not here:
-            raise MissingLibraryError("not installed")
-        return here[0]
-
-    store = Grammars(make)
-    with pytest.raises(GrammarError, match="not installed"):
-        store.warm()
-    with pytest.raises(GrammarError, match="not installed"):
-        store.get(asked("a"))
-    with pytest.raises(GrammarError, match="not installed"):
-        store.begin(asked("a")).result(5)
-    assert not store.knows(asked("a"))
-    here.append(Compiler())
-    store.warm()
-    assert store.get(asked("a")) is not None
-    store.close()
 
 
 def test_who_needs_one_that_is_not_kept_waits_for_no_others() -> None:
