@@ -21,10 +21,10 @@ from statistics import median
 from typing import Any
 
 from bench.results import percentiles, run, show, spread
-from bench.trees import HERE, Worker, serve
+from bench.trees import HERE, EngineWorker, serve
 from minfer.blocks.keys import block_keys
 from minfer.effects.execution.dry_executor import Dry
-from minfer.effects.live.engine.driver import quiet_collector
+from minfer.effects.live.engine.driver import paused_collector
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Executed
@@ -234,8 +234,8 @@ def _life(before: Path, case: dict[str, Any], turns: int) -> dict[str, float]:
     """One pair of processes: what a turn takes in each, and the median ratios."""
     each = max(1, turns // PAIRS // 8)
     with (
-        Worker(before, "bench.core_step") as old,
-        Worker(HERE, "bench.core_step") as new,
+        EngineWorker(before, "bench.core_step") as old,
+        EngineWorker(HERE, "bench.core_step") as new,
     ):
         workers = (old, new)
         for worker in workers:
@@ -255,7 +255,7 @@ def _life(before: Path, case: dict[str, Any], turns: int) -> dict[str, float]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.serve:
-        with quiet_collector():
+        with paused_collector():
             serve({"block": Blocks()})
         return None
     if args.before is not None:
@@ -269,7 +269,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
         for running, churn, aligned in product(
             (1, 64, 256, 1024), (False, True), (False, True)
         ):
-            with quiet_collector():
+            with paused_collector():
                 table.append(alone(running, churn, aligned, args.turns))
             show(table[-1])
     if args.part != "table":
@@ -284,7 +284,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
                 ],
             }
             for what, kinds in cases.items():
-                with quiet_collector():
+                with paused_collector():
                     loads = [Load(running, churn=churn, **kind) for kind in kinds]
                     pairs.append(paired(what, loads, args.turns))
                 show(pairs[-1])

@@ -30,7 +30,7 @@ from attrs import frozen
 from bench.results import run, show, spread
 from bench.shapes import qwen
 from minfer import AsyncLLM, SamplingParams
-from minfer.effects.live.engine.driver import quiet_collector
+from minfer.effects.live.engine.driver import paused_collector
 from minfer.effects.setup.folders import bundled_folder
 from tests.effects.parity import their_tokens
 from tests.effects.tiny_families import save
@@ -174,7 +174,7 @@ def measure(name: str, folder: Path, dtype: str, pairs: int, seed: int) -> dict[
 def every_model(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as path, quiet_collector():  # for both
+    with tempfile.TemporaryDirectory() as path, paused_collector():  # for both
         for name in args.models:
             title, folder, dtypes = "bundled", bundled_folder(), ["float32", "bfloat16"]
             pairs = args.pairs

@@ -131,7 +131,7 @@ def part(job: dict[str, Any]) -> None:
     from triton import knobs
 
     from minfer import AsyncLLM
-    from minfer.effects.live.engine import opening
+    from minfer.effects.live.engine import open_engine as opening
 
     knobs.compilation.listener = watch.listen
     plain = opening.open_executor

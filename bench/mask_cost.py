@@ -40,7 +40,11 @@ from minfer.effects.execution.running.device_masks import Masks
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import driver as driving
-from minfer.effects.live.engine.driver import Driver, prompt_switches, quiet_collector
+from minfer.effects.live.engine.driver import (
+    Driver,
+    paused_collector,
+    short_switch_interval,
+)
 from minfer.effects.text.grammars import watching
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.store import Grammars
@@ -288,7 +292,7 @@ class Bench:
         wrap(driving, "step", "core step")
         wrap(executor, "sample", "handing masks over")
         wrap(executor, "launch", "launching")
-        for name in ("arrived", "turned", "begin", "foretold"):
+        for name in ("add_requests", "observe", "begin", "foretold"):
             if hasattr(masks, name):
                 wrap(masks, name, "what is due")
         grammars = masks._grammars  # type: ignore[attr-defined]  # which it has
@@ -358,7 +362,7 @@ def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str,
     watching.THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
     bench = Bench(LlguidanceCompiler(text, VOCAB, [EOS]), batch, how)
     try:
-        with quiet_collector(), prompt_switches():
+        with paused_collector(), short_switch_interval():
             bench.submit([mix[i % len(mix)] for i in range(batch)])
             bench.wrap()
             return bench.turns(how["turns"])

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.results import percentiles, run, show
 from minfer.effects.execution.dry_executor import Dry
-from minfer.effects.live.engine.driver import Driver, quiet_collector
+from minfer.effects.live.engine.driver import Driver, paused_collector
 from minfer.effects.live.journal.journal_writer import Writer
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Submit
@@ -89,7 +89,7 @@ def recording(turns: int, *, churn: bool) -> dict[str, Any]:
             close = staticmethod(writer.close)
 
         driver, sizes = Driver(config, Fixed(), record=Timed()), list[int]()
-        with quiet_collector():
+        with paused_collector():
             for _ in range(turns):
                 while len(driver.state.requests) + len(driver.inbox) < 256:
                     prompt = tuple([rng.randrange(150_000) for _ in range(500)])

@@ -38,7 +38,7 @@ from bench.coins import Coined, tossing
 from bench.results import run, show, spread, write
 from bench.speculation_cases import DRAFT_OF, PLAIN, Case, Part, Way, parts
 from minfer import LLM, SamplingParams
-from minfer.effects.live.engine.driver import quiet_collector
+from minfer.effects.live.engine.driver import paused_collector
 
 SETTLED: Final = 90.0  # seconds, at most, until an engine has its graphs
 WARM: Final = 2  # rounds of each case that do not count
@@ -152,7 +152,7 @@ class Rounds:
         """Each way once; none is always the first."""
         ways = [*self.case.ways.items()]
         turn = number % len(ways)
-        with quiet_collector():
+        with paused_collector():
             return {
                 name: self.room.ask(self.case, way, number)
                 for name, way in (*ways[turn:], *ways[:turn])

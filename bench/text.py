@@ -21,7 +21,7 @@ from attrs import frozen
 
 from bench.results import run, show, spread
 from minfer import LLM, SamplingParams
-from minfer.effects.live.engine.driver import quiet_collector
+from minfer.effects.live.engine.driver import paused_collector
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.stops import StopMatcher
@@ -135,7 +135,7 @@ def _seconds(push: Callable[[int], object], ids: list[int]) -> float:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     # Threads of a product that wait for each other would be most of what is measured.
     torch.set_num_threads(1)
-    with quiet_collector():
+    with paused_collector():
         found = {"stop strings": stopping(args.pairs), "flat": flatness(args.repetitions)}
     for part, figures in found.items():
         show({part: figures})

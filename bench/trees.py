@@ -19,7 +19,7 @@ from typing import Any, Self
 HERE = Path(__file__).resolve().parents[1]
 
 
-class Worker:
+class EngineWorker:
     """A process that runs `python -m module --serve` with the core of `tree`."""
 
     def __init__(self, tree: Path, module: str) -> None:

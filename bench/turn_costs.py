@@ -20,10 +20,10 @@ from attrs import evolve, frozen
 
 from bench.core_step import BLOCK, MOST, VOCAB, Load, MadeUp
 from bench.results import percentiles, run, show
-from bench.trees import HERE, Worker, serve
+from bench.trees import HERE, EngineWorker, serve
 from minfer.blocks.keys import block_keys
 from minfer.blocks.ownership import Transaction
-from minfer.effects.live.engine.driver import quiet_collector
+from minfer.effects.live.engine.driver import paused_collector
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Event, Failed, Finish, Submit, Tick
@@ -259,7 +259,7 @@ CASES = {
 def multiples(name: str, repetitions: int) -> dict[str, Any]:
     """A case beside steady turns, in alternation."""
     case = CASES[name]
-    with quiet_collector():
+    with paused_collector():
         steady, measure = Load(ROWS), case.prepare()
         steady.block(200)
         measure()
@@ -291,7 +291,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
     found: dict[str, dict[str, Any]] = {}
     for name in args.cases or CASES:
         for label, tree in _trees(args.before):
-            with Worker(tree, "bench.turn_costs") as worker:
+            with EngineWorker(tree, "bench.turn_costs") as worker:
                 figures = worker("multiples", name=name, repetitions=args.repetitions)
             found.setdefault(name, {})[label] = figures
             show({"tree": label, **figures})

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Self
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.input_processing.input_processor import (
-    Asked,
     OverloadedError,
     RequestError,
+    TokenizedPrompt,
     Urgency,
     params_for,
 )
 from minfer.effects.live.input_processing.prompts import Prompt
-from minfer.effects.live.served import ServedModel
-from minfer.effects.text.assembly import Assembly
+from minfer.effects.live.served_model import ServedModel
+from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
 from minfer.records.plan import LAST
 from minfer.records.request import SamplingParams
@@ -54,7 +54,7 @@ class AsyncLLM(ServedModel):
 
     def generate(
         self,
-        prompt: Prompt | Asked,
+        prompt: Prompt | TokenizedPrompt,
         sampling_params: SamplingParams | BeamSearchParams | None = None,
         *,
         request_id: str | None = None,
@@ -127,7 +127,7 @@ class AsyncLLM(ServedModel):
 
     async def embed(
         self,
-        prompt: Prompt | Asked,
+        prompt: Prompt | TokenizedPrompt,
         *,
         pooling: str = LAST,
         normalize: bool = True,
@@ -144,7 +144,7 @@ class AsyncLLM(ServedModel):
 
     def pool(
         self,
-        prompt: Prompt | Asked,
+        prompt: Prompt | TokenizedPrompt,
         pooling: str = LAST,
         *,
         request_id: str | None = None,
@@ -157,11 +157,11 @@ class AsyncLLM(ServedModel):
 
     def _pooled(
         self,
-        prompt: Prompt | Asked,
+        prompt: Prompt | TokenizedPrompt,
         pooling: str,
         request_id: str | None,
         urgency: Urgency,
-    ) -> tuple[Assembly, asyncio.Event]:
+    ) -> tuple[OutputProcessor, asyncio.Event]:
         _check_id(request_id)
         news = asyncio.Event()
         with self.numbers:
@@ -181,7 +181,7 @@ class AsyncLLM(ServedModel):
         self.front.cancel([request_id])
 
     async def _deltas(
-        self, job: Assembly, news: asyncio.Event
+        self, job: OutputProcessor, news: asyncio.Event
     ) -> AsyncGenerator[RequestOutput]:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -211,7 +211,7 @@ class AsyncLLM(ServedModel):
             if not job.finished:
                 self.front.cancel([job.request.id])
 
-    def _hear(self, news: asyncio.Event, job: Assembly) -> None:
+    def _hear(self, news: asyncio.Event, job: OutputProcessor) -> None:
         """Note, in the engine's thread, that a request has news."""
         self._fresh.append(news)
         if job.error is not None:  # no turn follows that would notify the loop

@@ -13,10 +13,10 @@ submitted, detokenizes their tokens and finds their stop strings
 (`minfer.effects.live.front`). News come in the order of turns, and a turn is one message
 however many requests it concerns, so that a step's outputs cross once.
 
-Two implementations: `minfer.effects.live.engine.worker.Worker` runs the engine in a
-thread of this process, `minfer.effects.live.link.remote.Remote` speaks to one in another
-process. Times are those of the system's monotonic clock, which all processes of a machine
-share.
+Two implementations: `minfer.effects.live.engine.engine_worker.EngineWorker` runs the
+engine in a thread of this process, `minfer.effects.live.link.remote.Remote` speaks to one
+in another process. Times are those of the system's monotonic clock, which all processes
+of a machine share.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from minfer.effects.live.totals import NOTHING_COUNTED, Totals
+from minfer.effects.live.totals import NO_TOTALS, Totals
 from minfer.records.messages import (
     Admitted,
     Ended,
@@ -40,11 +40,11 @@ from minfer.records.sequence import Place, SampleIds
 
 # What the engine reports of a request besides its tokens and its end, with the time of
 # the news that it is in.
-About = Admitted | Held | Preempted | Missed | Ended
+RequestReason = Admitted | Held | Preempted | Missed | Ended
 
 
 @frozen(kw_only=True)
-class News:
+class TurnOutputs:
     """One turn's outputs and events, for the requests of a listener."""
 
     time: float  # of the turn, in seconds
@@ -63,14 +63,14 @@ class News:
     arrived: tuple[str, ...] = ()
     # Of these, the queue places of search rounds that did not have one of their own.
     places: Mapping[str, Place] = field(factory=dict)
-    reasons: tuple[About, ...] = ()
+    reasons: tuple[RequestReason, ...] = ()
     # Seconds in which requests waited so far, by what blocked the head of the queue: a
     # request's own are the difference between its arrival and its admission.
     waits: Mapping[str, float] = field(factory=dict)
 
 
 @frozen
-class Died:
+class EngineDied:
     """The engine serves no requests any more; for these requests nothing more will
     come.
     """
@@ -79,8 +79,10 @@ class Died:
     why: str
 
 
-Message = News | Died
-Listener = Callable[[Message], None]  # in the engine's thread: be quick, do not raise
+EngineMessage = TurnOutputs | EngineDied
+Listener = Callable[
+    [EngineMessage], None
+]  # in the engine's thread: be quick, do not raise
 
 
 @frozen(kw_only=True)
@@ -109,7 +111,7 @@ class Snapshot:
     journal_writing: bool | None = None
     journal_errors: int = 0  # failed attempts to write one
     # Counts of all fronts, where they are processes of their own.
-    fronts: Totals = NOTHING_COUNTED
+    fronts: Totals = NO_TOTALS
 
 
 class EngineClient(Protocol):

@@ -22,10 +22,10 @@ import attrs
 from minfer.effects.execution.warming.progress import Progress
 from minfer.effects.execution.warming.progress import log as start_log
 from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
-from minfer.effects.live.served import ServedModel
+from minfer.effects.live.served_model import ServedModel
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.setup.settings import EngineArgs
 
@@ -117,5 +117,5 @@ def _obey(over: threading.Event, loaded: threading.Event) -> None:
         signal.signal(one, lambda *_: None)
 
 
-def _facts(setup: Setup) -> wire.Ready:
-    return wire.Ready(setup.device.kind, setup.config.num_blocks, setup.fingerprint)
+def _facts(setup: Setup) -> wire.EngineReady:
+    return wire.EngineReady(setup.device.kind, setup.config.num_blocks, setup.fingerprint)

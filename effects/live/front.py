@@ -1,8 +1,8 @@
 """A front: the callers' end of the engine client.
 
-It keeps the requests that were submitted through it, each as an `Assembly` that turns
-tokens into text, and passes every message of the engine client on to them. It finds stop
-strings, and reports to the engine where the samples ended.
+It keeps the requests that were submitted through it, each as an `OutputProcessor` that
+turns tokens into text, and passes every message of the engine client on to them. It finds
+stop strings, and reports to the engine where the samples ended.
 
     caller ---> submit ----------------> client ---> engine
        ^                                    |
@@ -19,10 +19,15 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Final
 
-from minfer.effects.live.beams.beam_searches import Searches
-from minfer.effects.live.client import Died, EngineClient, Message, News
+from minfer.effects.live.beams.beam_searches import BeamSearches
+from minfer.effects.live.client import (
+    EngineClient,
+    EngineDied,
+    EngineMessage,
+    TurnOutputs,
+)
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Admitted, Preempted, clip
 
 POLL: Final = 0.02  # seconds between two checks while waiting for an end
@@ -38,21 +43,21 @@ class Front:
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
-        self.searches = Searches(client)
-        self.jobs: dict[str, Assembly] = {}  # by id, until they end
+        self.searches = BeamSearches(client)
+        self.jobs: dict[str, OutputProcessor] = {}  # by id, until they end
         self.entry = threading.Lock()  # held while submitting
-        self.on_end: list[Callable[[Assembly], None]] = []
+        self.on_end: list[Callable[[OutputProcessor], None]] = []
         self.after: list[Callable[[], None]] = []
         client.listen(self.hear)
 
-    def check(self, job: Assembly) -> None:
+    def check(self, job: OutputProcessor) -> None:
         """Raise the error with which a request would be refused now: see
         `EngineClient.check`.
         """
         self._check_new(job)
         self.searches.check(job.request)
 
-    def submit(self, jobs: Sequence[Assembly]) -> None:
+    def submit(self, jobs: Sequence[OutputProcessor]) -> None:
         """Submit requests: all of them, or none. Raises as `EngineClient.submit`."""
         with self.entry:
             for job in jobs:
@@ -72,7 +77,7 @@ class Front:
         """End requests, or all; their outputs so far end as "cancelled"."""
         self.searches.cancel(list(self.jobs) if ids is None else ids)
 
-    def drop(self, jobs: Iterable[Assembly]) -> None:
+    def drop(self, jobs: Iterable[OutputProcessor]) -> None:
         """Cancel requests whose outputs are not needed, and wait until they are gone."""
         # A request refused for its duplicate id must not cancel the other one with that
         # id.
@@ -89,13 +94,13 @@ class Front:
         for job in list(self.jobs.values()):
             job.fail(error)
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: EngineMessage) -> None:
         """Pass a message of the engine on."""
         for told in self.searches.heard(message):
             match told:
-                case News():
+                case TurnOutputs():
                     self._take(told)
-                case Died():
+                case EngineDied():
                     self._bury(told)
         for ring in self.after:
             ring()
@@ -103,18 +108,18 @@ class Front:
     def _forget(self, name: str) -> None:
         self.jobs.pop(name, None)
 
-    def _check_new(self, job: Assembly) -> None:
+    def _check_new(self, job: OutputProcessor) -> None:
         if job.request.id in self.jobs:
             name = clip(job.request.id)
             raise RequestError(
                 f"a request with the id {name!r} is being served; ids must differ"
             )
 
-    def _take(self, news: News) -> None:
+    def _take(self, news: TurnOutputs) -> None:
         self._note(news)
         self._note_drafts(news)
         # In the order of the batch: that of a set would differ from process to process.
-        ready = dict[str, Assembly]()
+        ready = dict[str, OutputProcessor]()
         logprobs = news.logprobs or repeat(())
         each = zip(news.ids, news.tokens, logprobs, strict=False)  # endless, if none
         for (name, sample), tokens, beside in each:
@@ -136,7 +141,7 @@ class Front:
                 for ended in self.on_end:
                     ended(job)
 
-    def _note(self, news: News) -> None:
+    def _note(self, news: TurnOutputs) -> None:
         """Note when requests entered the queue, were admitted, or were preempted."""
         for name in news.arrived:
             if name in self.jobs:
@@ -146,14 +151,14 @@ class Front:
                 times = self.jobs[reason.id].times
                 times.note(reason, news.time, news.waits)
 
-    def _note_drafts(self, news: News) -> None:
+    def _note_drafts(self, news: TurnOutputs) -> None:
         """Note the requests' drafts, and how many were accepted."""
         each = zip(news.ids, news.tokens, news.drafts, strict=False)
         for (name, _), tokens, drafts in each:
             if drafts and (job := self.jobs.get(name)) is not None:
                 job.times.drafted(drafts, len(tokens))
 
-    def _bury(self, death: Died) -> None:
+    def _bury(self, death: EngineDied) -> None:
         """Fail the requests that died with the engine, once."""
         for name in death.ids:
             if (job := self.jobs.pop(name, None)) is not None:

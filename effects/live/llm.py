@@ -24,10 +24,10 @@ from minfer.effects.live.beams.beam_search import (
     searches_for,
 )
 from minfer.effects.live.input_processing import input_processor as edge
-from minfer.effects.live.input_processing.input_processor import Asked
+from minfer.effects.live.input_processing.input_processor import TokenizedPrompt
 from minfer.effects.live.input_processing.prompts import Prompt, as_list
-from minfer.effects.live.served import ServedModel as ServedModel
-from minfer.effects.text.assembly import Assembly
+from minfer.effects.live.served_model import ServedModel as ServedModel
+from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
 from minfer.records.plan import LAST
 from minfer.records.request import SamplingParams
@@ -40,14 +40,14 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 Priorities = Sequence[int] | None
 # Whether to show a progress bar, or a function that makes one, like tqdm.
 Progress = bool | Callable[..., Any]
-Inbox = SimpleQueue[Assembly]
+Inbox = SimpleQueue[OutputProcessor]
 
 
 @frozen
 class Jobs:
     """Requests of one call, in its order, and the queue for those that have news."""
 
-    wanted: list[Assembly]
+    wanted: list[OutputProcessor]
     inbox: Inbox
 
 
@@ -186,7 +186,7 @@ class LLM(ServedModel):
         with self.numbers:
             first = self.count
 
-            def job(i: int) -> Assembly:
+            def job(i: int) -> OutputProcessor:
                 return self._job(
                     wanted[i], inbox.put, pooling, count=first + i, urgency=urgencies[i]
                 )
@@ -251,7 +251,7 @@ class LLM(ServedModel):
 
     def _jobs(
         self,
-        wanted: Sequence[Prompt | Asked],
+        wanted: Sequence[Prompt | TokenizedPrompt],
         params: Params,
         priority: Priorities,
         *,
@@ -265,7 +265,7 @@ class LLM(ServedModel):
 
     def _made(
         self,
-        wanted: Sequence[Prompt | Asked],
+        wanted: Sequence[Prompt | TokenizedPrompt],
         each: Sequence[SamplingParams | BeamSearchParams],
         priority: Priorities,
         *,
@@ -277,7 +277,7 @@ class LLM(ServedModel):
         with self.numbers:
             first = self.count
 
-            def job(i: int) -> Assembly:
+            def job(i: int) -> OutputProcessor:
                 return self._job(
                     wanted[i],
                     inbox.put,
@@ -298,7 +298,9 @@ class LLM(ServedModel):
         self.close()
 
 
-def _numbered(make: Callable[[int], Assembly], i: int, count: int) -> Assembly:
+def _numbered(
+    make: Callable[[int], OutputProcessor], i: int, count: int
+) -> OutputProcessor:
     """Make job `i` of `count`; an error names its index."""
     try:
         return make(i)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Masked:
+class StepMasks:
     """The tokens that deferred rows may sample, and the samples that end."""
 
     masks: tuple[Mask, ...] = ()
@@ -35,21 +35,21 @@ class MaskMaker(Protocol):
         """
         ...
 
-    def write_to(self, lend: "Callable[[int], Lines | None]") -> None:
+    def use_memory(self, lend: "Callable[[int], Lines | None]") -> None:
         """Set the function that lends memory for the masks of a step, if there is any."""
         ...
 
-    def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
+    def add_requests(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
         """Note new requests; returns pauses of samples that must not be planned before
         their mask is ready.
         """
         ...
 
-    def turned(self, transition: Transition) -> None:
+    def observe(self, transition: Transition) -> None:
         """Note the engine's transition."""
         ...
 
-    def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
+    def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
         """Make the masks of a launched plan; `state` has its rows, and all tokens before
         those that the masks are for.
         """
@@ -70,19 +70,19 @@ class NoMasks:
     def listen(self, post: Callable[[Event], None]) -> None:
         """As `MaskMaker` says: no events are posted."""
 
-    def write_to(self, lend: "Callable[[int], Lines | None]") -> None:
+    def use_memory(self, lend: "Callable[[int], Lines | None]") -> None:
         """As `MaskMaker` says: no masks are written."""
 
-    def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:  # noqa: ARG002  # the protocol's
+    def add_requests(self, requests: Sequence[Request]) -> tuple[Pause, ...]:  # noqa: ARG002  # the protocol's
         """As `MaskMaker` says: no sample is paused."""
         return ()
 
-    def turned(self, transition: Transition) -> None:
+    def observe(self, transition: Transition) -> None:
         """As `MaskMaker` says: ignored."""
 
-    def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":  # noqa: ARG002  # the protocol's
+    def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":  # noqa: ARG002  # the protocol's
         """As `MaskMaker` says: at once."""
-        return at_once(Masked())
+        return ready_masks(StepMasks())
 
     def forget(self, samples: Iterable[SampleId]) -> None:
         """As `MaskMaker` says: there is no state."""
@@ -91,12 +91,12 @@ class NoMasks:
         """As `MaskMaker` says: there is nothing to release."""
 
 
-def lends_nothing(step: int) -> None:
+def no_memory(step: int) -> None:
     """Returns no memory for the masks of a step."""
 
 
-def at_once(masked: Masked) -> "Future[Masked]":
+def ready_masks(masked: StepMasks) -> "Future[StepMasks]":
     """Returns a future of masks that are ready."""
-    made: Future[Masked] = Future()
+    made: Future[StepMasks] = Future()
     made.set_result(masked)
     return made

@@ -73,10 +73,10 @@ class Totals:
     histograms: Mapping[str, Histogram]
 
 
-NOTHING_COUNTED: Final = Totals({}, {})
+NO_TOTALS: Final = Totals({}, {})
 
 
-def joined_totals(each: Iterable[Totals]) -> Totals:
+def sum_totals(each: Iterable[Totals]) -> Totals:
     """Returns the sum of several totals."""
     counts = Counter[str]()
     histograms: dict[str, Histogram] = {}
@@ -88,7 +88,7 @@ def joined_totals(each: Iterable[Totals]) -> Totals:
     return Totals(counts, histograms)
 
 
-class Buckets:
+class HistogramBuilder:
     """A histogram that is being filled."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -96,7 +96,7 @@ class Buckets:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def see(self, value: float, times: int = 1) -> None:
+    def add(self, value: float, times: int = 1) -> None:
         """Add a value, so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
@@ -107,7 +107,7 @@ class Buckets:
 
 
 @define(eq=False)
-class _Since:
+class _LastOutput:
     """The histogram that the next output of some samples goes to, and the time of their
     last one; samples share it while they get tokens in the same turns.
     """
@@ -116,31 +116,31 @@ class _Since:
     time: float
 
 
-class Tally:
+class TotalsCounter:
     """The totals of one engine, kept turn by turn."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(COUNTERS, 0)
-        self.buckets = {FIRST: Buckets(SECONDS), GAP: Buckets(SECONDS)}
-        self.buckets[STEP] = Buckets(SIZES)
-        self.moved = 0.0  # when the last step was planned
+        self.buckets = {FIRST: HistogramBuilder(SECONDS), GAP: HistogramBuilder(SECONDS)}
+        self.buckets[STEP] = HistogramBuilder(SIZES)
+        self.last_step_time = 0.0  # when the last step was planned
         self.failing = 0  # steps that failed since the last good one
-        self.last: dict[SampleId, _Since] = {}  # its last output, or its arrival
-        self.ids: SampleIds | None = None  # exactly these samples share `since`
-        self.since = _Since(GAP, 0.0)
+        self.last: dict[SampleId, _LastOutput] = {}  # its last output, or its arrival
+        self.ids: SampleIds | None = None  # exactly these samples share `last_output`
+        self.last_output = _LastOutput(GAP, 0.0)
 
     def totals(self) -> Totals:
         """Returns the totals so far."""
         filled = {name: one.histogram() for name, one in self.buckets.items()}
         return Totals(dict(self.counts), filled)
 
-    def turn(self, transition: Transition) -> None:
+    def count_turn(self, transition: Transition) -> None:
         """Fold a turn."""
         now = transition.state.time
         self._commands(transition.commands, now)
         self._reasons(transition.reasons, now)
 
-    def drafted(self, steps: Iterable[Drafted]) -> None:
+    def count_drafts(self, steps: Iterable[Drafted]) -> None:
         """Count a turn's drafts."""
         counts = self.counts
         for step in steps:
@@ -163,8 +163,8 @@ class Tally:
                         self.failing = 0
                     self._emitted(ids, tokens, now)
                 case Execute(plan):
-                    self.moved = now
-                    self.buckets[STEP].see(sum(plan.counts))
+                    self.last_step_time = now
+                    self.buckets[STEP].add(sum(plan.counts))
                 case _:
                     pass
 
@@ -173,7 +173,7 @@ class Tally:
         for reason in reasons:
             match reason:
                 case Admitted(name, sample) if reason.prompt:  # for the first time
-                    self.last[name, sample] = _Since(FIRST, now - reason.waited)
+                    self.last[name, sample] = _LastOutput(FIRST, now - reason.waited)
                     counts["prefix_cache_queries"] += reason.prompt
                     counts["prefix_cache_hits"] += reason.cached
                     if not sample:  # once a request
@@ -192,15 +192,15 @@ class Tally:
 
     def _emitted(self, ids: SampleIds, tokens: Yields, now: float) -> None:
         """Count the times since the samples' last outputs, or since they arrived."""
-        everyone = all(tokens)
-        if everyone and ids is self.ids:  # as in the turn before
-            self.buckets[GAP].see(now - self.since.time, len(ids))
-            self.since.time = now
+        all_rows = all(tokens)
+        if all_rows and ids is self.ids:  # as in the turn before
+            self.buckets[GAP].add(now - self.last_output.time, len(ids))
+            self.last_output.time = now
             return
         new = list(compress(ids, tokens))
         for since, times in Counter(map(self.last.get, new)).items():
             if since is not None:
-                self.buckets[since.name].see(now - since.time, times)
-        self.ids = ids if everyone else None
-        self.since = _Since(GAP, now)
-        self.last.update(dict.fromkeys(new, self.since))
+                self.buckets[since.name].add(now - since.time, times)
+        self.ids = ids if all_rows else None
+        self.last_output = _LastOutput(GAP, now)
+        self.last.update(dict.fromkeys(new, self.last_output))

@@ -16,7 +16,7 @@ from typing import Any, Final
 from attrs import define, evolve, field, frozen
 from tqdm import tqdm
 
-from minfer.effects.live.engine.driver import quiet_collector
+from minfer.effects.live.engine.driver import paused_collector
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.report import Report
@@ -242,7 +242,7 @@ def run(
     )
     turns = report.seen(simulation.turns())
     begin = time.perf_counter()
-    with quiet_collector():
+    with paused_collector():
         if options.journal is None:
             deque(turns, maxlen=0)
         else:

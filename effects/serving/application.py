@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 import minfer
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
-from minfer.effects.live.link.messages import Wanted
+from minfer.effects.live.link.link_messages import RequestQuery
 from minfer.effects.serving.access.api_keys import Key, read_keys
 from minfer.effects.serving.access.authentication import RequireKey, caller_of, key_name
 from minfer.effects.serving.access.bounds import Bounds
@@ -197,7 +197,7 @@ class Application:
         cancel = request.method == "DELETE"
         if cancel and foreign(request.scope):
             raise ApiError("a page of another address may not do this", status=403)
-        wanted = Wanted(name, key_name(request.scope), cancel)
+        wanted = RequestQuery(name, key_name(request.scope), cancel)
         told = await self.lookup.find(wanted)
         if told is None:
             why = f"nothing is known of a request {name[:LONGEST]!r}; the last {KEPT} are"

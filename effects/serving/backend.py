@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.live.client import Died, Message
+from minfer.effects.live.client import EngineDied, EngineMessage
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.access.bounds import Bounds
 from minfer.effects.serving.access.retry_after import Pace
@@ -44,10 +44,10 @@ class Backend:
         self.pool = ThreadPoolExecutor(2, "minfer-edge")
         self.closing = False
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: EngineMessage) -> None:
         """Log why the engine broke: errors refer clients to the log."""
         cause = self.llm.client.dead
-        if isinstance(message, Died) and not isinstance(cause, EngineDeadError):
+        if isinstance(message, EngineDied) and not isinstance(cause, EngineDeadError):
             _engine_log.error("%s", message.why, exc_info=cause)
 
     def window(self, n: int) -> int:

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.input_processing.input_processor import Urgency
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event, Failure
@@ -70,7 +70,7 @@ class Part:
 class GenerationRequest:
     """A request to the engine, from a client of any protocol."""
 
-    prompts: tuple[Asked, ...]
+    prompts: tuple[TokenizedPrompt, ...]
     params: SamplingParams  # of every prompt; sample s of prompt p is choice p * n + s
     urgency: Urgency
     stream: bool

@@ -55,7 +55,7 @@ class RequestMetrics:
 
 
 @frozen
-class Found(Finished):
+class BeamFinished(Finished):
     """The end of a sequence that a beam search has found."""
 
     cum_logprob: float = 0.0  # natural, of the whole output

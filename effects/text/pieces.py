@@ -11,7 +11,7 @@ from attrs import define, evolve, field
 
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.logprobs import by_id
-from minfer.effects.text.outputs import CompletionOutput, Found, Logprob
+from minfer.effects.text.outputs import BeamFinished, CompletionOutput, Logprob
 from minfer.effects.text.stops import StopMatcher
 from minfer.records.messages import Finished
 from minfer.records.plan import TokenLogprobs
@@ -128,7 +128,7 @@ class Pieces:
             return evolve(
                 last, finish_reason="stop", stop_reason=self.stop, error=done.error
             )
-        if isinstance(done, Found):
+        if isinstance(done, BeamFinished):
             last = evolve(last, cumulative_logprob=done.cum_logprob)
         ending = last.token_ids[-1:]
         stopped = done.reason == "stop" and ending and ending[0] in stop_token_ids

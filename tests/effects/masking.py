@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from minfer.effects.live.masks import Masked, NoMasks
+from minfer.effects.live.masks import NoMasks, StepMasks
 from minfer.effects.text.grammars.lines import Lines, fill
 from minfer.records.plan import Mask, Plan
 from minfer.records.state import EngineState
 
 
-class Waited(Future[Masked]):
+class Waited(Future[StepMasks]):
     """Is done only once somebody waits for it."""
 
     def done(self) -> bool:
@@ -32,15 +32,15 @@ class MasksBy(NoMasks):
         self.late = late
         self.lend = lend
 
-    def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":  # noqa: ARG002  # the protocol's
-        made: Future[Masked] = Waited() if self.late else Future()
+    def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":  # noqa: ARG002  # the protocol's
+        made: Future[StepMasks] = Waited() if self.late else Future()
         masks = self.make(plan)
         lines = None if self.lend is None else self.lend(plan.step)
         if lines is None:
-            made.set_result(Masked(masks))
+            made.set_result(StepMasks(masks))
         else:
             lines[:] = -1
             for mask in masks:
-                fill(lines[plan.deferred.index(mask.index)], mask.bits)
-            made.set_result(Masked(written=True))
+                fill(lines[plan.apart.index(mask.index)], mask.bits)
+            made.set_result(StepMasks(written=True))
         return made

@@ -18,7 +18,7 @@ from typing import Any
 from attrs import define
 
 from bench.results import percentiles, run, show
-from minfer.effects.live.engine.driver import quiet_collector
+from minfer.effects.live.engine.driver import paused_collector
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report
@@ -137,7 +137,7 @@ def replay(
         num_blocks=7000, max_model_len=length, max_num_seqs=64, policy=policy
     )
     report, arrivals = Report(config, TTFT, TPOT), [*trace.arrivals(64, speed, seed)]
-    with quiet_collector():
+    with paused_collector():
         turns = Simulation(config, Simulated(), H200, report.note(arrivals)).turns()
         every = served(arrivals, report.seen(turns))
     found = report.figures()

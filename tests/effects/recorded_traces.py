@@ -29,8 +29,8 @@ import torch
 from bench.replay import replayed
 from bench.results import run, show
 from minfer.effects.execution.contract import Executor
-from minfer.effects.live.engine.driver import Driver, quiet_collector
-from minfer.effects.live.engine.opening import open_executor
+from minfer.effects.live.engine.driver import Driver, paused_collector
+from minfer.effects.live.engine.open_engine import open_executor
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.live.journal.journal_writer import Writer
 from minfer.effects.runs.traces import read_trace
@@ -58,7 +58,7 @@ def live(
             time.perf_counter(),
             True,
         )
-        with quiet_collector():
+        with paused_collector():
             while left or driver.busy:
                 while left and len(driver.state.requests) + len(driver.inbox) < 100:
                     request = next(requests, None)

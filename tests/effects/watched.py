@@ -1,6 +1,6 @@
 """What an engine in this process did, turn by turn."""
 
-from minfer.effects.live.served import ServedModel
+from minfer.effects.live.served_model import ServedModel
 from minfer.records.state import EngineState, Transition, Turn
 
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minfer.effects.live.engine.worker import EngineDeadError
+from minfer.effects.live.engine.engine_worker import EngineDeadError
 from minfer.effects.live.input_processing.input_processor import (
     OverloadedError,
     RequestError,

@@ -117,7 +117,9 @@ class Condition:
 
 
 class EngineThread:
-    """`threading.Thread` for `Worker._run`: the same loop, one callback for each turn."""
+    """`threading.Thread` for `EngineWorker._run`: the same loop, one callback for each
+    turn.
+    """
 
     timer: asyncio.TimerHandle | None = None
     alive = waits = collects = False

@@ -22,8 +22,9 @@ from uuid import UUID
 
 import anyio.to_thread
 
-from minfer.effects.live import async_llm, served
-from minfer.effects.live.engine import worker
+from minfer.effects.live import async_llm
+from minfer.effects.live import served_model as served
+from minfer.effects.live.engine import engine_worker as worker
 from minfer.effects.live.journal import journal_files as files
 from minfer.effects.live.journal import journal_writer as journal
 from minfer.effects.serving import application

@@ -10,12 +10,12 @@ from unittest import mock
 
 from attrs import evolve
 
-from minfer.effects.live.client import Message, News
+from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.front import Front
 from minfer.effects.live.journal import journal_writer as journal
 from minfer.effects.serving.answer import Answer
 from minfer.effects.serving.observability import metrics
-from minfer.effects.text import assembly
+from minfer.effects.text import output_processor as assembly
 
 Change = Callable[[Any], Callable[..., Any]]  # of a method
 
@@ -50,7 +50,7 @@ def _counted_twice(ended: Any) -> Callable[..., Any]:
 def _kept_job(hear: Any) -> Callable[..., Any]:
     """Some requests that have ended are still among those that are served."""
 
-    def planted(self: Front, message: Message) -> None:
+    def planted(self: Front, message: EngineMessage) -> None:
         jobs = dict(self.jobs)
         hear(self, message)
         self.jobs |= {
@@ -63,7 +63,7 @@ def _kept_job(hear: Any) -> Callable[..., Any]:
 def _set_order(hear: Any) -> Callable[..., Any]:
     """Outputs are delivered in the order of a set of strings."""
 
-    def ordered(news: News) -> News:
+    def ordered(news: TurnOutputs) -> TurnOutputs:
         names = list({name for name, _ in news.ids})
         pairs = zip(news.ids, news.tokens, strict=True)
         columns = zip(
@@ -72,8 +72,8 @@ def _set_order(hear: Any) -> Callable[..., Any]:
         ids, tokens = columns if names else ((), ())
         return evolve(news, ids=tuple(ids), tokens=tuple(tokens))
 
-    def planted(self: Front, message: Message) -> None:
-        hear(self, ordered(message) if isinstance(message, News) else message)
+    def planted(self: Front, message: EngineMessage) -> None:
+        hear(self, ordered(message) if isinstance(message, TurnOutputs) else message)
 
     return planted
 
@@ -81,7 +81,7 @@ def _set_order(hear: Any) -> Callable[..., Any]:
 def _ends_of_the_engine(ended: Any) -> Callable[..., Any]:
     """Requests are counted as the engine saw them end, not as their clients did."""
 
-    def planted(counts: metrics.Metrics, job: assembly.Assembly) -> None:
+    def planted(counts: metrics.Metrics, job: assembly.OutputProcessor) -> None:
         ends = dict(counts.ends)
         ended(counts, job)
         counts.ends = ends
@@ -117,9 +117,9 @@ def _name_again(fresh: Any) -> Callable[..., Any]:
 # minfer had them: see `__init__`
 REAL = ("set order", "overtaking", "ends of the engine", "name again")
 PLANTED: dict[str, tuple[Any, str, Change]] = {
-    "lost end": (assembly.Assembly, "finish", _lost_end),
-    "lost finish": (assembly.Assembly, "flush", _lost_finish),
-    "token twice": (assembly.Assembly, "feed", _token_twice),
+    "lost end": (assembly.OutputProcessor, "finish", _lost_end),
+    "lost finish": (assembly.OutputProcessor, "flush", _lost_finish),
+    "token twice": (assembly.OutputProcessor, "feed", _token_twice),
     "unwritten turn": (journal.Writer, "_turn", _unwritten_turn),
     "counted twice": (metrics.Metrics, "ended", _counted_twice),
     "kept job": (Front, "hear", _kept_job),

@@ -60,7 +60,7 @@ class Beam:
 
 
 @frozen
-class Rounds:
+class SearchRounds:
     """A search between two rounds."""
 
     about: BeamRound  # of the next round; its `beam` is not used
@@ -69,7 +69,7 @@ class Rounds:
     done: tuple[Hypothesis, ...] = ()  # the best, best first
 
     @classmethod
-    def of(cls, request: SearchRequest) -> "Rounds":
+    def of(cls, request: SearchRequest) -> "SearchRounds":
         """Returns a new search."""
         about = BeamRound(
             id=request.id,
@@ -90,7 +90,7 @@ class Rounds:
         """Returns the best `count` outputs of a search that is over."""
         return (*self.done, *(NOTHING,) * count)[:count]
 
-    def following(self, offers: Sequence[Candidates]) -> "Rounds":
+    def after_round(self, offers: Sequence[Candidates]) -> "SearchRounds":
         """Returns the search after a round with these candidates of its beams, in
         order.
         """
@@ -118,12 +118,12 @@ class Rounds:
             for parent in (self.beams[child.parent],)
         )
         about = evolve(self.about, number=self.about.number + 1)
-        return Rounds(about, self.stop_ids, beams, choice.done)
+        return SearchRounds(about, self.stop_ids, beams, choice.done)
 
 
 def replayed(
-    turns: Iterable[Turn], begun: Mapping[str, Rounds] = MappingProxyType({})
-) -> dict[str, Rounds]:
+    turns: Iterable[Turn], begun: Mapping[str, SearchRounds] = MappingProxyType({})
+) -> dict[str, SearchRounds]:
     """Returns a journal's searches, by id, after all its turns; `begun` are those that
     began in earlier journals. A first round begins a new search: an id may be used again
     once its search has ended.
@@ -133,14 +133,14 @@ def replayed(
         for event in turn.events:
             if isinstance(event, Submit) and (about := event.request.search) is not None:
                 if not about.number:
-                    found[about.id] = Rounds(about, event.request.stop_ids)
+                    found[about.id] = SearchRounds(about, event.request.stop_ids)
                     offers = {at: one for at, one in offers.items() if at[0] != about.id}
             elif isinstance(event, Executed):
                 offers |= _offers_in(turn, event)
         for name in {name for name, _ in offers} & found.keys():
             each = [offers.get((name, at)) for at in range(len(found[name].beams))]
             if not found[name].over and None not in each:
-                found[name] = found[name].following([one for one in each if one])
+                found[name] = found[name].after_round([one for one in each if one])
                 for at in range(len(each)):
                     del offers[name, at]
     return found
@@ -160,7 +160,7 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
     found = dict[tuple[str, int], Candidates]()
     for gen, said in zip(plan.gens, event.logprobs, strict=True):
         about = rounds.get(gen)
-        if about is not None and (offer := offer_of(about.beam, said)) is not None:
+        if about is not None and (offer := candidates_of(about.beam, said)) is not None:
             found[about.id, about.beam] = offer
     return found
 
@@ -168,7 +168,7 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
 _NEVER: Final = float("-inf")  # the log-probability of a padding beam
 
 
-def offer_of(beam: int, said: Sequence[TokenLogprobs]) -> Candidates | None:
+def candidates_of(beam: int, said: Sequence[TokenLogprobs]) -> Candidates | None:
     """Returns a beam's candidates, from the log-probabilities of its token; None if they
     cannot be compared.
     """
@@ -180,9 +180,9 @@ def offer_of(beam: int, said: Sequence[TokenLogprobs]) -> Candidates | None:
     return Candidates(beam, likeliest, logprobs)
 
 
-def requests_of(
-    rounds: Rounds, asked: SearchRequest
-) -> tuple[Rounds, tuple[Request, ...]]:
+def round_requests(
+    rounds: SearchRounds, asked: SearchRequest
+) -> tuple[SearchRounds, tuple[Request, ...]]:
     """Returns the requests of the next round, one for each beam, and the search with
     their content keys, which those of later rounds extend.
     """

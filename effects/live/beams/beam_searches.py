@@ -16,14 +16,20 @@ from typing import TypeVar
 from attrs import define, evolve, field
 
 from minfer.effects.live.beams.beam_rounds import (
-    Rounds,
     SearchRequest,
-    offer_of,
-    requests_of,
+    SearchRounds,
+    candidates_of,
+    round_requests,
 )
-from minfer.effects.live.client import About, Died, EngineClient, Message, News
+from minfer.effects.live.client import (
+    EngineClient,
+    EngineDied,
+    EngineMessage,
+    RequestReason,
+    TurnOutputs,
+)
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.text.outputs import Found
+from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
 from minfer.records.request import Request
 from minfer.sampling.beam import Candidates
@@ -33,11 +39,11 @@ _NO_NUMBERS = "the model gave a beam no log-probabilities that can be compared"
 
 
 @define(eq=False)
-class _Live:
+class _LiveSearch:
     """A live search."""
 
     asked: SearchRequest
-    rounds: Rounds
+    rounds: SearchRounds
     offers: dict[int, Candidates] = field(factory=dict)  # of this round, by beam
     names: set[str] = field(factory=set)  # of this round's requests that have not ended
     cached: int = 0  # prompt tokens from the prefix cache in the first round
@@ -49,14 +55,16 @@ class _Live:
         self.failed = self.failed or done
 
 
-class Searches:
+class BeamSearches:
     """The searches of one front. Methods may be called from any thread."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._lock = threading.RLock()
-        self._live: dict[str, _Live] = {}  # by the search's id
-        self._beams: dict[str, tuple[_Live, int]] = {}  # by the id of a beam's request
+        self._live: dict[str, _LiveSearch] = {}  # by the search's id
+        self._beams: dict[
+            str, tuple[_LiveSearch, int]
+        ] = {}  # by the id of a beam's request
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -79,7 +87,7 @@ class Searches:
             out = list[Request]()
             for one in requests:
                 if isinstance(one, SearchRequest):
-                    search = self._live[one.id] = _Live(one, Rounds.of(one))
+                    search = self._live[one.id] = _LiveSearch(one, SearchRounds.of(one))
                     out += self._next_round(search)
                 else:
                     out.append(one)
@@ -105,20 +113,20 @@ class Searches:
             found = {one.asked.id for one in mine if one.names & served}
             return frozenset(served & wanted.keys() | found)
 
-    def heard(self, message: Message) -> list[Message]:
+    def heard(self, message: EngineMessage) -> list[EngineMessage]:
         """Returns what a front gets for a message of the engine."""
         if not self._live:
             return [message]
         with self._lock:
             match message:
-                case News():
+                case TurnOutputs():
                     return self._read(message)
-                case Died():
+                case EngineDied():
                     return [self._died(message)]
 
-    def _next_round(self, search: _Live) -> tuple[Request, ...]:
+    def _next_round(self, search: _LiveSearch) -> tuple[Request, ...]:
         """Register and return the requests of a search's next round."""
-        search.rounds, requests = requests_of(search.rounds, search.asked)
+        search.rounds, requests = round_requests(search.rounds, search.asked)
         search.offers = {}
         search.names = {one.id for one in requests}
         self._beams |= {one.id: (search, at) for at, one in enumerate(requests)}
@@ -129,18 +137,18 @@ class Searches:
         for beam in () if search is None else search.names:
             self._beams.pop(beam, None)
 
-    def _died(self, death: Died) -> Died:
+    def _died(self, death: EngineDied) -> EngineDied:
         """Returns a death with the ids of searches instead of their beams'."""
         each = (self._beams.get(name) for name in death.ids)
         mine = [found[0].asked.id for found in each if found is not None]
         others = [name for name in death.ids if name not in self._beams]
         self._live.clear()
         self._beams.clear()
-        return Died((*others, *dict.fromkeys(mine)), death.why)
+        return EngineDied((*others, *dict.fromkeys(mine)), death.why)
 
     # --- news ---------------------------------------------------------------------------
 
-    def _read(self, news: News) -> list[Message]:
+    def _read(self, news: TurnOutputs) -> list[EngineMessage]:
         """Returns news without those of beams, and with those of their searches."""
         beams = self._beams
         places = {
@@ -148,7 +156,7 @@ class Searches:
         }
         for at, (search, beam) in places.items():
             said = news.logprobs[at] if news.logprobs else ()
-            if (offer := offer_of(beam, said)) is not None:
+            if (offer := candidates_of(beam, said)) is not None:
                 search.offers[beam] = offer
         reasons = self._reasons(news)
         arrived = self._arrived(news)
@@ -172,11 +180,11 @@ class Searches:
             told = _with_outputs(told, search)
         return [told, *([dead] if dead else [])]
 
-    def _reasons(self, news: News) -> tuple[About, ...]:
+    def _reasons(self, news: TurnOutputs) -> tuple[RequestReason, ...]:
         """Returns reasons, with those of beams as their search's: its first admission,
         and preemptions.
         """
-        out = list[About]()
+        out = list[RequestReason]()
         for one in news.reasons:
             search, _ = self._beams.get(one.id, (None, 0))
             if search is None:
@@ -187,7 +195,7 @@ class Searches:
                 out.append(evolve(one, id=search.asked.id, sample=0))
         return tuple(out)
 
-    def _arrived(self, news: News) -> tuple[str, ...]:
+    def _arrived(self, news: TurnOutputs) -> tuple[str, ...]:
         """Returns the requests that entered the waiting queue; a search enters with its
         first round, and keeps that round's place.
         """
@@ -203,11 +211,13 @@ class Searches:
                 out.append(search.asked.id)
         return tuple(out)
 
-    def _advanced(self, ended: Iterable[Finished]) -> tuple[list[_Live], Died | None]:
+    def _advanced(
+        self, ended: Iterable[Finished]
+    ) -> tuple[list[_LiveSearch], EngineDied | None]:
         """Continue searches of which requests have ended; returns those that are over,
         and a death with those that a dead engine did not take.
         """
-        over, lost, why = list[_Live](), list[str](), ""
+        over, lost, why = list[_LiveSearch](), list[str](), ""
         for search in self._settled(ended):
             if self._live.get(search.asked.id) is not search:
                 continue  # it was over before these news were read: see `_settled`
@@ -215,7 +225,7 @@ class Searches:
                 search.fail(Finished(search.asked.id, 0, "cancelled", 0))
             if search.failed is None:
                 offers = [search.offers[at] for at in range(len(search.rounds.beams))]
-                search.rounds = search.rounds.following(offers)
+                search.rounds = search.rounds.after_round(offers)
             if search.failed is not None or search.rounds.over:
                 self._live.pop(search.asked.id)
                 over.append(search)
@@ -230,14 +240,14 @@ class Searches:
                 self._forget(search.asked.id)
                 search.fail(Finished(search.asked.id, 0, "error", 0, str(error)))
                 over.append(search)
-        return over, Died(tuple(lost), why) if lost else None
+        return over, EngineDied(tuple(lost), why) if lost else None
 
-    def _settled(self, ended: Iterable[Finished]) -> list[_Live]:
+    def _settled(self, ended: Iterable[Finished]) -> list[_LiveSearch]:
         """Note ends of beams' requests; returns the searches whose round is over. If one
         request of a round failed, the others are cancelled; a client without a link
         reports their ends at once, while these news are read.
         """
-        touched = dict[str, _Live]()
+        touched = dict[str, _LiveSearch]()
         for done in ended:
             search, beam = self._beams.pop(done.id, (None, 0))
             if search is None:
@@ -263,7 +273,7 @@ def _without(column: tuple[T, ...], places: Mapping[int, object]) -> tuple[T, ..
     return tuple([one for at, one in enumerate(column) if at not in places])
 
 
-def _with_outputs(news: News, search: _Live) -> News:
+def _with_outputs(news: TurnOutputs, search: _LiveSearch) -> TurnOutputs:
     """Returns news with a search's end: if it ended well, with the best sequences."""
     name, count, failed = search.asked.id, search.asked.n, search.failed
     if failed is not None:
@@ -274,7 +284,7 @@ def _with_outputs(news: News, search: _Live) -> News:
     found = search.rounds.found(count)
     ids = tuple((name, i) for i in range(count))
     ends = tuple(
-        Found(
+        BeamFinished(
             name,
             i,
             one.reason,

@@ -35,9 +35,15 @@ import numpy as np
 from attrs import evolve
 
 from minfer.effects.live.constraints.mask_batch import STUCK as STUCK
-from minfer.effects.live.constraints.mask_batch import Batch
-from minfer.effects.live.constraints.walks import Allowed, Due, Walk, barred, due_at
-from minfer.effects.live.masks import Masked, at_once, lends_nothing
+from minfer.effects.live.constraints.mask_batch import MaskBatch
+from minfer.effects.live.constraints.sample_grammars import (
+    AllowedTokens,
+    DueMask,
+    SampleGrammar,
+    barred_tokens,
+    due_mask,
+)
+from minfer.effects.live.masks import StepMasks, no_memory, ready_masks
 from minfer.effects.text.grammars.lines import Barring, Lines, fill
 from minfer.effects.text.grammars.protocol import (
     MASK_WAIT,
@@ -67,12 +73,14 @@ class GrammarMasks:
         self._grammars = grammars
         self._block_size = block_size
         self._ends = ends
-        self._walks: dict[SampleId, Walk] = {}
-        self._slow: dict[SampleId, Walk] = {}  # those whose masks are made by threads
+        self._walks: dict[SampleId, SampleGrammar] = {}
+        self._slow: dict[
+            SampleId, SampleGrammar
+        ] = {}  # those whose masks are made by threads
         self._pauses = deque[Pause]()  # to be sent to the engine
         self._threads = Threads(FOR_SLOW, "minfer-masks")
         self._post: Callable[[Event], object] = self._not_connected
-        self._lend: Callable[[int], Lines | None] = lends_nothing
+        self._lend: Callable[[int], Lines | None] = no_memory
         self._barring = Barring()
 
     def __len__(self) -> int:
@@ -82,14 +90,14 @@ class GrammarMasks:
         """As `MaskMaker` says."""
         self._post = post
 
-    def write_to(self, lend: Callable[[int], Lines | None]) -> None:
+    def use_memory(self, lend: Callable[[int], Lines | None]) -> None:
         """As `MaskMaker` says."""
         self._lend = lend
 
     def _not_connected(self, event: Event) -> None:
         raise AssertionError(f"no engine is connected that takes {event}")
 
-    def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
+    def add_requests(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
         """As `MaskMaker` says: returns pauses of samples without a matcher yet, and of
         slow ones.
         """
@@ -101,7 +109,7 @@ class GrammarMasks:
         self._pauses.clear()
         return told
 
-    def turned(self, transition: Transition) -> None:
+    def observe(self, transition: Transition) -> None:
         """As `MaskMaker` says: pauses slow samples again once they are planned; makes the
         next mask of those whose last token came.
         """
@@ -124,23 +132,23 @@ class GrammarMasks:
             if walk.busy or not walk.paused:
                 continue
             if walk.is_new or run.gens[i] not in flying:
-                self._make_alone(due_at(walk, run, i, self._block_size))
+                self._make_alone(due_mask(walk, run, i, self._block_size))
 
-    def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
+    def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
         """As `MaskMaker` says: at once, in the driver's thread, which has nothing else to
         do; the library works on all processors.
         """
         batch = self._due(plan, state.running)
         if not (batch.moves or batch.made):  # there may be no library either
-            return at_once(Masked(ends=batch.end(())))
+            return ready_masks(StepMasks(ends=batch.end(())))
         count, words = batch.count, self._grammars.words
         lent = self._lend(plan.step)
         fits = lent is not None and lent.shape[1] == words and len(lent) >= count
         lines = lent if fits and lent is not None else np.empty((count, words), np.int32)
         masked = self._written(batch, lines, plan, state.running)
         if lines is lent:
-            return at_once(evolve(masked, written=True))
-        return at_once(evolve(masked, masks=tuple(batch.masks(plan, lines))))
+            return ready_masks(evolve(masked, written=True))
+        return ready_masks(evolve(masked, masks=tuple(batch.masks(plan, lines))))
 
     def forget(self, samples: Iterable[SampleId]) -> None:
         """As `MaskMaker` says."""
@@ -160,10 +168,10 @@ class GrammarMasks:
 
     # --- samples ------------------------------------------------------------------------
 
-    def _walk(self, name: SampleId, request: Request) -> Walk:
+    def _walk(self, name: SampleId, request: Request) -> SampleGrammar:
         walk = self._walks.get(name)
         if walk is None or walk.request is not request:
-            walk = self._walks[name] = Walk(name, request)
+            walk = self._walks[name] = SampleGrammar(name, request)
             self._slow.pop(name, None)
         return walk
 
@@ -181,20 +189,20 @@ class GrammarMasks:
         self._slow[walk.name] = walk
         self._pause(walk)
 
-    def _pause(self, walk: Walk) -> None:
+    def _pause(self, walk: SampleGrammar) -> None:
         if not walk.paused:
             walk.paused = True
             self._pauses.append(Pause(*walk.name))
 
     # --- masks --------------------------------------------------------------------------
 
-    def _due(self, plan: Plan, run: Running) -> Batch:
+    def _due(self, plan: Plan, run: Running) -> MaskBatch:
         """Returns the masks to make for a plan, a line for each of its deferred rows.
 
         Nearly always a row has one new token; this case runs for each row of each step,
         so it is inlined here.
         """
-        batch = Batch.of(plan)
+        batch = MaskBatch.of(plan)
         walks, ids, seqs, known, fresh = (
             self._walks,
             run.ids,
@@ -222,17 +230,17 @@ class GrammarMasks:
                 move(Move(matcher, 0, new[-1:], line))
             else:
                 self._due_otherwise(batch, line, run, i)
-            never = walk.never if length >= walk.min_tokens else barred(walk)
-            batch.barred[never].append(line)
+            never = walk.never if length >= walk.min_tokens else barred_tokens(walk)
+            batch.barred_tokens[never].append(line)
         return batch
 
-    def _due_otherwise(self, batch: Batch, line: int, run: Running, i: int) -> None:
+    def _due_otherwise(self, batch: MaskBatch, line: int, run: Running, i: int) -> None:
         """Prepare the mask of a row with other than one new token, or with a mask by a
         thread.
         """
         walk = batch.walks[line]
         walk.settle()  # this waits only if it was planned too early
-        due = due_at(walk, run, i, self._block_size)
+        due = due_mask(walk, run, i, self._block_size)
         if due.is_made and walk.failed is None:
             batch.made.append(line)
             return
@@ -244,7 +252,9 @@ class GrammarMasks:
         elif walk.matcher is not None:
             batch.moves.append(Move(walk.matcher, due.back, due.tokens, line))
 
-    def _written(self, batch: Batch, lines: Lines, plan: Plan, run: Running) -> Masked:
+    def _written(
+        self, batch: MaskBatch, lines: Lines, plan: Plan, run: Running
+    ) -> StepMasks:
         """Write the masks of a step; returns the samples that end."""
         batch.errors |= self._make_at_once(batch, lines)
         if batch.errors:
@@ -258,14 +268,14 @@ class GrammarMasks:
             else:
                 fill(lines[line], last.bits)
         ends: tuple[Finish, ...] = ()
-        empty = self._barring.clear(lines, batch.barred)
+        empty = self._barring.clear(lines, batch.barred_tokens)
         if empty or batch.errors:
             ends = batch.end(empty)
         for line in batch.free:
             lines[line] = ANY
-        return Masked(ends=ends)
+        return StepMasks(ends=ends)
 
-    def _make_at_once(self, batch: Batch, lines: Lines) -> dict[int, GrammarError]:
+    def _make_at_once(self, batch: MaskBatch, lines: Lines) -> dict[int, GrammarError]:
         """Make the masks of a step, but for those that are ready; returns errors by
         line.
         """
@@ -282,7 +292,7 @@ class GrammarMasks:
         return errors
 
     def _try_anew(
-        self, batch: Batch, lines: Lines, places: Sequence[int | None], run: Running
+        self, batch: MaskBatch, lines: Lines, places: Sequence[int | None], run: Running
     ) -> None:
         """Retry failed samples whose matcher had served others before with a new matcher;
         those that fail again end with the new error.
@@ -294,14 +304,14 @@ class GrammarMasks:
             if walk.failed is not None:
                 continue
             walk.spoil()
-            bits = self._anew(due_at(walk, run, i, self._block_size))
+            bits = self._anew(due_mask(walk, run, i, self._block_size))
             if isinstance(bits, GrammarError):
                 batch.errors[line] = bits
             else:
                 del batch.errors[line]
                 fill(lines[line], bits)
 
-    def _anew(self, due: Due) -> bytes | GrammarError:
+    def _anew(self, due: DueMask) -> bytes | GrammarError:
         """Returns the mask of an output from a new matcher, which reads all its
         tokens.
         """
@@ -317,7 +327,7 @@ class GrammarMasks:
                 walk.late = True
                 self._slow[name] = walk
 
-    def _make_alone(self, due: Due) -> None:
+    def _make_alone(self, due: DueMask) -> None:
         """Have a thread make the mask of a slow sample, and resume it then; at once if
         the mask is ready, as the sample was planned for prefill.
         """
@@ -327,7 +337,7 @@ class GrammarMasks:
             return
         due.walk.job = self._threads.submit(self._alone, due)
 
-    def _alone(self, due: Due) -> None:
+    def _alone(self, due: DueMask) -> None:
         walk = due.walk
         try:
             if self._walks.get(walk.name) is walk:  # else the sample has ended
@@ -341,7 +351,7 @@ class GrammarMasks:
         if now is walk or now is None or not now.busy:
             self._post(Pause(*walk.name, paused=False))
 
-    def _make(self, due: Due) -> None:
+    def _make(self, due: DueMask) -> None:
         """Make the mask of a slow sample; notes if the sample is not slow any more."""
         walk = due.walk
         matcher = walk.matcher or self._open(walk)
@@ -353,12 +363,12 @@ class GrammarMasks:
                 whole = due.whole or due.tokens  # the tokens, if the matcher is new
                 bits = self._anew(evolve(due, back=0, tokens=whole))
                 walk.given = due.length
-            walk.allowed = Allowed(due.length, bits)
+            walk.allowed = AllowedTokens(due.length, bits)
         quick = time.thread_time() - begun <= MASK_WAIT
         if quick and not walk.late and self._slow.get(walk.name) is walk:
             del self._slow[walk.name]
 
-    def _open(self, walk: Walk) -> Matcher | None:
+    def _open(self, walk: SampleGrammar) -> Matcher | None:
         """Give a sample a matcher; if that fails, it may sample no token, ever."""
         asked = walk.request.sampling.structured_outputs
         if asked is None:
@@ -374,7 +384,7 @@ class GrammarMasks:
             walk.failed = GrammarError(str(error))
         return walk.matcher
 
-    def _give(self, walk: Walk, matcher: Matcher) -> None:
+    def _give(self, walk: SampleGrammar, matcher: Matcher) -> None:
         ends = self._ends if walk.request.sampling.ignore_eos else NOTHING
         walk.matcher, walk.never = matcher, ends | self._grammars.never
 
@@ -396,7 +406,7 @@ def _planned(transition: Transition) -> set[int]:
     return {gen for plan in plans for gen in plan.gens}
 
 
-def _moved(matcher: Matcher, due: Due) -> bytes | GrammarError:
+def _moved(matcher: Matcher, due: DueMask) -> bytes | GrammarError:
     """Move a matcher to where its mask is due; returns the mask."""
     try:
         matcher.rollback(due.back)

@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.live.constraints.walks import Walk
+from minfer.effects.live.constraints.sample_grammars import SampleGrammar
 from minfer.effects.text.grammars.lines import Lines, bits_of
 from minfer.effects.text.grammars.protocol import GrammarError, Move
 from minfer.records.messages import Finish
@@ -18,21 +18,23 @@ STUCK: Final = "the grammar cannot go on"  # prefix of errors that end a sample
 
 
 @define(eq=False)
-class Batch:
+class MaskBatch:
     """The deferred rows of a step, by their lines of masks."""
 
     count: int = 0  # lines
-    walks: dict[int, Walk] = field(factory=dict)
+    walks: dict[int, SampleGrammar] = field(factory=dict)
     lengths: dict[int, int] = field(factory=dict)  # of outputs before this token
     moves: list[Move] = field(factory=list)  # masks that are to be made
     made: list[int] = field(factory=list)  # lines whose mask a thread has made
     free: list[int] = field(factory=list)  # rows that may draw any token
     errors: dict[int, GrammarError] = field(factory=dict)  # lines that cannot continue
     # Lines by the tokens that they must not allow.
-    barred: dict[frozenset[int], list[int]] = field(factory=lambda: defaultdict(list))
+    barred_tokens: dict[frozenset[int], list[int]] = field(
+        factory=lambda: defaultdict(list)
+    )
 
     @classmethod
-    def of(cls, plan: Plan) -> "Batch":
+    def of(cls, plan: Plan) -> "MaskBatch":
         """Returns the batch of a plan's rows, still empty."""
         return cls(count=len(plan.deferred))
 

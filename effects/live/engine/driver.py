@@ -32,9 +32,9 @@ from typing import Final, Protocol
 from attrs import define, field
 
 from minfer.effects.execution.contract import Executor
-from minfer.effects.live.engine.host_drafts import Drafts, NoDrafts
+from minfer.effects.live.engine.host_drafts import HostDraftSource, NoHostDrafts
 from minfer.effects.live.engine.policy_warnings import PolicyWarnings
-from minfer.effects.live.masks import Masked, MaskMaker, NoMasks
+from minfer.effects.live.masks import MaskMaker, NoMasks, StepMasks
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -85,7 +85,7 @@ class Apart:
     """A launched step whose deferred rows wait for their masks."""
 
     plan: Plan
-    masked: "Future[Masked] | None" = None  # None: an earlier token is not known yet
+    masked: "Future[StepMasks] | None" = None  # None: an earlier token is not known yet
     sampled: bool = False
     gens: frozenset[int] = field(init=False)  # owners of these rows
 
@@ -116,7 +116,7 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         record: Recorder | None = None,
         masks: MaskMaker | None = None,
-        drafts: Drafts | None = None,
+        drafts: HostDraftSource | None = None,
     ) -> None:
         """`masks` makes the masks of rows with deferred sampling, once all tokens before
         them are known: their plan was launched by then, and the next one waits for the
@@ -127,7 +127,7 @@ class Driver:
         self.clock = clock
         self.record = record
         self.masks = NoMasks() if masks is None else masks
-        self.drafts = NoDrafts() if drafts is None else drafts
+        self.drafts = NoHostDrafts() if drafts is None else drafts
         self.apart: list[Apart] = []  # in the order of their steps
         self.held: deque[Plan] = deque()  # steps that cannot be launched yet, in order
         self.ends: list[Finish] = []  # ends that the mask maker requests
@@ -135,7 +135,7 @@ class Driver:
         self.inbox: deque[Event] = deque()
         self.policy_warnings = PolicyWarnings(config.policy)
         self.masks.listen(self.post)
-        self.masks.write_to(executor.mask_lines)
+        self.masks.use_memory(executor.mask_lines)
         self.turns = 0  # turns taken so far
         self.taken: tuple[Event, ...] = ()  # the events of the last one
         # When a turn is due even without events, on the clock.
@@ -160,9 +160,9 @@ class Driver:
         ends, self.ends = self.ends, []
         # Pauses come last: events that resume a sample may be followed by its next pause.
         arrived = [one.request for one in waiting if isinstance(one, Submit)]
-        pauses = self.masks.arrived(arrived)
+        pauses = self.masks.add_requests(arrived)
         now = Tick(self.clock())
-        proposals = self.drafts.heard(result, self.state)
+        proposals = self.drafts.read_results(result, self.state)
         events: tuple[Event, ...] = (now, *ends, *result, *proposals, *waiting, *pauses)
         transition = step(self.config, self.state, events)
         if self.record is not None:
@@ -173,8 +173,8 @@ class Driver:
         self.wake = None
         self._forget_void()
         self.policy_warnings.see(transition.reasons)
-        self.masks.turned(transition)
-        self.drafts.turned(transition)
+        self.masks.observe(transition)
+        self.drafts.observe(transition)
         self._begin_masks()
         self._launch_held()
         if before is not None:
@@ -282,7 +282,7 @@ class Driver:
 
 
 @contextlib.contextmanager
-def prompt_switches() -> Iterator[None]:
+def short_switch_interval() -> Iterator[None]:
     """Have Python threads switch ten times as often while the loop runs: by default each
     of the loop's steps would wait 5 ms for every thread that computes.
     """
@@ -301,7 +301,7 @@ def prompt_switches() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet_collector() -> Iterator[None]:
+def paused_collector() -> Iterator[None]:
     """Disable automatic garbage collection while the loop runs; records cannot form
     cycles.
 

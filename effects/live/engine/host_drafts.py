@@ -26,14 +26,14 @@ from minfer.records.state import EngineState, Transition
 from minfer.speculate.plan_drafts import may_draft
 from minfer.speculate.proposer import Proposer
 
-READ_IN_A_TURN: Final = 512  # tokens
-MOST_SKIPPED: Final = 32  # turns without proposals, after unused ones
+MAX_TOKENS_READ: Final = 512  # tokens
+MAX_SKIPPED: Final = 32  # turns without proposals, after unused ones
 
 
-class Drafts(Protocol):
+class HostDraftSource(Protocol):
     """Makes the host's drafts. In the driver's thread."""
 
-    def heard(
+    def read_results(
         self, results: Iterable[Executed | Failed], state: EngineState
     ) -> tuple[Event, ...]:
         """Read a step's results, before the engine does; returns proposals.
@@ -42,28 +42,28 @@ class Drafts(Protocol):
         """
         ...
 
-    def turned(self, transition: Transition) -> None:
+    def observe(self, transition: Transition) -> None:
         """Note the engine's transition."""
         ...
 
 
-class NoDrafts:
+class NoHostDrafts:
     """Makes no drafts."""
 
-    def heard(
+    def read_results(
         self,
         results: Iterable[Executed | Failed],  # noqa: ARG002  # the protocol's
         state: EngineState,  # noqa: ARG002  # likewise
     ) -> tuple[Event, ...]:
-        """As `Drafts` says: nothing."""
+        """As `HostDraftSource` says: nothing."""
         return ()
 
-    def turned(self, transition: Transition) -> None:
-        """As `Drafts` says: it does not matter."""
+    def observe(self, transition: Transition) -> None:
+        """As `HostDraftSource` says: it does not matter."""
 
 
 @define(eq=False)
-class Reader:
+class DraftedSample:
     """What the proposer has read of a sample."""
 
     gen: int  # the generation that it is read from
@@ -85,57 +85,59 @@ class HostDrafts:
         self.rows = rows or config.max_num_seqs  # no drafts in steps of more rows
         self.proposer = proposer
         self.library: Any = proposer.start()
-        self.readers: dict[SampleId, Reader] = {}
-        self.names: dict[int, SampleId] = {}  # by generation
+        self.samples: dict[SampleId, DraftedSample] = {}
+        self.by_gen: dict[int, SampleId] = {}  # by generation
         self.proposed = False  # in this turn
         self.skip = 0  # turns to skip
         # the last number; doubled, if the next proposals are unused, too
         self.skipped = 0
 
-    def heard(
+    def read_results(
         self, results: Iterable[Executed | Failed], state: EngineState
     ) -> tuple[Event, ...]:
-        """As `Drafts` says."""
+        """As `HostDraftSource` says."""
         self.proposed = False
-        grown = list[SampleId]()
+        continued = list[SampleId]()
         for result in results:
             if isinstance(result, Executed):
-                grown += self._grown(state, result)
+                continued += self._note_results(state, result)
         if self.skip or len(state.running) > self.rows:  # unread tokens are read later
             self.skip = max(0, self.skip - 1)
             return ()
-        self._read(grown)
-        said = [self._said(name) for name in grown if not self.readers[name].over]
-        found = tuple(one for one in said if one.tokens)
+        self._read(continued)
+        proposals = [
+            self._propose(name) for name in continued if not self.samples[name].over
+        ]
+        found = tuple(one for one in proposals if one.tokens)
         self.proposed = bool(found)
         return found
 
-    def turned(self, transition: Transition) -> None:
-        """As `Drafts` says."""
+    def observe(self, transition: Transition) -> None:
+        """As `HostDraftSource` says."""
         for command in transition.commands:
             if isinstance(command, Emit):
                 self._forget((one.id, one.sample) for one in command.finished)
         plans = [c.plan for c in transition.commands if isinstance(c, Execute)]
         for plan in plans:
             for opened in plan.opens:
-                self._opened(plan.gens[opened.index], opened, transition.state)
+                self._open(plan.gens[opened.index], opened, transition.state)
         if not self.proposed:
             return
         if any(plan.drafts for plan in plans):
             self.skip = self.skipped = 0
         elif plans:  # the engine planned without the proposals
-            self.skipped = min(MOST_SKIPPED, 2 * self.skipped or 1)
+            self.skipped = min(MAX_SKIPPED, 2 * self.skipped or 1)
             self.skip = self.skipped
 
     def _forget(self, samples: Iterable[SampleId]) -> None:
         """Drop the state of samples that ended."""
         for name in samples:
-            reader = self.readers.pop(name, None)
-            if reader is not None:
-                self.names.pop(reader.gen, None)
+            sample = self.samples.pop(name, None)
+            if sample is not None:
+                self.by_gen.pop(sample.gen, None)
                 self.library = self.proposer.ended(self.library, name)
 
-    def _opened(self, gen: int, opened: Open, state: EngineState) -> None:
+    def _open(self, gen: int, opened: Open, state: EngineState) -> None:
         """Begin to read a sample that starts or is resumed, with all its known tokens."""
         name, run = opened.name, state.running
         if name not in run.ids:
@@ -143,64 +145,64 @@ class HostDrafts:
         request = run.seqs[run.ids.index(name)].request
         if request.lockstep or not may_draft(request, HOST):
             return
-        reader = self.readers.get(name)
-        if reader is not None:
-            self.names.pop(reader.gen, None)
+        sample = self.samples.get(name)
+        if sample is not None:
+            self.by_gen.pop(sample.gen, None)
         # Tokens of steps after its preemption do not count.
-        if reader is None or reader.known > len(opened.known):
-            reader = Reader(gen, opened.last, request.stop_ids)
-            self.readers[name] = reader
+        if sample is None or sample.known > len(opened.known):
+            sample = DraftedSample(gen, opened.last, request.stop_ids)
+            self.samples[name] = sample
             self.library = self.proposer.began(
                 self.library, name, request.root, opened.prompt
             )
-        reader.gen = gen
-        self.names[gen] = name
-        self._grow(reader, opened.known[reader.known :])
+        sample.gen = gen
+        self.by_gen[gen] = name
+        self._append(sample, opened.known[sample.known :])
 
-    def _grown(self, state: EngineState, result: Executed) -> list[SampleId]:
+    def _note_results(self, state: EngineState, result: Executed) -> list[SampleId]:
         """Note the results of the earliest plan; returns the samples that have more
         tokens. Results of samples that were preempted since do not count.
         """
         plan, there = state.inflight[0], set(state.running.gens)
-        grown = list[SampleId]()
+        continued = list[SampleId]()
         if type(result.yields) is not tuple or len(result.yields) != len(plan.gens):
-            return grown  # malformed results
+            return continued  # malformed results
         for gen, tokens in zip(plan.gens, result.yields, strict=True):
-            name = self.names.get(gen)
+            name = self.by_gen.get(gen)
             if tokens and name is not None and gen in there:
-                self._grow(self.readers[name], tokens)
-                grown.append(name)
-        return grown
+                self._append(self.samples[name], tokens)
+                continued.append(name)
+        return continued
 
-    def _grow(self, reader: Reader, tokens: tuple[int, ...]) -> None:
+    def _append(self, sample: DraftedSample, tokens: tuple[int, ...]) -> None:
         if tokens:
-            reader.known += len(tokens)
-            reader.unread.append(tokens)
-            stopped = not reader.stops.isdisjoint(tokens)
-            reader.over = stopped or reader.known > reader.last
+            sample.known += len(tokens)
+            sample.unread.append(tokens)
+            stopped = not sample.stops.isdisjoint(tokens)
+            sample.over = stopped or sample.known > sample.last
 
     def _read(self, first: list[SampleId]) -> None:
         """Pass new tokens to the proposer, as many as allowed in a turn: first those of
         samples with new results, so that no sample waits for another one's prompt.
         """
-        left = READ_IN_A_TURN
-        for name in [*first, *self.readers]:
+        left = MAX_TOKENS_READ
+        for name in [*first, *self.samples]:
             if left <= 0:
                 return
-            reader = self.readers[name]
-            while reader.unread and left > 0:
-                tokens = reader.unread.popleft()
+            sample = self.samples[name]
+            while sample.unread and left > 0:
+                tokens = sample.unread.popleft()
                 if len(tokens) > left:
-                    reader.unread.appendleft(tokens[left:])
+                    sample.unread.appendleft(tokens[left:])
                     tokens = tokens[:left]
                 left -= len(tokens)
                 self.library = self.proposer.grew(self.library, name, tokens)
 
-    def _said(self, name: SampleId) -> Propose:
+    def _propose(self, name: SampleId) -> Propose:
         """Returns the proposal for a sample; empty while some of its tokens are
         unread.
         """
-        reader, tokens = self.readers[name], tuple[int, ...]()
-        if not reader.unread:
+        sample, tokens = self.samples[name], tuple[int, ...]()
+        if not sample.unread:
             tokens = self.proposer.propose(self.library, name, self.most).tokens
-        return Propose(*name, reader.known, tokens)
+        return Propose(*name, sample.known, tokens)

@@ -15,12 +15,18 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from minfer.effects.live.client import About, Died, Listener, Message, News
-from minfer.effects.live.engine.turn_outputs import (
-    column_of,
-    joined,
-    logprobs_of,
-    pooled_of,
+from minfer.effects.live.client import (
+    EngineDied,
+    EngineMessage,
+    Listener,
+    RequestReason,
+    TurnOutputs,
+)
+from minfer.effects.live.engine.output_columns import (
+    concat,
+    drafts_column,
+    logprobs_column,
+    pooled_column,
 )
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Emit, Event, Submit
@@ -30,7 +36,7 @@ from minfer.runs.drafts import Drafted
 from minfer.schedule import queue_blocked_by
 
 
-class Telling:
+class OutputReporter:
     """An engine's listeners, and the news that they have not received yet."""
 
     def __init__(self, config: EngineConfig, lock: threading.Condition) -> None:
@@ -40,7 +46,7 @@ class Telling:
         self._holders = 0  # nested calls that hold the lock by `locked`
         self._listeners: list[Listener] = []
         self._early = False  # report admissions before the step
-        self._untold: Died | None = None  # while the lock is held
+        self._death: EngineDied | None = None  # while the lock is held
         # Seconds in which requests waited, by what blocked the head of the queue;
         # replaced, never changed.
         self._waits: Mapping[str, float] = {}
@@ -50,14 +56,14 @@ class Telling:
         self._listeners.append(listener)
         self._early = self._early or early
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: EngineMessage) -> None:
         """Send a message to all listeners; the caller does not hold the lock."""
         for hear in self._listeners:
             hear(message)
 
     # --- a turn -------------------------------------------------------------------------
 
-    def decided(
+    def report_admissions(
         self, before: EngineState, events: Iterable[Event], transition: Transition
     ) -> None:
         """Note the waiting time of a turn that was decided but not performed yet, and
@@ -65,38 +71,38 @@ class Telling:
         """
         self._note_waits(before, transition.state)
         if self._is_early(transition):
-            self.tell(
-                News(
+            self.send(
+                TurnOutputs(
                     time=transition.state.time,
-                    arrived=_arrived(events),
+                    arrived=_arrivals(events),
                     places=_places(events, transition.state),
                     reasons=_reasons(transition),
                     waits=self._waits,
                 )
             )
 
-    def news_of(
+    def outputs_of(
         self,
         events: Iterable[Event],
         transition: Transition,
         drafts: Sequence[Drafted],
-    ) -> News | None:
+    ) -> TurnOutputs | None:
         """Returns a turn's news that were not reported yet, if any."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
         said = self._is_early(transition)
         reasons = () if said else _reasons(transition)
-        arrived = () if said else _arrived(events)
+        arrived = () if said else _arrivals(events)
         finished = tuple(done for emit in emits for done in emit.finished)
-        ids = joined([emit.ids for emit in emits])
+        ids = concat([emit.ids for emit in emits])
         if not (ids or finished or arrived or reasons):
             return None
-        return News(
+        return TurnOutputs(
             time=transition.state.time,
             ids=ids,
-            tokens=joined([emit.tokens for emit in emits]),
-            logprobs=logprobs_of(emits),
-            pooled=pooled_of(emits),
-            drafts=column_of(drafts, ids),
+            tokens=concat([emit.tokens for emit in emits]),
+            logprobs=logprobs_column(emits),
+            pooled=pooled_column(emits),
+            drafts=drafts_column(drafts, ids),
             finished=finished,
             arrived=arrived,
             places={} if said else _places(events, transition.state),
@@ -131,23 +137,23 @@ class Telling:
                 self._holders -= 1
             outermost = not self._holders
         if outermost:
-            self.tell_death()
+            self.report_death()
 
     def died(self, ids: tuple[str, ...], why: str) -> None:
         """Note a death, and the requests that get no more news; the caller holds the
         lock.
         """
-        self._untold = Died(ids, why)
+        self._death = EngineDied(ids, why)
 
-    def tell_death(self) -> None:
+    def report_death(self) -> None:
         """Report a death that was noted; the caller does not hold the lock."""
         with self._lock:
-            died, self._untold = self._untold, None
+            died, self._death = self._death, None
         if died is not None:
-            self.tell(died)
+            self.send(died)
 
 
-def _arrived(events: Iterable[Event]) -> tuple[str, ...]:
+def _arrivals(events: Iterable[Event]) -> tuple[str, ...]:
     """Returns the requests that entered the waiting queue."""
     return tuple(event.request.id for event in events if isinstance(event, Submit))
 
@@ -163,6 +169,6 @@ def _places(events: Iterable[Event], state: EngineState) -> dict[str, Place]:
     return {name: live.place for name, live in found.items() if live is not None}
 
 
-def _reasons(transition: Transition) -> tuple[About, ...]:
+def _reasons(transition: Transition) -> tuple[RequestReason, ...]:
     """Returns the engine's reports about requests, besides tokens and ends."""
-    return tuple(one for one in transition.reasons if isinstance(one, About))
+    return tuple(one for one in transition.reasons if isinstance(one, RequestReason))

@@ -23,7 +23,9 @@ from minfer.effects.live.errors import RequestError as RequestError
 from minfer.effects.live.errors import TooLongError as TooLongError
 from minfer.effects.live.errors import too_long
 from minfer.effects.live.input_processing.logit_checks import BadWords, check_shape
-from minfer.effects.live.input_processing.prompts import Asked as Asked
+from minfer.effects.live.input_processing.prompts import (
+    TokenizedPrompt as TokenizedPrompt,
+)
 from minfer.effects.live.input_processing.prompts import read_prompt as read_prompt
 from minfer.effects.live.input_processing.prompts import wrong_kind
 from minfer.effects.setup.prepare import Setup
@@ -101,7 +103,7 @@ def urgencies_for(priority: Sequence[int] | None, count: int) -> list[Urgency]:
 
 def make_request(
     setup: Setup,
-    asked: Asked,
+    asked: TokenizedPrompt,
     params: SamplingParams,
     count: int,
     urgency: Urgency,
@@ -145,7 +147,7 @@ def make_request(
 
 def make_search(
     setup: Setup,
-    asked: Asked,
+    asked: TokenizedPrompt,
     wanted: BeamSearchParams,
     count: int,
     urgency: Urgency,
@@ -190,7 +192,7 @@ def _stops(setup: Setup, params: SamplingParams) -> frozenset[int]:
 
 def make_pooled_request(
     setup: Setup,
-    asked: Asked,
+    asked: TokenizedPrompt,
     pooling: str,
     count: int,
     urgency: Urgency,
@@ -337,7 +339,7 @@ def _seed(setup: Setup, count: int) -> int:
     return int.from_bytes(derived, "little") >> 1
 
 
-def _root(setup: Setup, asked: Asked, count: int, resets: int) -> Key:
+def _root(setup: Setup, asked: TokenizedPrompt, count: int, resets: int) -> Key:
     """Returns the key before a prompt's first block, which decides who shares its cached
     blocks.
     """

@@ -16,7 +16,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 @frozen
-class Asked:
+class TokenizedPrompt:
     """A prompt from the user: its text, if it had one, token ids, and the salt that
     decides who shares its cached blocks.
     """
@@ -40,11 +40,11 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def read_prompt(
     prompt: object, tokenizer: Tokenizer | None, vocab_size: int, salt: bytes = b""
-) -> Asked:
+) -> TokenizedPrompt:
     """Returns the token ids of a prompt: a string, token ids, or vLLM's mapping of
     either. Raises RequestError.
     """
-    if isinstance(prompt, Asked):  # a conversation that was rendered already
+    if isinstance(prompt, TokenizedPrompt):  # a conversation that was rendered already
         return prompt
     if isinstance(prompt, Mapping):
         prompt, salt = _from_mapping(prompt)
@@ -57,7 +57,7 @@ def read_prompt(
         raise RequestError("the prompt is empty; give at least one token")
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
         ids = _whole_numbers(ids, vocab_size)
-    return Asked(text, ids, salt)
+    return TokenizedPrompt(text, ids, salt)
 
 
 def encoded(
@@ -79,7 +79,7 @@ def encoded(
 
 def rendered(
     tokenizer: Tokenizer | None, messages: "Conversation", how: "ChatOptions"
-) -> Asked:
+) -> TokenizedPrompt:
     """Renders a conversation through its chat template. Raises as `encoded`, and
     ChatTemplateError.
     """
@@ -87,7 +87,7 @@ def rendered(
 
     text = render_chat(tokenizer, messages, how)
     # Templates write begin and end tokens themselves.
-    return Asked(text, encoded(text, tokenizer, add_special_tokens=False))
+    return TokenizedPrompt(text, encoded(text, tokenizer, add_special_tokens=False))
 
 
 class Renders:

@@ -9,7 +9,7 @@ last one means that a frame was lost, doubled or late: the link is closed.
 import struct
 from typing import Final
 
-from minfer.effects.live.link.messages import LinkError
+from minfer.effects.live.link.link_messages import LinkError
 
 _HEAD: Final = struct.Struct("<IQ")
 LARGEST: Final = 2**30  # bytes of a message; a larger length means a broken stream

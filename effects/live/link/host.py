@@ -17,12 +17,18 @@ from typing import Final
 
 from attrs import evolve
 
-from minfer.effects.live.client import Died, EngineClient, Message, News, Snapshot
+from minfer.effects.live.client import (
+    EngineClient,
+    EngineDied,
+    EngineMessage,
+    Snapshot,
+    TurnOutputs,
+)
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.quarantine import SUSPECT, Quarantine
-from minfer.effects.live.link.shares import Session, Shares
-from minfer.effects.live.totals import NOTHING_COUNTED, Totals, joined_totals
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.output_routing import OutputRouter, Session
+from minfer.effects.live.link.quarantine import SUSPECT_DEATHS, Quarantine
+from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
 from minfer.records.messages import Finished, clip
 from minfer.records.request import Request
 
@@ -56,11 +62,11 @@ class Host:
         self._step = _STEP
         self._client: EngineClient | None = None
         self._ready: bytes = b""
-        self._progress = wire.encoded(wire.Progress("starting"))
+        self._progress = wire.encode(wire.LoadingProgress("starting"))
         self._sessions: list[Session] = []
         self._owners: dict[str, Session] = {}
         self._left: dict[str, int] = {}  # samples that have not ended, by request
-        self._shares = Shares()
+        self._shares = OutputRouter()
         self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
         self._fronts = fronts
@@ -68,7 +74,7 @@ class Host:
         self._opened = 0.0
         self._lives: dict[int, int] = {}  # by front: which of its processes is connected
         self._counted: dict[int, Totals] = {}  # by front
-        self._retired = NOTHING_COUNTED  # counts of fronts' earlier processes
+        self._retired = NO_TOTALS  # counts of fronts' earlier processes
 
     # --- the engine ---------------------------------------------------------------------
 
@@ -78,27 +84,27 @@ class Host:
             if self._client is not None:
                 return
             self._reported = self._clock()
-            self._progress = wire.encoded(wire.Progress(stage, done, total))
+            self._progress = wire.encode(wire.LoadingProgress(stage, done, total))
             self._broadcast(self._progress)
 
-    def open(self, client: EngineClient, ready: wire.Ready) -> None:
+    def open(self, client: EngineClient, ready: wire.EngineReady) -> None:
         """Serve all connected fronts: the engine is ready."""
         with self._lock:
             self._client = client
             self._opened = client.clock()
             self._step = _CPU_STEP if ready.device == "cpu" else _STEP
             client.listen(self.hear, early=True)
-            self._ready = wire.encoded(ready)
+            self._ready = wire.encode(ready)
             self._broadcast(self._ready)
             self._serve_due()
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: EngineMessage) -> None:
         """Pass a message of the engine on, to each front its own part."""
         with self._lock:
             match message:
-                case News():
+                case TurnOutputs():
                     self._spread(message)
-                case Died():
+                case EngineDied():
                     self._died(message.why)
 
     def tick(self) -> None:
@@ -115,7 +121,7 @@ class Host:
             if snapshot.stalled < self._step:
                 self._beat()
             if self._sessions:
-                self._broadcast(wire.encoded(wire.State(self._told(snapshot))))
+                self._broadcast(wire.encode(wire.EngineStatus(self._told(snapshot))))
 
     # --- fronts -------------------------------------------------------------------------
 
@@ -146,51 +152,53 @@ class Host:
             match message:
                 case wire.Hello():
                     self._greet(session, message)
-                case wire.Submit(requests):
+                case wire.SubmitRequests(requests):
                     self._submit(session, requests)
-                case wire.Cancel(ids):
+                case wire.CancelRequests(ids):
                     self._cancel(session, ids)
-                case wire.End(ends):
+                case wire.EndSamples(ends):
                     if self._client is not None:
                         self._client.finish([e for e in ends if e.id in session.ids])
                 case wire.ResetCache():
                     self._resets += 1
-                case wire.Ask() | wire.Answer():
+                case wire.SendQuery() | wire.SendAnswer():
                     self._pass_on(session, message)
-                case wire.Counted(totals):
+                case wire.FrontTotals(totals):
                     if session.front is not None:
                         self._counted[session.front] = totals
 
-    def _pass_on(self, session: Session, message: wire.Ask | wire.Answer) -> None:
+    def _pass_on(
+        self, session: Session, message: wire.SendQuery | wire.SendAnswer
+    ) -> None:
         """Pass a front's question on to all others, or an answer to the front that
         asked.
         """
-        if isinstance(message, wire.Answer):
+        if isinstance(message, wire.SendAnswer):
             for one in self._sessions:
                 if one.front == message.front:
-                    one.send(wire.encoded(message.told))
+                    one.send(wire.encode(message.told))
             return
         others = [one for one in self._sessions if one.front not in (None, session.front)]
         for one in others:
             asked = (session.front or 0, message.number, len(others), message.wanted)
-            one.send(wire.encoded(wire.Asked(*asked)))
+            one.send(wire.encode(wire.ReceivedQuery(*asked)))
         if not others:
-            session.send(wire.encoded(wire.Told(message.number, 0)))
+            session.send(wire.encode(wire.QueryAnswer(message.number, 0)))
 
     def _greet(self, session: Session, hello: wire.Hello) -> None:
         if not 0 <= hello.front < self._fronts:
             raise wire.LinkError(f"there is no front {hello.front}")
         session.front = hello.front
         if self._lives.get(hello.front) != hello.life:  # a new process counts from zero
-            last = self._counted.pop(hello.front, NOTHING_COUNTED)
-            self._retired = joined_totals([self._retired, last])
+            last = self._counted.pop(hello.front, NO_TOTALS)
+            self._retired = sum_totals([self._retired, last])
             self._lives[hello.front] = hello.life
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.front)
         resumed = {one.request.id: one for one in hello.resumed}
         for request in self._owned(session, [one.request for one in hello.resumed]):
             deaths = resumed[request.id].deaths
-            if deaths >= SUSPECT:
+            if deaths >= SUSPECT_DEATHS:
                 self._quarantine.suspect(request, deaths)
             else:
                 self._quarantine.hold([request])
@@ -246,7 +254,7 @@ class Host:
             for sample in range(request.n)
         )
         time = 0.0 if self._client is None else self._client.clock()
-        session.send(wire.encoded(wire.News(time, finished=ended)))
+        session.send(wire.encode(wire.FrontOutputs(time, finished=ended)))
 
     # --- between fronts and engine ------------------------------------------------------
 
@@ -262,7 +270,7 @@ class Host:
             # If earlier requests still run beside the suspect, a death would prove
             # nothing.
             alone = self._owners.keys() - self._quarantine.waiting() <= {probing}
-            self._broadcast(wire.encoded(wire.Probing(probing if alone else "")))
+            self._broadcast(wire.encode(wire.ProbingRequest(probing if alone else "")))
         # Grammars may have to be compiled first, for which no other request should wait.
         bound = [one for one in due if one.sampling.structured_outputs is not None]
         free = tuple(one for one in due if one.sampling.structured_outputs is None)
@@ -299,16 +307,16 @@ class Host:
         """
         if self._quarantine.clear(name):
             if not self._quarantine.closed:
-                self._broadcast(wire.encoded(wire.Probing()))
+                self._broadcast(wire.encode(wire.ProbingRequest()))
             self._serve_due()
 
-    def _spread(self, news: News) -> None:
-        parts = self._shares.divided(news, self._sessions, self._owners)
+    def _spread(self, news: TurnOutputs) -> None:
+        parts = self._shares.route(news, self._sessions, self._owners)
         for session, part in parts:
-            session.send(wire.encoded(part))
+            session.send(wire.encode(part))
         self._settle(news)
 
-    def _settle(self, news: News) -> None:
+    def _settle(self, news: TurnOutputs) -> None:
         """Note which requests have ended, and whether the suspect is cleared."""
         for done in news.finished:
             if done.id in self._left:
@@ -331,5 +339,5 @@ class Host:
 
     def _told(self, now: Snapshot) -> Snapshot:
         """Returns the engine's state, with the counts of fronts and resets."""
-        fronts = joined_totals([self._retired, *self._counted.values()])
+        fronts = sum_totals([self._retired, *self._counted.values()])
         return evolve(now, resets=self._resets, fronts=fronts)

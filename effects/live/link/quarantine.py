@@ -2,17 +2,17 @@
 fault.
 
 Theory. An engine dies for reasons of its own, or because of a request. All its requests
-are resubmitted; a sample that gets more than `FEW` tokens from an engine is cleared. A
-sample is suspected if it was admitted, or its grammar may have been compiling (it was not
-in the queue yet), in `SUSPECT` engines in a row that died before it was cleared. Suspects
-run first and alone, one after the other, each until it is cleared or ends, and all other
-requests wait for that. The suspect that saw most engines die is the first, as a cleared
-one continues to run beside those that follow. A request of which `GUILTY` engines died
-while they served nothing else (one more if they gave it tokens first, and about as many
-each time) is given up by its front. So a request that kills engines ends alone, also if
-each engine gives it a few tokens first. A process that is killed from outside costs no
-request: it would have to be killed again and again, always before the same request is
-cleared, and at the end while that runs alone.
+are resubmitted; a sample that gets more than `CLEARING_TOKENS` tokens from an engine is
+cleared. A sample is suspected if it was admitted, or its grammar may have been compiling
+(it was not in the queue yet), in `SUSPECT_DEATHS` engines in a row that died before it
+was cleared. Suspects run first and alone, one after the other, each until it is cleared
+or ends, and all other requests wait for that. The suspect that saw most engines die is
+the first, as a cleared one continues to run beside those that follow. A request of which
+`GUILTY_DEATHS` engines died while they served nothing else (one more if they gave it
+tokens first, and about as many each time) is given up by its front. So a request that
+kills engines ends alone, also if each engine gives it a few tokens first. A process that
+is killed from outside costs no request: it would have to be killed again and again,
+always before the same request is cleared, and at the end while that runs alone.
 """
 
 from collections import Counter
@@ -21,10 +21,12 @@ from typing import Final
 
 from minfer.records.request import Request
 
-SUSPECT: Final = 2  # engines in a row that died
-GUILTY: Final = 2  # engines that died while they served nothing else
-FEW: Final = 8  # tokens that an engine may give a sample before it dies of it
-ALIKE: Final = 2  # by how many tokens these numbers may differ, as some are lost
+SUSPECT_DEATHS: Final = 2  # engines in a row that died
+GUILTY_DEATHS: Final = 2  # engines that died while they served nothing else
+CLEARING_TOKENS: Final = 8  # tokens that an engine may give a sample before it dies of it
+TOKEN_TOLERANCE: Final = (
+    2  # by how many tokens these numbers may differ, as some are lost
+)
 # Prefix of the error of a request that is given up.
 GIVEN_UP: Final = "the engine died again and again while it served this request alone"
 
@@ -48,7 +50,7 @@ class Quarantine:
         queues = (*self._suspects.values(), self._held)
         return {request.id for queue in queues for request in queue}
 
-    def suspect(self, request: Request, deaths: int = SUSPECT) -> None:
+    def suspect(self, request: Request, deaths: int = SUSPECT_DEATHS) -> None:
         """Add a suspect that saw so many engines die, to run alone in its turn."""
         self._suspects.setdefault(deaths, []).append(request)
 
@@ -71,7 +73,7 @@ class Quarantine:
         cleared.
         """
         self._got[sample] += tokens
-        return self._got[sample] > FEW
+        return self._got[sample] > CLEARING_TOKENS
 
     def clear(self, name: str) -> bool:
         """Note that a request is cleared or has ended; returns whether it was the running

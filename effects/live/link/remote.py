@@ -20,17 +20,23 @@ from typing import Final
 
 from attrs import evolve
 
-from minfer.effects.live.client import Died, Listener, Message, News, Snapshot
+from minfer.effects.live.client import (
+    EngineDied,
+    EngineMessage,
+    Listener,
+    Snapshot,
+    TurnOutputs,
+)
 from minfer.effects.live.errors import (
     DrainingError,
     EngineDeadError,
     OverloadedError,
     RequestError,
 )
-from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.kept import Requests
-from minfer.effects.live.link.questions import Inquirer
-from minfer.effects.live.link.state import known, unknown
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.engine_status import reported_snapshot, unknown_snapshot
+from minfer.effects.live.link.front_requests import FrontRequests
+from minfer.effects.live.link.request_queries import RequestQueries
 from minfer.effects.live.totals import Totals
 from minfer.records.messages import Finish, Finished, clip
 from minfer.records.request import Request
@@ -56,14 +62,18 @@ class Remote:
         self.draining = False
         self.resets = 0
         self.links = 0  # links so far
-        self.inquirer = Inquirer()
+        self.inquirer = RequestQueries()
         # Progress of an engine that is not ready; None: it is ready.
-        self.progress: wire.Progress | None = wire.Progress("waiting for the engine")
-        self.ready: wire.Ready | None = None  # the engine's facts, once it was ready
+        self.progress: wire.LoadingProgress | None = wire.LoadingProgress(
+            "waiting for the engine"
+        )
+        self.ready: wire.EngineReady | None = (
+            None  # the engine's facts, once it was ready
+        )
         self._send: Callable[[wire.ToEngine], None] | None = None
         self._listeners: list[Listener] = []
         self._telling = False
-        self._requests = Requests()
+        self._requests = FrontRequests()
         self._probing = ""  # by its name on the link
         self._told: Snapshot | None = None  # the engine's last state
         self._heard = clock()
@@ -103,7 +113,7 @@ class Remote:
         for request in requests:
             self._requests.add(request)
         if self._send is not None:
-            self._send(wire.Submit(tuple(requests)))
+            self._send(wire.SubmitRequests(tuple(requests)))
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
@@ -112,7 +122,7 @@ class Remote:
         if self._send is None:
             self._end(self._requests.to_end())
         elif known:
-            self._send(wire.Cancel(names))
+            self._send(wire.CancelRequests(names))
         return frozenset(known)
 
     def finish(self, ends: Sequence[Finish]) -> None:
@@ -121,7 +131,7 @@ class Remote:
         if self._send is None:
             self._end(self._requests.to_end())
         elif told:
-            self._send(wire.End(told))
+            self._send(wire.EndSamples(told))
 
     def reset_cache(self) -> None:
         """As `EngineClient` says."""
@@ -134,16 +144,16 @@ class Remote:
     def count(self, totals: Totals) -> None:
         """Send this front's counts since it began to the engine."""
         if self._send is not None:
-            self._send(wire.Counted(totals))
+            self._send(wire.FrontTotals(totals))
 
     def snapshot(self) -> Snapshot:
         """As `EngineClient` says: as last reported."""
         now = self.clock()
         if self._told is None:
-            found = unknown(now, len(self._requests))
+            found = unknown_snapshot(now, len(self._requests))
         else:
             quiet = now - self._heard if len(self._requests) else 0.0
-            found = known(now, self._told, quiet, ready=self.progress is None)
+            found = reported_snapshot(now, self._told, quiet, ready=self.progress is None)
         return evolve(
             found,
             dead="" if self.dead is None else repr(self.dead),
@@ -166,9 +176,9 @@ class Remote:
             ids = self._requests.ids
             names = self._requests.cancel(ids)
             if self._send is not None and names:
-                self._send(wire.Cancel(names))
+                self._send(wire.CancelRequests(names))
             self._requests.clear()
-            self._tell(Died(ids, "the engine client was closed"))
+            self._tell(EngineDied(ids, "the engine client was closed"))
 
     # --- the link -----------------------------------------------------------------------
 
@@ -178,7 +188,7 @@ class Remote:
         self._send = send
         self.inquirer.connect(send)
         self._heard = self.clock()
-        self.progress = wire.Progress("connecting")
+        self.progress = wire.LoadingProgress("connecting")
         resumed = self._requests.resumed()
         send(wire.Hello(self.front, self.life, self.resets, resumed))
 
@@ -186,22 +196,22 @@ class Remote:
         """Handle a message of the engine."""
         self._heard = self.clock()
         match message:
-            case wire.News():
+            case wire.FrontOutputs():
                 news = self._requests.take(message)
                 self._requests.end(news.finished)
                 self._tell(news)
-            case wire.State(snapshot):
+            case wire.EngineStatus(snapshot):
                 self._told = snapshot
                 self.resets = max(self.resets, snapshot.resets)
-            case wire.Probing(name):
+            case wire.ProbingRequest(name):
                 self._probing = name
-            case wire.Asked():
+            case wire.ReceivedQuery():
                 self.inquirer.asked(message)
-            case wire.Told():
+            case wire.QueryAnswer():
                 self.inquirer.told(message)
-            case wire.Progress():
+            case wire.LoadingProgress():
                 self.progress = message
-            case wire.Ready():
+            case wire.EngineReady():
                 self.progress = None
                 self.ready = message
 
@@ -211,19 +221,19 @@ class Remote:
         """
         self._send = None
         self.inquirer.disconnect()
-        given_up = self._requests.lose(self._probing, served=self.progress is None)
-        self.progress = wire.Progress("waiting for the engine")
+        abandoned = self._requests.lose(self._probing, served=self.progress is None)
+        self.progress = wire.LoadingProgress("waiting for the engine")
         self._probing = ""
-        self._end(given_up)
+        self._end(abandoned)
         self._end(self._requests.to_end())
 
     def _end(self, finished: tuple[Finished, ...]) -> None:
         """Report ends of samples that no engine will report."""
         if finished:
             self._requests.end(finished)
-            self._tell(News(time=self.clock(), finished=finished))
+            self._tell(TurnOutputs(time=self.clock(), finished=finished))
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: EngineMessage) -> None:
         self._telling = True  # a listener may submit a follow-up
         for hear in self._listeners:
             hear(message)

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
-from minfer.effects.live.client import Died
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.client import EngineDied
+from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.live.link.host import Host
+from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.remote import Remote
-from minfer.effects.live.link.shares import Session
 
 MOST_KEPT: Final = 2**27  # bytes that wait for a front
 TICK: Final = 0.1  # seconds between two reports of the engine's state
@@ -75,7 +75,7 @@ class LinkServer:
             self._serve(links)
         except BaseException as error:  # any error: the engine is unreachable then
             log.exception("the thread of the links broke")
-            self._host.hear(Died((), f"the thread of the links broke: {error!r}"))
+            self._host.hear(EngineDied((), f"the thread of the links broke: {error!r}"))
         finally:
             for link in links:
                 self._drop(link)
@@ -231,7 +231,7 @@ class LinkClient(asyncio.Protocol):
             self.over.set_result(None)
 
     def _say(self, message: wire.ToEngine) -> None:
-        self._transport.write(self._numbers.frame(wire.encoded(message)))
+        self._transport.write(self._numbers.frame(wire.encode(message)))
 
 
 async def keep_linked(remote: Remote, path: Path) -> None:

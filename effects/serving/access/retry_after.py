@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import field, frozen
 
-from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.output_processor import OutputProcessor
 
 REMEMBERED: Final = 256  # requests that ended last
 WINDOW: Final = 60.0  # seconds after which an end is no longer counted
@@ -28,7 +28,7 @@ class Pace:
     clock: Callable[[], float]  # seconds
     _ends: deque[_End] = field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
 
-    def ended(self, job: Assembly) -> None:
+    def ended(self, job: OutputProcessor) -> None:
         """Note the end of a request."""
         self._ends.append(_End(self.clock(), job.request.n))
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from minfer.effects.live.input_processing.input_processor import Urgency
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.blocks import offers_of
 from minfer.effects.serving.anthropic.conversation import ConversationBody, Metadata
 from minfer.effects.serving.anthropic.errors import failure
@@ -56,7 +56,7 @@ class MessagesBody(ConversationBody):
         wish = Wish() if self.tool_choice is None else self.tool_choice.wish()
         parsing = parsing_of(llm, ids, tools, parallel=wish.several, begun=self.begun)
         request = GenerationRequest(
-            prompts=(Asked(None, ids),),
+            prompts=(TokenizedPrompt(None, ids),),
             params=params,
             urgency=Urgency(client=self.metadata.user_id if self.metadata else ""),
             stream=self.stream,

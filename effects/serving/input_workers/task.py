@@ -8,7 +8,7 @@ from typing import Any
 from attrs import field, frozen
 
 from minfer.effects.live.input_processing.prompts import Renders
-from minfer.effects.live.served import ServedModel
+from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.protocol import (
     Endpoint,
     GenerationRequest,

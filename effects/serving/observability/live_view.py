@@ -29,8 +29,8 @@ from minfer.effects.live.totals import (
     FIRST,
     GAP,
     SECONDS,
-    Buckets,
     Histogram,
+    HistogramBuilder,
 )
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.wire.shared_counts import Tally
@@ -57,7 +57,7 @@ class Spread:
     def of(cls, histogram: Histogram | None) -> "Spread":
         """The `Spread` of a histogram of an engine's totals; empty, if it has none."""
         if histogram is None:
-            histogram = Buckets(SECONDS).histogram()
+            histogram = HistogramBuilder(SECONDS).histogram()
         return cls(histogram.bounds, histogram.counts, histogram.total)
 
 

@@ -10,8 +10,8 @@ import asyncio
 import json
 from typing import Final
 
-from minfer.effects.live.link.messages import Wanted
-from minfer.effects.live.link.questions import Inquirer
+from minfer.effects.live.link.link_messages import RequestQuery
+from minfer.effects.live.link.request_queries import RequestQueries
 from minfer.effects.serving.errors import OVERLOADED, ApiError
 from minfer.effects.serving.observability.records import JsonObject, Records
 from minfer.effects.serving.wire.request_ids import LONGEST
@@ -26,14 +26,14 @@ class Lookup:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._inquirer: Inquirer | None = None  # where there are other fronts
+        self._inquirer: RequestQueries | None = None  # where there are other fronts
 
-    def join(self, inquirer: Inquirer) -> None:
+    def join(self, inquirer: RequestQueries) -> None:
         """Query other fronts too, and answer their queries."""
         self._inquirer = inquirer
         inquirer.answer = self._answer
 
-    async def find(self, wanted: Wanted) -> JsonObject | None:
+    async def find(self, wanted: RequestQuery) -> JsonObject | None:
         """The record of a request, which is also cancelled if `wanted` requests that.
         Raises ApiError if the other fronts cannot be queried, or are silent.
         """
@@ -43,16 +43,16 @@ class Lookup:
             found = json.loads(data) if data else None
         return found
 
-    def _here(self, wanted: Wanted) -> JsonObject | None:
+    def _here(self, wanted: RequestQuery) -> JsonObject | None:
         find = self._records.cancel if wanted.cancel else self._records.told
         return find(wanted.name, wanted.owner)
 
-    def _answer(self, wanted: Wanted) -> bytes:
+    def _answer(self, wanted: RequestQuery) -> bytes:
         found = self._here(wanted)
         return b"" if found is None else json.dumps(found).encode()
 
 
-async def _asked(inquirer: Inquirer, wanted: Wanted) -> bytes:
+async def _asked(inquirer: RequestQueries, wanted: RequestQuery) -> bytes:
     """The record of another front, in JSON, or empty."""
     answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     number = inquirer.ask(wanted, answer.set_result)

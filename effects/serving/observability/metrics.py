@@ -14,10 +14,16 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, ProcessCollector, core
 from prometheus_client.registry import Collector
 
-from minfer.effects.live.served import ServedModel
-from minfer.effects.live.totals import ACCEPTED_AT, SECONDS, SIZES, Buckets, Totals
+from minfer.effects.live.served_model import ServedModel
+from minfer.effects.live.totals import (
+    ACCEPTED_AT,
+    SECONDS,
+    SIZES,
+    HistogramBuilder,
+    Totals,
+)
 from minfer.effects.serving.observability.metric_help import HELP, SETTINGS
-from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.timeline import Timeline
 
 _TIMES: Final = (
@@ -58,8 +64,8 @@ class Metrics(Collector):
         self.client = llm.client
         self.setup = llm.setup
         self.model = model
-        self.buckets = {name: Buckets(SECONDS) for name in _TIMES}
-        self.buckets |= {name: Buckets(SIZES) for name in _SIZES}
+        self.buckets = {name: HistogramBuilder(SECONDS) for name in _TIMES}
+        self.buckets |= {name: HistogramBuilder(SIZES) for name in _SIZES}
         self.ends = dict.fromkeys((*_ENDS.values(), "error"), 0)
         self.waits: dict[str, float] = {}  # of `request_queue_time_seconds`, by cause
         self.registry = CollectorRegistry()
@@ -71,7 +77,7 @@ class Metrics(Collector):
         """Add a value to a histogram."""
         self.buckets[name].see(value)
 
-    def ended(self, job: Assembly) -> None:
+    def ended(self, job: OutputProcessor) -> None:
         """Add a request that has ended to the histograms of requests."""
         lengths = [one.done.length for one in job.samples if one.done]
         for one in job.samples:

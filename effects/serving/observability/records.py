@@ -19,9 +19,9 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.live.request_names import answer_of, prompt_name
-from minfer.effects.live.served import ServedModel
+from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.output_processor import OutputProcessor
 
 KEPT: Final = 1000  # answers that have ended
 PARTS: Final = 64  # prompts of an answer
@@ -125,7 +125,9 @@ class Records:
     def _found(self, name: str) -> Record | None:
         return self._live.get(name) or self._over.get(name)
 
-    def _serving(self, name: str, ended: dict[int, JsonObject]) -> dict[int, Assembly]:
+    def _serving(
+        self, name: str, ended: dict[int, JsonObject]
+    ) -> dict[int, OutputProcessor]:
         """The prompts of an answer in the engine, of the first `PARTS`."""
         found = {}
         for i in range(PARTS):
@@ -134,7 +136,7 @@ class Records:
                 found[i] = job
         return found
 
-    def _end(self, job: Assembly) -> None:
+    def _end(self, job: OutputProcessor) -> None:
         """Store the figures of a prompt whose samples have all ended."""
         name, _, number = job.request.id.rpartition("-")
         with self._lock:
@@ -143,7 +145,7 @@ class Records:
                 record.ended[int(number)] = _told(job)
 
 
-def _state(record: Record, live: dict[int, Assembly], any_ended: bool) -> str:
+def _state(record: Record, live: dict[int, OutputProcessor], any_ended: bool) -> str:
     """The state of an answer."""
     if any(job.times.started is not None for job in live.values()):
         return "running"
@@ -154,7 +156,7 @@ def _state(record: Record, live: dict[int, Assembly], any_ended: bool) -> str:
     return "ended" if any_ended else "refused"
 
 
-def _told(job: Assembly) -> JsonObject:
+def _told(job: OutputProcessor) -> JsonObject:
     """The figures of one prompt so far; null where there is none."""
     made = sum(one.count + len(one.fresh) for one in job.samples)
     metrics = job.times.metrics(made)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Self
 import attrs
 from pydantic import Field, model_validator
 
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.openai.chat_writing import writer
 from minfer.effects.serving.openai.conversation import (
     Message,
@@ -104,7 +104,9 @@ class ChatBody(GenerationBody):
         # By default, an answer may take the rest of the context.
         given = {"max_tokens": None, **self.sampling()}
         params = llm.setup.default_sampling_params(**given)
-        request = self.request([Asked(None, ids, self.cache_salt.encode())], params)
+        request = self.request(
+            [TokenizedPrompt(None, ids, self.cache_salt.encode())], params
+        )
         wish = wish_of(self.tool_choice, several=several)
         asked = self.constraint()
         bound = bound_to(llm, offers, wish, parsing, asked)

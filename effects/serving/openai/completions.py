@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from minfer.effects.live.input_processing.prompts import Asked, read_prompt
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt, read_prompt
 from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top
 from minfer.effects.serving.openai.logprobs import (
     CompletionLogprobs,
@@ -98,11 +98,9 @@ class CompletionBody(GenerationBody):
 
 
 def _spelled(
-    prompts: Sequence[Asked], tokenizer: Tokenizer | None, *, skip: bool
+    prompts: Sequence[TokenizedPrompt], tokenizer: Tokenizer | None
 ) -> list[str]:
-    """The texts of prompts, as given or decoded from their ids; with `skip`, without
-    special tokens.
-    """
+    """The texts of prompts, as given or decoded from their ids."""
     if tokenizer is None:
         return [""] * len(prompts)
     return [

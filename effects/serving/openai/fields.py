@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.input_processing.input_processor import MAX_CLIENT, Urgency
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.request_parsing.bodies import (
@@ -255,7 +255,10 @@ class GenerationBody(ConstrainedBody):
         return found
 
     def request(
-        self, prompts: Sequence[Asked], params: SamplingParams, echo: Sequence[str] = ()
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        params: SamplingParams,
+        echo: Sequence[str] = (),
     ) -> GenerationRequest:
         """The request for tokenized prompts. Raises RequestError and ApiError."""
         self._check_scores(prompts, params)
@@ -285,7 +288,9 @@ class GenerationBody(ConstrainedBody):
             wanted_by=next(filter(self._gives, _WANTED), ""),
         )
 
-    def _check_scores(self, prompts: Sequence[Asked], params: SamplingParams) -> None:
+    def _check_scores(
+        self, prompts: Sequence[TokenizedPrompt], params: SamplingParams
+    ) -> None:
         """Refuse an answer with too many log-probabilities of prompts."""
         if params.prompt_logprobs is None:
             return

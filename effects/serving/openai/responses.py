@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from minfer.effects.live.input_processing.input_processor import Urgency
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.fields import Client, Few
 from minfer.effects.serving.openai.response_input import (
@@ -197,7 +197,7 @@ class ResponsesBody(StrictObject):
         tools = {one.name: one.parameters for one in offers}
         parsing = parsing_of(llm, ids, tools, parallel=several)
         request = GenerationRequest(
-            prompts=(Asked(None, ids),),
+            prompts=(TokenizedPrompt(None, ids),),
             params=params,
             urgency=Urgency(client=self.safety_identifier or self.user),
             stream=self.stream,

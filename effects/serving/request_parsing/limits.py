@@ -12,7 +12,7 @@ from typing import Final
 from attrs import field, frozen
 
 from minfer.effects.live.errors import OverloadedError
-from minfer.effects.live.served import ServedModel
+from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.errors import ApiError, NoRoomError
 from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.request_parsing.body_counts import Tally

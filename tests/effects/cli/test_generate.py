@@ -8,7 +8,7 @@ import pytest
 
 from minfer.effects.cli import generate as cli
 from minfer.effects.cli.main import main
-from minfer.effects.live.engine import opening
+from minfer.effects.live.engine import open_engine as opening
 from minfer.records.messages import Failed
 from minfer.runs.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint

@@ -18,7 +18,7 @@ import minfer
 from minfer.effects.cli import bench
 from minfer.effects.cli.commands import Entry
 from minfer.effects.cli.main import COMMANDS, main
-from minfer.effects.live.engine import opening
+from minfer.effects.live.engine import open_engine as opening
 from tests.effects.tiny_model import write_checkpoint
 
 SMALL = ["--block-size", "8", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]

@@ -17,7 +17,7 @@ from minfer import LLM, AsyncLLM, EmbeddingOutput, RequestError, SamplingParams
 from minfer.effects.execution.packing.pooling import Part, Vectors
 from minfer.effects.execution.torch_executor import unsupported
 from minfer.effects.live.input_processing.input_processor import Urgency
-from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
 from minfer.records.plan import MEAN, POOLINGS, Open, Plan
 from minfer.sampling.reference_sampler import RowSampling
@@ -141,7 +141,7 @@ def test_whoever_is_sent_back_begins_again(llama: Beside, pooling: str) -> None:
         "max_num_batched_tokens": 8,
     }
     reasons: list[Any] = []
-    inbox: SimpleQueue[Assembly] = SimpleQueue()
+    inbox: SimpleQueue[OutputProcessor] = SimpleQueue()
     with LLM(llama.folder, **PLAIN | tight) as one:
         one.client.listen(lambda news: reasons.extend(getattr(news, "reasons", ())))
         first = one._jobs([ids[:9] for ids in prompts(5)[2:]], GREEDY, None).wanted

@@ -14,7 +14,7 @@ from attrs import evolve
 from minfer import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
 from minfer.effects.execution.packing.prompt_scores import PromptScores, Scorer, Stretch
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
 from minfer.records.plan import Open
 from minfer.records.prompt_logprobs import parts_of
@@ -171,7 +171,7 @@ def test_whoever_is_sent_back_is_told_of_each_token_once(llama: Beside) -> None:
         "max_num_batched_tokens": 8,
     }
     reasons: list[Any] = []
-    inbox: SimpleQueue[Assembly] = SimpleQueue()
+    inbox: SimpleQueue[OutputProcessor] = SimpleQueue()
     with LLM(llama.folder, **PLAIN | tight) as llm:
         llm.client.listen(lambda news: reasons.extend(getattr(news, "reasons", ())))
         long = evolve(SCORED, max_tokens=20)

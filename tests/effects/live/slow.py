@@ -16,7 +16,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Finished, Pause, Submit
 from minfer.records.request import Request
 from minfer.runs.oracle import Oracle
-from tests.effects.live.walkers import ByHand, Clock, Compiler, Counting
+from tests.effects.live.matchers import ByHand, Clock, Compiler, Counting
 
 CONFIG = EngineConfig(
     num_blocks=90,

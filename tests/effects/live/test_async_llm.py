@@ -13,11 +13,11 @@ import torch
 
 import minfer
 from minfer import LLM, AsyncLLM, ParameterError, SamplingParams
-from minfer.effects.live.client import Message, News
-from minfer.effects.live.engine import opening
+from minfer.effects.live.client import EngineMessage, TurnOutputs
+from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
-from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import RequestOutput
 from minfer.records.messages import (
     Cancel,
@@ -602,8 +602,8 @@ def told(turn: Turn) -> tuple[list[Any], ...]:
 
 
 def test_a_turn_is_one_message_and_ends_are_told_once(slow: AsyncLLM) -> None:
-    messages: list[Message] = []
-    ended: list[Assembly] = []
+    messages: list[EngineMessage] = []
+    ended: list[OutputProcessor] = []
     slow.client.listen(messages.append)
     recorded = slow.worker.driver.record = Seen()
     slow.front.on_end.append(ended.append)
@@ -615,7 +615,7 @@ def test_a_turn_is_one_message_and_ends_are_told_once(slow: AsyncLLM) -> None:
         await asyncio.gather(*map(collect, streams))
         await by_break(slow)
         await idle(slow)
-        news = [one for one in messages if isinstance(one, News)]
+        news = [one for one in messages if isinstance(one, TurnOutputs)]
         assert news == messages
         with_news = [turn for turn in recorded if any(told(turn))]
         for one, turn in zip(news, with_news, strict=True):
@@ -647,7 +647,7 @@ def test_a_request_has_started_when_it_was_first_admitted(folder: str) -> None:
     settings = SETTINGS | {"num_gpu_blocks_override": 30, "max_model_len": 200}
     llm = AsyncLLM(folder, **settings)
     turns = Watched(llm)
-    ended: list[Assembly] = []
+    ended: list[OutputProcessor] = []
     llm.front.on_end.append(ended.append)
 
     async def program() -> None:

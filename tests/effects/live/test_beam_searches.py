@@ -8,12 +8,12 @@ import pytest
 from attrs import define, evolve, field
 
 from minfer.effects.live.beams.beam_rounds import SearchRequest
-from minfer.effects.live.beams.beam_searches import Searches
-from minfer.effects.live.client import Died, EngineClient, News
+from minfer.effects.live.beams.beam_searches import BeamSearches
+from minfer.effects.live.client import EngineClient, EngineDied, TurnOutputs
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.remote import Remote
-from minfer.effects.text.outputs import Found
+from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
 from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request
@@ -78,17 +78,17 @@ class Engine(Stub):
         self.came += requests
         self.rounds.append(tuple(requests))
 
-    def answer(self, **more: Any) -> News:
+    def answer(self, **more: Any) -> TurnOutputs:
         """The news of a turn that ends all that is here, as one step would."""
         some, self.came = self.came, []
         self.served -= {one.id for one in some}
         return evolve(answers(some), **more)
 
 
-def answers(some: Iterable[Request]) -> News:
+def answers(some: Iterable[Request]) -> TurnOutputs:
     some = tuple(some)
     places = {one.id: PLACE for one in some if one.place is None}
-    return News(
+    return TurnOutputs(
         time=8.0,
         ids=tuple((one.id, 0) for one in some),
         tokens=tuple((0,) for _ in some),
@@ -114,32 +114,32 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def searches(engine: Engine) -> Searches:
+def searches(engine: Engine) -> BeamSearches:
     client: EngineClient = engine
-    return Searches(client)
+    return BeamSearches(client)
 
 
-def news_of(messages: list[Any]) -> News:
+def outputs_of(messages: list[Any]) -> TurnOutputs:
     (news,) = messages
-    assert isinstance(news, News)
+    assert isinstance(news, TurnOutputs)
     return news
 
 
-def run(searches: Searches, engine: Engine) -> News:
+def run(searches: BeamSearches, engine: Engine) -> TurnOutputs:
     """Answer rounds until the search says something of its end."""
     for _ in range(20):
-        news = news_of(searches.heard(engine.answer()))
+        news = outputs_of(searches.heard(engine.answer()))
         if news.finished:
             return news
     raise AssertionError("a search has no end")
 
 
-def check_found(news: News, search: SearchRequest) -> None:
+def check_found(news: TurnOutputs, search: SearchRequest) -> None:
     due = searched(search)[: search.n]
     assert news.ids == tuple((search.id, i) for i in range(search.n))
     assert news.tokens == tuple(tokens for tokens, _ in due)
     for done, (tokens, total) in zip(news.finished, due, strict=True):
-        assert isinstance(done, Found)
+        assert isinstance(done, BeamFinished)
         assert (done.id, done.length) == (search.id, len(tokens))
         assert done.reason == ("stop" if tokens[-1] == STOP else "length")
         assert done.cum_logprob == pytest.approx(total)
@@ -148,7 +148,7 @@ def check_found(news: News, search: SearchRequest) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 5, 9])
 def test_its_sequences_are_those_of_plain_beam_search(
-    searches: Searches, engine: Engine, most: int
+    searches: BeamSearches, engine: Engine, most: int
 ) -> None:
     search = asked(most=most)
     searches.submit([search])
@@ -162,15 +162,15 @@ def test_its_sequences_are_those_of_plain_beam_search(
         assert [one.place for one in some] == [(*PLACE[:2], at) for at in range(WIDTH)]
 
 
-def test_one_request_is_heard_of(searches: Searches, engine: Engine) -> None:
+def test_one_request_is_heard_of(searches: BeamSearches, engine: Engine) -> None:
     searches.submit([asked()])
-    first = news_of(searches.heard(engine.answer()))
+    first = outputs_of(searches.heard(engine.answer()))
     assert (first.arrived, first.ids, first.finished) == (("s",), (), ())
     assert [(one.id, type(one)) for one in first.reasons] == [("s", Admitted)]
     gone = Preempted("s/1/2", 0, ("x", 0), 4, 4)
     other = Admitted("x", 0, 0.0, 0, 3)
     told = engine.answer(reasons=(gone, other))
-    second = news_of(
+    second = outputs_of(
         searches.heard(
             evolve(
                 told,
@@ -186,14 +186,16 @@ def test_one_request_is_heard_of(searches: Searches, engine: Engine) -> None:
     assert (second.ids, second.tokens) == ((("x", 0),), ((9,),))
 
 
-def test_cancelling_it_ends_what_runs_of_it(searches: Searches, engine: Engine) -> None:
+def test_cancelling_it_ends_what_runs_of_it(
+    searches: BeamSearches, engine: Engine
+) -> None:
     searches.submit([asked()])
     searches.heard(engine.answer())
     assert searches.cancel(["s", "unknown"]) == {"s"}
     assert engine.asked[-1] == ("cancel", "s/1/0", "s/1/1", "s/1/2")
     rounds = len(engine.rounds)
     # What the engine had done by then counts no more.
-    news = news_of(searches.heard(engine.answer()))
+    news = outputs_of(searches.heard(engine.answer()))
     ends = [(one.id, one.sample, one.reason) for one in news.finished]
     assert ends == [("s", 0, "cancelled"), ("s", 1, "cancelled")]
     assert len(engine.rounds) == rounds
@@ -201,17 +203,17 @@ def test_cancelling_it_ends_what_runs_of_it(searches: Searches, engine: Engine) 
 
 
 def test_a_beam_that_fails_ends_it_once_the_others_are_gone(
-    searches: Searches, engine: Engine
+    searches: BeamSearches, engine: Engine
 ) -> None:
     searches.submit([asked()])
     searches.heard(engine.answer())
     failed, *others = engine.came
     broke = Finished(failed.id, 0, "error", 0, "its step failed")
-    news = news_of(searches.heard(News(time=9.0, finished=(broke,))))
+    news = outputs_of(searches.heard(TurnOutputs(time=9.0, finished=(broke,))))
     assert not news.finished
     assert engine.asked[-1] == ("cancel", *[one.id for one in others])
     gone = tuple(Finished(one.id, 0, "cancelled", 0) for one in others)
-    news = news_of(searches.heard(News(time=9.0, finished=gone)))
+    news = outputs_of(searches.heard(TurnOutputs(time=9.0, finished=gone)))
     ends = [(one.reason, one.error) for one in news.finished]
     assert ends == [("error", "its step failed")] * 2
 
@@ -226,59 +228,63 @@ def test_ends_that_are_told_while_others_are_read() -> None:
         def cancel(self, ids: Iterable[str]) -> frozenset[str]:
             known = super().cancel(ids)
             ends = tuple(Finished(name, 0, "cancelled", 0) for name in sorted(known))
-            self.told += front.heard(News(time=9.0, finished=ends))
+            self.told += front.heard(TurnOutputs(time=9.0, finished=ends))
             return known
 
     engine = Ending()
-    front = Searches(engine)
+    front = BeamSearches(engine)
     front.submit([asked()])
     front.heard(engine.answer())
     broke = Finished(engine.came[0].id, 0, "error", 0, "its step failed")
     engine.served.discard(broke.id)
-    assert not news_of(front.heard(News(time=9.0, finished=(broke,)))).finished
-    ends = [(one.reason, one.error) for one in news_of(engine.told).finished]
+    assert not outputs_of(front.heard(TurnOutputs(time=9.0, finished=(broke,)))).finished
+    ends = [(one.reason, one.error) for one in outputs_of(engine.told).finished]
     assert ends == [("error", "its step failed")] * 2
     assert not front.live
 
 
-def test_a_model_without_numbers_is_an_error(searches: Searches, engine: Engine) -> None:
+def test_a_model_without_numbers_is_an_error(
+    searches: BeamSearches, engine: Engine
+) -> None:
     searches.submit([asked()])
     told = engine.answer()
     said = evolve(told.logprobs[0][0], logprobs=(math.nan,) * 4)
-    news = news_of(searches.heard(evolve(told, logprobs=((said,),))))
+    news = outputs_of(searches.heard(evolve(told, logprobs=((said,),))))
     assert "no log-probabilities" in news.finished[0].error
 
 
-def test_a_death_is_heard_of_once(searches: Searches, engine: Engine) -> None:
+def test_a_death_is_heard_of_once(searches: BeamSearches, engine: Engine) -> None:
     searches.submit([asked()])
     searches.heard(engine.answer())
     ids = tuple(one.id for one in engine.came)
-    assert searches.heard(Died(("x", *ids), "why")) == [Died(("x", "s"), "why")]
-    assert searches.heard(Died(("s",), "why")) == [Died(("s",), "why")]
+    assert searches.heard(EngineDied(("x", *ids), "why")) == [
+        EngineDied(("x", "s"), "why")
+    ]
+    assert searches.heard(EngineDied(("s",), "why")) == [EngineDied(("s",), "why")]
 
 
 def test_an_engine_that_is_dead_by_the_next_round(
-    searches: Searches, engine: Engine
+    searches: BeamSearches, engine: Engine
 ) -> None:
     searches.submit([asked()])
     told = engine.answer()
     engine.refusal = EngineDeadError("it was closed")
     _, death = searches.heard(told)
-    assert death == Died(("s",), "it was closed")
+    assert death == EngineDied(("s",), "it was closed")
 
 
-def test_a_round_that_is_refused_ends_it(searches: Searches, engine: Engine) -> None:
+def test_a_round_that_is_refused_ends_it(searches: BeamSearches, engine: Engine) -> None:
     searches.submit([asked()])
     told = engine.answer()
     engine.refusal = RequestError("s/1/0 is being served")
-    news = news_of(searches.heard(told))
+    news = outputs_of(searches.heard(told))
     assert {(one.reason, one.error) for one in news.finished} == {
         ("error", "s/1/0 is being served")
     }
 
 
 def test_a_search_that_is_refused_leaves_nothing(
-    searches: Searches, engine: Engine
+    searches: BeamSearches, engine: Engine
 ) -> None:
     engine.refusal = RequestError("no")
     with pytest.raises(RequestError):
@@ -292,17 +298,17 @@ def test_it_goes_on_when_its_engine_is_another() -> None:
     """The front asks again for the round that was lost, without its place there."""
     remote, sent = Remote(), list[Any]()
     client: EngineClient = remote
-    searches, heard = Searches(client), list[Any]()
+    searches, heard = BeamSearches(client), list[Any]()
     remote.listen(lambda message: heard.extend(searches.heard(message)))
 
     def link() -> None:
         remote.connect(sent.append)
-        remote.receive(wire.Ready("cpu", 9, b"print"))
+        remote.receive(wire.EngineReady("cpu", 9, b"print"))
 
     def carry(some: Sequence[Request]) -> None:
         told = answers(some)
         remote.receive(
-            wire.News(
+            wire.FrontOutputs(
                 time=told.time,
                 ids=told.ids,
                 tokens=told.tokens,

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from minfer import LLM, SamplingParams
-from minfer.effects.live.client import Died, Message, News, Snapshot
+from minfer.effects.live.client import EngineDied, EngineMessage, Snapshot, TurnOutputs
 from minfer.records.messages import Admitted, Ended, Held, Missed, Preempted
 from tests.effects.tiny_model import write_checkpoint
 
@@ -39,9 +39,9 @@ def is_plain(value: object) -> bool:
 
 
 def test_plain_is_plain() -> None:
-    assert is_plain(Died(("a",), "why"))
+    assert is_plain(EngineDied(("a",), "why"))
     assert is_plain({("a", 0): [([1, 2], [0.5])]})
-    assert not is_plain(Died(("a",), object()))  # type: ignore[arg-type]  # the point
+    assert not is_plain(EngineDied(("a",), object()))  # type: ignore[arg-type]  # the point
     assert not is_plain([lambda: None])
 
 
@@ -49,7 +49,7 @@ def test_messages_are_frozen_and_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a run in which all kinds of reasons occur, and of an engine that breaks."""
-    messages: list[Message] = []
+    messages: list[EngineMessage] = []
     snapshots: list[Snapshot] = []
     with LLM(str(write_checkpoint(tmp_path / "tiny")), **SMALL) as llm:
         llm.client.listen(messages.append)
@@ -65,11 +65,11 @@ def test_messages_are_frozen_and_plain(
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             llm.generate([1], params[0])
     *news, death = messages
-    assert death == Died(
+    assert death == EngineDied(
         ("9",), "the engine broke: ZeroDivisionError('division by zero')"
     )
-    assert {type(one) for one in news} == {News}
-    reasons = [r for one in news if isinstance(one, News) for r in one.reasons]
+    assert {type(one) for one in news} == {TurnOutputs}
+    reasons = [r for one in news if isinstance(one, TurnOutputs) for r in one.reasons]
     assert {type(one) for one in reasons} >= {Admitted, Ended, Held, Preempted}
     assert {type(one) for one in reasons} <= {Admitted, Ended, Held, Preempted, Missed}
     for one in (*messages, *snapshots):
@@ -79,7 +79,7 @@ def test_messages_are_frozen_and_plain(
 
 
 def test_log_probabilities_are_part_of_the_news() -> None:
-    news: list[Message] = []
+    news: list[EngineMessage] = []
     with LLM(num_gpu_blocks_override=64) as llm:
         llm.client.listen(news.append)
         asked = SamplingParams(max_tokens=5, logprobs=2, temperature=0, ignore_eos=True)
@@ -89,7 +89,7 @@ def test_log_probabilities_are_part_of_the_news() -> None:
     told = [
         beside
         for one in news
-        if isinstance(one, News) and one.logprobs
+        if isinstance(one, TurnOutputs) and one.logprobs
         for name, row in zip(one.ids, one.logprobs, strict=True)
         for beside in row
         if name == ("0", 0)
@@ -102,7 +102,7 @@ def test_log_probabilities_are_part_of_the_news() -> None:
 def test_nobody_reaches_over_the_line() -> None:
     """Rooms above use the client and the front of a model, not the engine's insides."""
     allowed = {
-        "effects/live/served.py",  # makes it
+        "effects/live/served_model.py",  # makes it
         "effects/cli/compare/logits.py",  # of the executor's own model
     }
     for path in sorted((ROOT / "effects").rglob("*.py")):

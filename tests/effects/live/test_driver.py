@@ -9,8 +9,8 @@ import pytest
 from minfer.effects.live.engine.driver import (
     SWITCH,
     Driver,
-    prompt_switches,
-    quiet_collector,
+    paused_collector,
+    short_switch_interval,
 )
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Executed, Failed, Submit, Tick
@@ -121,7 +121,7 @@ def test_the_collector_is_as_it_was_afterwards(on: bool) -> None:
     was = gc.isenabled()
     try:
         (gc.enable if on else gc.disable)()
-        with contextlib.suppress(KeyError), quiet_collector():
+        with contextlib.suppress(KeyError), paused_collector():
             assert not gc.isenabled()
             raise KeyError
         assert gc.isenabled() == on
@@ -131,8 +131,8 @@ def test_the_collector_is_as_it_was_afterwards(on: bool) -> None:
 
 def test_threads_take_turns_sooner_while_the_loop_runs() -> None:
     was = sys.getswitchinterval()
-    with prompt_switches():
-        with prompt_switches():  # another engine's
+    with short_switch_interval():
+        with short_switch_interval():  # another engine's
             assert sys.getswitchinterval() == pytest.approx(SWITCH)
         assert sys.getswitchinterval() == pytest.approx(SWITCH)
     assert sys.getswitchinterval() == was

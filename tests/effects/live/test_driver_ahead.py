@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.live.engine.driver import Driver
-from minfer.effects.live.masks import Masked
+from minfer.effects.live.masks import StepMasks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Pause, Submit
 from minfer.records.plan import Mask, Plan
@@ -38,7 +38,7 @@ class Watching(Noting):
 class Ordered(Eleven):
     """Notes when masks are begun, among what the executor is asked."""
 
-    def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
+    def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
         begun = super().begin(plan, state)
         self.executor.asked.append(f"begin {plan.step}")
         return begun

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from minfer.effects.execution.dry_executor import Dry
 from minfer.effects.live.engine.driver import Driver
-from minfer.effects.live.masks import Masked, NoMasks
+from minfer.effects.live.masks import NoMasks, StepMasks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Executed, Failed, Finish, Submit
 from minfer.records.plan import Mask, Plan, SampleDeferred
@@ -55,10 +55,10 @@ class Eleven(NoMasks):
         self.executor = executor
         self.late = late
         self.asked: list[Plan] = []
-        self.begun: list[Future[Masked]] = []
+        self.begun: list[Future[StepMasks]] = []
         self.forgotten: list[SampleId] = []
 
-    def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
+    def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
         assert f"launch {plan.step}" in self.executor.asked
         assert set(plan.gens) <= set(state.running.gens)
         self.asked.append(plan)
@@ -69,8 +69,8 @@ class Eleven(NoMasks):
 
     def say(self, *ends: Finish) -> None:
         bits = (1 << 11).to_bytes(5, "little")
-        masks = tuple(Mask(i, bits) for i in self.asked[-1].deferred)
-        self.begun[-1].set_result(Masked(masks, ends))
+        masks = tuple(Mask(i, bits) for i in self.asked[-1].apart)
+        self.begun[-1].set_result(StepMasks(masks, ends))
 
     def forget(self, samples: Iterable[SampleId]) -> None:
         self.forgotten += samples

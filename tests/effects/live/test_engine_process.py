@@ -14,14 +14,15 @@ from attrs import define
 
 from minfer.effects.live.engine_process import BROKEN, STOP
 from minfer.effects.live.journal.journal_files import read_journal
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link import link_messages as wire
 from minfer.records.request import Request
 from tests.effects.live.link.plain import Plain, plain
 
 RUN = """
 import sys, time
 from pathlib import Path
-from minfer.effects.live import engine_process, served
+from minfer.effects.live import engine_process
+from minfer.effects.live import served_model as served
 from minfer.effects.setup.settings import EngineArgs
 
 class Slow(served.ServedModel):
@@ -98,11 +99,15 @@ def until(front: Plain, true: Callable[[wire.ToFront], bool]) -> None:
 @pytest.mark.long
 def test_it_listens_before_it_has_loaded_and_says_so(tmp_path: Path) -> None:
     with engine(tmp_path, slow=0.3) as made, plain(made.path, HELLO) as front:
-        until(front, lambda one: one == wire.Progress("loading the model"))
-        until(front, lambda one: isinstance(one, wire.Ready) and one.num_blocks == 64)
+        until(front, lambda one: one == wire.LoadingProgress("loading the model"))
+        until(
+            front, lambda one: isinstance(one, wire.EngineReady) and one.num_blocks == 64
+        )
         assert made.line() == "ready"
-        front.say(wire.Submit((ASKED,)))
-        until(front, lambda one: isinstance(one, wire.News) and bool(one.finished))
+        front.say(wire.SubmitRequests((ASKED,)))
+        until(
+            front, lambda one: isinstance(one, wire.FrontOutputs) and bool(one.finished)
+        )
         made.process.send_signal(STOP)
         assert front.is_cut()
         assert made.ended() == (0, "")
@@ -114,8 +119,11 @@ def test_what_is_sent_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
         assert made.line() == "ready"
         for one in (signal.SIGTERM, signal.SIGINT):
             made.process.send_signal(one)
-        with plain(made.path, HELLO, wire.Submit((ASKED,))) as front:
-            until(front, lambda one: isinstance(one, wire.News) and bool(one.finished))
+        with plain(made.path, HELLO, wire.SubmitRequests((ASKED,))) as front:
+            until(
+                front,
+                lambda one: isinstance(one, wire.FrontOutputs) and bool(one.finished),
+            )
         made.process.send_signal(STOP)
         assert made.ended() == (0, "")
 
@@ -131,7 +139,7 @@ def test_nobody_waits_for_a_model_that_nobody_wants(tmp_path: Path) -> None:
 def test_an_engine_that_breaks_ends_and_says_why(tmp_path: Path) -> None:
     with engine(tmp_path, broken=True) as made:
         assert made.line() == "ready"
-        with plain(made.path, HELLO, wire.Submit((ASKED,))) as front:
+        with plain(made.path, HELLO, wire.SubmitRequests((ASKED,))) as front:
             assert front.is_cut()
         code, err = made.ended()
     assert code == BROKEN
@@ -146,8 +154,11 @@ def test_engines_after_it_go_on_in_the_same_folder_of_journals(tmp_path: Path) -
     for number in range(3):
         with engine(tmp_path, journal=str(folder)) as made:
             assert made.line() == "ready"
-            with plain(made.path, HELLO, wire.Submit((ASKED,))) as front:
-                until(front, lambda one: isinstance(one, wire.News) and bool(one.tokens))
+            with plain(made.path, HELLO, wire.SubmitRequests((ASKED,))) as front:
+                until(
+                    front,
+                    lambda one: isinstance(one, wire.FrontOutputs) and bool(one.tokens),
+                )
                 made.process.kill()
                 made.process.wait(10)
         files = sorted(folder.iterdir())
@@ -167,5 +178,7 @@ def test_engines_after_it_have_as_many_blocks(tmp_path: Path) -> None:
             with plain(made.path, HELLO) as front:
                 until(
                     front,
-                    lambda one: isinstance(one, wire.Ready) and one.num_blocks == 64,
+                    lambda one: (
+                        isinstance(one, wire.EngineReady) and one.num_blocks == 64
+                    ),
                 )

@@ -6,11 +6,17 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from minfer.effects.live.client import Died, EngineClient, Listener, News, Snapshot
+from minfer.effects.live.client import (
+    EngineClient,
+    EngineDied,
+    Listener,
+    Snapshot,
+    TurnOutputs,
+)
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.front import Front
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.messages import Admitted, Finish, Finished, Preempted
 from minfer.records.request import Request, SamplingParams
@@ -80,11 +86,11 @@ def front(client: Stub) -> Front:
     return Front(used)
 
 
-def job(name: str, told: list[Assembly], **how: Any) -> Assembly:
+def job(name: str, told: list[OutputProcessor], **how: Any) -> OutputProcessor:
     sampling = SamplingParams(**how)
     request = Request(id=name, prompt=(1,), max_tokens=9, n=sampling.n, sampling=sampling)
     tokenizer = Tokenizer(bundled_folder()) if sampling.stop else None
-    return Assembly(request, told.append, tokenizer=tokenizer, streaming=True)
+    return OutputProcessor(request, told.append, tokenizer=tokenizer, streaming=True)
 
 
 def end(name: str, sample: int = 0, length: int = 1) -> Finished:
@@ -92,12 +98,12 @@ def end(name: str, sample: int = 0, length: int = 1) -> Finished:
 
 
 def test_news_reach_their_requests_in_the_order_of_the_batch(front: Front) -> None:
-    told: list[Assembly] = []
+    told: list[OutputProcessor] = []
     jobs = {name: job(name, told) for name in ("c", "a", "b")}
     front.submit(list(jobs.values()))
     assert {one.times.arrived for one in jobs.values()} == {7.0}
     samples = (("b", 0), ("nobody", 0), ("c", 0), ("a", 0))
-    front.hear(News(time=8.0, ids=samples, tokens=((5,), (6,), (), (7, 8))))
+    front.hear(TurnOutputs(time=8.0, ids=samples, tokens=((5,), (6,), (), (7, 8))))
     assert told == [jobs["b"], jobs["a"]]
     assert jobs["a"].take().outputs[0].token_ids == (7, 8)
     assert jobs["b"].times.first == 8.0
@@ -105,32 +111,34 @@ def test_news_reach_their_requests_in_the_order_of_the_batch(front: Front) -> No
 
 def test_a_request_is_gone_before_anybody_hears_of_its_end(front: Front) -> None:
     order: list[tuple[str, bool]] = []
-    told: list[Assembly] = []
+    told: list[OutputProcessor] = []
     one = job("a", told, n=2)
     one.sink = lambda _: order.append(("sink", "a" in front.jobs))
     front.on_end.append(lambda _: order.append(("end", "a" in front.jobs)))
     front.after.append(lambda: order.append(("after", "a" in front.jobs)))
     front.submit([one])
-    front.hear(News(time=1.0, ids=(("a", 0),), tokens=((3,),), finished=(end("a"),)))
+    front.hear(
+        TurnOutputs(time=1.0, ids=(("a", 0),), tokens=((3,),), finished=(end("a"),))
+    )
     assert order == [("sink", True), ("after", True)]
     one.take()
     order.clear()
-    front.hear(News(time=2.0, finished=(end("a", 1, 0), end("unknown"))))
+    front.hear(TurnOutputs(time=2.0, finished=(end("a", 1, 0), end("unknown"))))
     assert order == [("sink", False), ("end", False), ("after", False)]
     front.submit([job("a", told)])  # its id can be used again
 
 
 def test_a_stop_string_is_told_to_the_engine(front: Front, client: Stub) -> None:
-    told: list[Assembly] = []
+    told: list[OutputProcessor] = []
     one = job("a", told, stop="b")
     assert one.tokenizer is not None
     tokens = tuple(one.tokenizer.encode("a") + one.tokenizer.encode("bc"))
     front.submit([one])
-    front.hear(News(time=1.0, ids=(("a", 0),), tokens=(tokens[:1],)))
+    front.hear(TurnOutputs(time=1.0, ids=(("a", 0),), tokens=(tokens[:1],)))
     assert client.asked == [("submit", "a")]
-    front.hear(News(time=2.0, ids=(("a", 0),), tokens=((*tokens[1:], *tokens),)))
+    front.hear(TurnOutputs(time=2.0, ids=(("a", 0),), tokens=((*tokens[1:], *tokens),)))
     assert client.asked[1:] == [("finish", Finish("a", 0, 2))]
-    front.hear(News(time=3.0, finished=(Finished("a", 0, "stop", 2),)))
+    front.hear(TurnOutputs(time=3.0, finished=(Finished("a", 0, "stop", 2),)))
     output = one.take()
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a", "b")
     assert not front.jobs
@@ -139,12 +147,12 @@ def test_a_stop_string_is_told_to_the_engine(front: Front, client: Stub) -> None
 def test_times_come_with_the_reasons(front: Front) -> None:
     one = job("a", [])
     front.submit([one])
-    front.hear(News(time=8.0, arrived=("a", "other"), waits={"rows": 2.0}))
+    front.hear(TurnOutputs(time=8.0, arrived=("a", "other"), waits={"rows": 2.0}))
     let_in = Admitted("a", 0, 3.0, 0, 1)
     other = Admitted("other", 0, 3.0, 0, 1)
-    front.hear(News(time=10.0, reasons=(other, let_in), waits={"rows": 3.5}))
+    front.hear(TurnOutputs(time=10.0, reasons=(other, let_in), waits={"rows": 3.5}))
     back = Preempted("a", 0, ("b", 0), 1, 1)
-    front.hear(News(time=11.0, reasons=(back,), waits={"rows": 9.0}))
+    front.hear(TurnOutputs(time=11.0, reasons=(back,), waits={"rows": 9.0}))
     assert (one.times.started, one.times.preempted) == (10.0, 1)
     assert one.times.queued == {"rows": 1.5, "step": 1.5}
 
@@ -189,7 +197,7 @@ def test_dropping_waits_for_the_end(
     def sleep(seconds: float) -> None:
         waited.append(seconds)
         if len(waited) == 3:
-            front.hear(News(time=1.0, finished=(end("a"),)))
+            front.hear(TurnOutputs(time=1.0, finished=(end("a"),)))
 
     monkeypatch.setattr("minfer.effects.live.front.time.sleep", sleep)
     front.submit([mine])
@@ -216,14 +224,14 @@ def test_dropping_what_an_interrupt_kept_from_the_engine(
 
 
 def test_a_death_is_told_once_to_each(front: Front, client: Stub) -> None:
-    told: list[Assembly] = []
+    told: list[OutputProcessor] = []
     rung: list[int] = []
     front.after.append(lambda: rung.append(len(told)))
     jobs = [job("a", told), job("b", told)]
     front.submit(jobs)
     client.dead = ZeroDivisionError("where it broke")
-    front.hear(Died(("a", "b", "c"), "the engine broke"))
-    front.hear(Died(("a", "b"), "the engine broke"))
+    front.hear(EngineDied(("a", "b", "c"), "the engine broke"))
+    front.hear(EngineDied(("a", "b"), "the engine broke"))
     assert told == jobs
     assert rung == [2, 2]
     assert not front.jobs
@@ -234,7 +242,7 @@ def test_a_death_is_told_once_to_each(front: Front, client: Stub) -> None:
 
 
 def test_abandoning_tells_everybody_at_once(front: Front, client: Stub) -> None:
-    told: list[Assembly] = []
+    told: list[OutputProcessor] = []
     one = job("a", told)
     front.submit([one])
     front.abandon(EngineDeadError("it stops"))
@@ -242,6 +250,6 @@ def test_abandoning_tells_everybody_at_once(front: Front, client: Stub) -> None:
     assert told == [one]
     with pytest.raises(EngineDeadError, match="it stops"):
         one.take()
-    front.hear(News(time=1.0, finished=(Finished("a", 0, "cancelled", 0),)))
+    front.hear(TurnOutputs(time=1.0, finished=(Finished("a", 0, "cancelled", 0),)))
     assert told == [one]
     assert not front.jobs

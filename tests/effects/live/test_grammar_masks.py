@@ -7,8 +7,8 @@ import pytest
 from attrs import define, evolve, field
 
 from minfer.effects.live.constraints.grammar_masks import STUCK, GrammarMasks
-from minfer.effects.live.constraints.walks import Allowed
-from minfer.effects.live.masks import Masked
+from minfer.effects.live.constraints.sample_grammars import AllowedTokens
+from minfer.effects.live.masks import StepMasks
 from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -18,7 +18,7 @@ from minfer.records.messages import Execute, Executed, Finish, Pause, Submit, Ti
 from minfer.records.plan import Mask, Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.state import EngineState, initial
-from tests.effects.live.walkers import EOS, Compiler, ask
+from tests.effects.live.matchers import EOS, Compiler, ask
 
 CONFIG = EngineConfig(
     num_blocks=40,
@@ -44,7 +44,7 @@ class Bench:
         store = Grammars(lambda: self.compiler)
         self.masks = GrammarMasks(store, CONFIG.block_size, frozenset({EOS}))
 
-    def turn(self, *events: Any) -> Masked:
+    def turn(self, *events: Any) -> StepMasks:
         """Take one, and make the masks of its plan."""
         done: tuple[Executed, ...] = ()
         if self.plan is not None:
@@ -59,7 +59,7 @@ class Bench:
         return self.masks.begin(self.plan, self.state).result(5)
 
 
-def allowed(masked: Masked) -> dict[int, int]:
+def allowed(masked: StepMasks) -> dict[int, int]:
     return {mask.index: mask.bits[0] >> 2 for mask in masked.masks}
 
 
@@ -133,7 +133,7 @@ def test_who_comes_later_gets_the_matcher_of_one_that_has_ended() -> None:
     assert bench.compiler.made[0].served == 1
     b, c = ask("b"), ask("c")
     # It waits for nothing; who is third has to.
-    assert bench.masks.arrived([b, c]) == (Pause("c", 0),)
+    assert bench.masks.add_requests([b, c]) == (Pause("c", 0),)
     assert allowed(bench.turn(Finish("a", 0, 1), Submit(b))) == {0: 0}
     assert allowed(bench.turn()) == {0: 1}
     (walker,) = bench.compiler.made
@@ -146,7 +146,7 @@ def test_who_had_long_outputs_before_it_may_go_through_a_new_one() -> None:
     bench.turn()
     bench.masks.forget([("also", 0), ("a", 0)])
     b = ask("b")
-    bench.masks.arrived([b])
+    bench.masks.add_requests([b])
     bench.turn(Finish("a", 0, 1), Finish("also", 0, 1), Submit(b))
     bench.turn()
     walker, _ = bench.compiler.made
@@ -161,7 +161,7 @@ def test_who_had_long_outputs_before_it_may_go_through_a_new_one() -> None:
     assert end == Finish("b", 0, 3, "error", f"{STUCK}: too much work")
     # Nor does anybody get it who comes then, or the one that it had before.
     bench.masks.forget([("b", 0)])
-    assert bench.masks.arrived([ask("d"), ask("e")]) == (Pause("e", 0),)
+    assert bench.masks.add_requests([ask("d"), ask("e")]) == (Pause("e", 0),)
 
 
 def test_many_rows_are_divided_between_threads() -> None:
@@ -188,10 +188,10 @@ def test_masks_are_written_to_the_memory_that_is_lent_for_their_step() -> None:
         lent[step] = np.zeros((3, 1), np.int32)
         return lent[step]
 
-    bench.masks.write_to(lend)
+    bench.masks.use_memory(lend)
     plain = evolve(ask("b"), sampling=SamplingParams())
     masked = bench.turn(Submit(ask("a")), Submit(plain), Submit(ask("c")))
-    assert masked == Masked(written=True)
+    assert masked == StepMasks(written=True)
     assert [line.tolist() for line in lent[0]] == [[1 << EOS], [-1], [1 << EOS]]
     bench.compiler.made[0].broken = True
     masked = bench.turn()
@@ -203,7 +203,7 @@ def test_masks_are_written_to_the_memory_that_is_lent_for_their_step() -> None:
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2)])
 def test_memory_that_does_not_fit_is_not_written_to(shape: tuple[int, int]) -> None:
     bench, lent = Bench(), np.zeros(shape, np.int32)
-    bench.masks.write_to(lambda _: lent)
+    bench.masks.use_memory(lambda _: lent)
     masked = bench.turn(Submit(ask("a")), Submit(ask("b")))
     assert not masked.written
     assert allowed(masked) == {0: 0, 1: 0}
@@ -215,7 +215,7 @@ def test_a_thread_s_mask_does_not_outlive_the_way_it_was_made_for() -> None:
     bench.turn(Submit(ask("a")))
     bench.turn()
     walk = bench.masks._walks["a", 0]
-    walk.allowed = Allowed(1, b"\x40\0\0\0")  # as if a thread had made it
+    walk.allowed = AllowedTokens(1, b"\x40\0\0\0")  # as if a thread had made it
     early, plan = bench.state, bench.plan
     assert plan is not None
     assert allowed(bench.masks.begin(plan, early).result(5)) == {0: 16}

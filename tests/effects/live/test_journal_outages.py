@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.live.engine.driver import Driver
-from minfer.effects.live.engine.worker import Worker
+from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.journal import journal_writer as journals
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.live.journal.journal_writer import FIRST_PAUSE, LOOK, Writer
@@ -41,7 +41,7 @@ class Engine:
         self.writer = Writer(folder, config, {}, redact=redact, size=size)
         oracle = Oracle(4, 100, config.window)
         self.driver = Driver(config, oracle, clock=lambda: self.now, record=self)
-        self.worker = Worker(self.driver, self.writer)
+        self.worker = EngineWorker(self.driver, self.writer)
 
     def __call__(self, turn: Turn) -> None:
         self.log.append(turn)

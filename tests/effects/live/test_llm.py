@@ -14,7 +14,7 @@ import pytest
 import minfer
 from minfer import LLM, ConfigError, ParameterError, SamplingParams
 from minfer.effects.live import llm as llm_module
-from minfer.effects.live.engine import opening
+from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.errors import EngineDeadError, RequestError, TooLongError
 from minfer.effects.live.input_processing.prompts import Prompt
 from minfer.effects.setup.memory import NotEnoughMemoryError

@@ -1,6 +1,6 @@
 """Who makes no masks lets every row draw what it likes, and keeps nobody waiting."""
 
-from minfer.effects.live.masks import Masked, NoMasks, at_once
+from minfer.effects.live.masks import NoMasks, StepMasks, ready_masks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Finish
 from minfer.records.plan import Mask, Plan
@@ -9,8 +9,8 @@ from minfer.records.state import initial
 
 
 def test_masks_that_have_been_made_are_there() -> None:
-    masked = Masked((Mask(1, b"\x01"),), (Finish("a", 0, 3),))
-    made = at_once(masked)
+    masked = StepMasks((Mask(1, b"\x01"),), (Finish("a", 0, 3),))
+    made = ready_masks(masked)
     assert made.done()
     assert made.result(0) is masked
 
@@ -18,9 +18,10 @@ def test_masks_that_have_been_made_are_there() -> None:
 def test_without_masks_nobody_waits() -> None:
     masks = NoMasks()
     assert (
-        masks.arrived([Request(id="a", prompt=(1,), max_tokens=2, lockstep=True)]) == ()
+        masks.add_requests([Request(id="a", prompt=(1,), max_tokens=2, lockstep=True)])
+        == ()
     )
     plan = Plan(0, (0,), (0,), (0,), (1,), (1,), deferred=(0,))
     begun = masks.begin(plan, initial(EngineConfig(num_blocks=1)))
     assert begun.done()
-    assert begun.result(0) == Masked((), ())
+    assert begun.result(0) == StepMasks((), ())

@@ -6,7 +6,7 @@ import pytest
 
 from minfer.effects.live.errors import RequestError
 from minfer.effects.live.input_processing.prompts import (
-    Asked,
+    TokenizedPrompt,
     as_list,
     encoded,
     read_prompt,
@@ -59,10 +59,10 @@ def test_one_prompt_or_several() -> None:
 def test_every_form_means_the_same(tokenizer: Tokenizer) -> None:
     ids = tuple(tokenizer.encode("def add"))
     for prompt in ("def add", {"prompt": "def add"}):
-        assert read_prompt(prompt, tokenizer, 10_000) == Asked("def add", ids)
+        assert read_prompt(prompt, tokenizer, 10_000) == TokenizedPrompt("def add", ids)
     for given in (ids, list(ids), {"prompt_token_ids": ids}, [*map(Whole, ids)]):
-        assert read_prompt(given, tokenizer, 10_000) == Asked(None, ids)
-    asked = Asked("rendered", [1], b"salt")
+        assert read_prompt(given, tokenizer, 10_000) == TokenizedPrompt(None, ids)
+    asked = TokenizedPrompt("rendered", [1], b"salt")
     assert read_prompt(asked, None, 2) is asked
 
 

@@ -11,12 +11,12 @@ from minfer.effects.live.constraints.grammar_masks import (
     STUCK,
     GrammarMasks,
 )
-from minfer.effects.live.constraints.walks import Due
+from minfer.effects.live.constraints.sample_grammars import DueMask
 from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Ignored, Pause
+from tests.effects.live.matchers import Clock, Counting, ask, counted
 from tests.effects.live.slow import SLOW, Engine, on, plain
-from tests.effects.live.walkers import Clock, Counting, ask, counted
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_any_error_in_a_thread_ends_its_sample_alone(
     engine = Engine(clock)
     engine.turn(plain(), ask("a"))
 
-    def broken(due: Due) -> None:
+    def broken(due: DueMask) -> None:
         raise OSError(f"no more memory for {due.walk.name[0]}")
 
     monkeypatch.setattr(engine.masks, "_make", broken)

@@ -5,8 +5,8 @@ from attrs import evolve
 
 from minfer.effects.live.constraints import grammar_masks
 from minfer.records.request import Request
+from tests.effects.live.matchers import Clock, ask, counted
 from tests.effects.live.slow import CONFIG, SLOW, Engine, plain
-from tests.effects.live.walkers import Clock, ask, counted
 
 PER_MASK = 5  # turns that pass until a slow mask is there
 

@@ -47,7 +47,7 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
 }
 # By a normal approximation of chi-squared's cube root (Wilson and Hilferty 1931).
 Z: Final = 3.7  # of 1e-3 by all tests together
-Shares = dict[tuple[int, ...], float]
+OutputRouter = dict[tuple[int, ...], float]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @cache
-def exact(folder: Path, way: str) -> Shares:
+def exact(folder: Path, way: str) -> OutputRouter:
     """The probability of every output, by the definitions."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     how = RowSampling.of(SamplingParams(**WAYS[way]), 0, 0)
@@ -73,7 +73,7 @@ def exact(folder: Path, way: str) -> Shares:
     with torch.inference_mode():
         texts = torch.tensor([[*PROMPT, *one] for one in every])
         logits = model(texts).logits[:, len(PROMPT) - 1 : -1].tolist()
-    shares = Shares()
+    shares = OutputRouter()
     for tokens, lines in zip(every, logits, strict=True):
         share = 1.0
         for token, line in zip(tokens, lines, strict=True):
@@ -117,7 +117,7 @@ def written(
     return Counter(one.token_ids for output in outputs for one in output.outputs)
 
 
-def is_far(found: Counter[tuple[int, ...]], shares: Shares) -> bool:
+def is_far(found: Counter[tuple[int, ...]], shares: OutputRouter) -> bool:
     """Whether what was found is not of this distribution."""
     count = found.total()
     expected = {one: count * share for one, share in shares.items()}

@@ -18,9 +18,9 @@ from minfer.effects.live.totals import (
     SECONDS,
     SIZES,
     STEP,
-    Buckets,
     Histogram,
-    Tally,
+    HistogramBuilder,
+    TotalsCounter,
 )
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -50,7 +50,7 @@ def at(moment: float) -> EngineState:
 
 
 def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
-    buckets = Buckets((1.0, 2.0))
+    buckets = HistogramBuilder((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):
         buckets.see(value)
     buckets.see(9.0, times=3)
@@ -67,7 +67,7 @@ def test_bounds_ascend() -> None:
 
 
 def test_nothing_happened_yet() -> None:
-    totals = Tally().totals()
+    totals = TotalsCounter().totals()
     assert totals.counts == dict.fromkeys(COUNTERS, 0)
     assert {name: one.total for name, one in totals.histograms.items()} == {
         FIRST: 0.0,
@@ -77,7 +77,7 @@ def test_nothing_happened_yet() -> None:
 
 
 def test_each_reason_has_its_count() -> None:
-    tally = Tally()
+    tally = TotalsCounter()
     reasons = (
         Admitted("a", 0, 2.0, 8, 12, cached=8, prompt=10),
         Admitted("a", 1, 2.0, 8, 12, cached=8, prompt=10),
@@ -106,7 +106,7 @@ def test_each_reason_has_its_count() -> None:
 
 
 def test_who_is_left_out_of_a_turn_has_a_longer_gap() -> None:
-    tally = Tally()
+    tally = TotalsCounter()
     turns = [
         (1.0, PAIR, BOTH),
         (2.0, PAIR, BOTH),
@@ -129,7 +129,7 @@ def test_storms_are_counted_as_by_hand(
     run: Callable[[int, int], tuple[EngineConfig, list[Turn]]], seed: int
 ) -> None:
     _, turns = run(seed, 80)
-    tally, tokens, plans, gaps = Tally(), 0, list[int](), 0.0
+    tally, tokens, plans, gaps = TotalsCounter(), 0, list[int](), 0.0
     last = dict[tuple[str, int], float]()
     for turn in turns:
         tally.turn(turn.transition)
@@ -186,7 +186,7 @@ def test_a_steady_turn_costs_microseconds(
 
 @pytest.mark.parametrize("run", [by_device, by_host])
 def test_drafts_are_counted_by_place(run: Callable[[], Run]) -> None:
-    tally, whole = Tally(), NO_DRAFTS
+    tally, whole = TotalsCounter(), NO_DRAFTS
     for turn in run().turns:
         of = turn.before, turn.events, turn.transition
         tally.drafted(drafted(*of))

@@ -16,7 +16,7 @@ RUN = """
 import asyncio, sys
 from pathlib import Path
 from minfer.effects.cli.errors import guarded
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
 from minfer.effects.serving.processes import front_process
@@ -34,7 +34,7 @@ server.start()
 fingerprint = prepare(args).fingerprint
 
 def open(fingerprint):
-    host.open(MadeUp(), wire.Ready("cpu", 64, fingerprint))
+    host.open(MadeUp(), wire.EngineReady("cpu", 64, fingerprint))
 
 def ready():
     print("ready", flush=True)

@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.input_processing.input_processor import Urgency
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.errors import ApiError, NoRoomError
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.request_parsing.limits import (
@@ -31,7 +31,7 @@ LIMITS = Limits(body=LEAST_BODY, context=2048, text=40_000, seats=16, line=64)
 
 def request(n: int, prompts: int) -> GenerationRequest:
     return GenerationRequest(
-        prompts=(Asked(None, [5]),) * prompts,
+        prompts=(TokenizedPrompt(None, [5]),) * prompts,
         params=SamplingParams(n=n),
         urgency=Urgency(),
         stream=False,
@@ -69,7 +69,7 @@ def asked(*lengths: int, wanted: int | None, by: str = "max_tokens") -> Generati
     """A request with prompts of these lengths, for so many tokens of output."""
     return evolve(
         request(1, 1),
-        prompts=tuple(Asked(None, [5] * length) for length in lengths),
+        prompts=tuple(TokenizedPrompt(None, [5] * length) for length in lengths),
         params=SamplingParams(max_tokens=wanted),
         wanted_by=by,
     )

@@ -10,9 +10,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.messages import Wanted
-from minfer.effects.live.link.questions import Inquirer
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.link_messages import RequestQuery
+from minfer.effects.live.link.request_queries import RequestQueries
 from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
 from minfer.effects.serving.access.bounds import Bounds
 from minfer.effects.serving.errors import ApiError
@@ -121,32 +121,32 @@ def test_other_fronts_are_asked_for_what_is_not_known_here(
 ) -> None:
     monkeypatch.setattr(lookup, "PATIENCE", 0.05)
     said: list[Any] = []
-    inquirer = Inquirer()
+    inquirer = RequestQueries()
     here: Any = Records({"a": {"id": "a"}})
     found = Lookup(here)
     found.join(inquirer)
 
     async def ask() -> list[Any]:
         with pytest.raises(ApiError, match="cannot be asked now"):
-            await found.find(Wanted("b", "Ann"))
+            await found.find(RequestQuery("b", "Ann"))
         inquirer.connect(said.append)
-        known = await found.find(Wanted("a", "Ann"))
-        waiting = asyncio.create_task(found.find(Wanted("b", "Ann", True)))
+        known = await found.find(RequestQuery("a", "Ann"))
+        waiting = asyncio.create_task(found.find(RequestQuery("b", "Ann", True)))
         await asyncio.sleep(0)
-        inquirer.told(wire.Told(said[0].number, 1, b'{"id": "b"}'))
+        inquirer.told(wire.QueryAnswer(said[0].number, 1, b'{"id": "b"}'))
         with pytest.raises(ApiError, match="did not answer in time"):
-            await found.find(Wanted("c", "Ann"))
+            await found.find(RequestQuery("c", "Ann"))
         # The last is no id that could be known.
-        return [known, await waiting, await found.find(Wanted("x" * 500))]
+        return [known, await waiting, await found.find(RequestQuery("x" * 500))]
 
     assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None]
     asked = [one.wanted for one in said]
-    assert asked == [Wanted("b", "Ann", True), Wanted("c", "Ann")]
+    assert asked == [RequestQuery("b", "Ann", True), RequestQuery("c", "Ann")]
     assert not inquirer._open
-    inquirer.asked(wire.Asked(1, 7, 2, Wanted("a", "Ann")))
-    inquirer.asked(wire.Asked(1, 8, 2, Wanted("a", "Bob")))
-    first, second = wire.Told(7, 2, b'{"id": "a"}'), wire.Told(8, 2)
-    assert said[2:] == [wire.Answer(1, first), wire.Answer(1, second)]
+    inquirer.asked(wire.ReceivedQuery(1, 7, 2, RequestQuery("a", "Ann")))
+    inquirer.asked(wire.ReceivedQuery(1, 8, 2, RequestQuery("a", "Bob")))
+    first, second = wire.QueryAnswer(7, 2, b'{"id": "a"}'), wire.QueryAnswer(8, 2)
+    assert said[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
 
 
 @pytest.mark.long

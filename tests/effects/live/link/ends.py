@@ -5,17 +5,17 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from minfer.effects.live.client import Listener, Message, News, Snapshot
+from minfer.effects.live.client import EngineMessage, Listener, Snapshot, TurnOutputs
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
+from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.remote import Remote
-from minfer.effects.live.link.shares import Session
-from minfer.effects.live.totals import NOTHING_COUNTED
+from minfer.effects.live.totals import NO_TOTALS
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request
 
-READY = wire.Ready("cpu", 9, b"print")
+READY = wire.EngineReady("cpu", 9, b"print")
 IDLE = Snapshot(
     time=0.0,
     dead="",
@@ -30,7 +30,7 @@ IDLE = Snapshot(
     resets=0,
     stalled=0.0,
     failing=0,
-    totals=NOTHING_COUNTED,
+    totals=NO_TOTALS,
 )
 
 
@@ -94,26 +94,28 @@ class MadeUp:
     def close(self) -> None:
         """Nobody asks."""
 
-    def say(self, message: Message) -> None:
+    def say(self, message: EngineMessage) -> None:
         for hear in self.listeners:
             hear(message)
 
     def admit(self, *names: str) -> None:
         """Let requests in, and say so before their first step."""
         starts = tuple(Admitted(name, 0, 0.0, 0, 3) for name in names)
-        self.say(News(time=self.now, arrived=names, reasons=starts))
+        self.say(TurnOutputs(time=self.now, arrived=names, reasons=starts))
 
     def give(self, **tokens: int) -> None:
         """A token for each of these requests, by id."""
         ids = tuple((name, 0) for name in tokens)
         self.say(
-            News(time=self.now, ids=ids, tokens=tuple((t,) for t in tokens.values()))
+            TurnOutputs(
+                time=self.now, ids=ids, tokens=tuple((t,) for t in tokens.values())
+            )
         )
 
     def end(self, name: str, reason: str = "length") -> None:
         done = Finished(name, 0, reason, 1)
         del self.served[name]
-        self.say(News(time=self.now, finished=(done,)))
+        self.say(TurnOutputs(time=self.now, finished=(done,)))
 
 
 @define(eq=False)
@@ -124,7 +126,7 @@ class Ends:
     engine: MadeUp = field(factory=MadeUp)
     host: Host = field(init=False)
     remotes: list[Remote] = field(init=False)
-    heard: list[list[Message]] = field(init=False)
+    heard: list[list[EngineMessage]] = field(init=False)
     sessions: list[Session] = field(init=False)
     down: list[list[bytes]] = field(init=False)
     why: list[str] = field(factory=list)  # the engine broke
@@ -149,7 +151,7 @@ class Ends:
 
     def speaking(self, session: Session) -> Callable[[wire.ToEngine], None]:
         return lambda message: self.host.receive(
-            session, wire.read_to_engine(wire.encoded(message))
+            session, wire.read_to_engine(wire.encode(message))
         )
 
     def cut(self, number: int = 0) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import define, field
 
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 
 
@@ -21,7 +21,7 @@ class Plain:
 
     def say(self, *messages: wire.ToEngine) -> None:
         for message in messages:
-            self.socket.sendall(self.writer.frame(wire.encoded(message)))
+            self.socket.sendall(self.writer.frame(wire.encode(message)))
 
     def hear(self) -> list[wire.ToFront]:
         data = self.socket.recv(2**16)

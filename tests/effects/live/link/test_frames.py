@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.effects.live.link.frames import LARGEST, FrameReader, FrameWriter
-from minfer.effects.live.link.messages import LinkError
+from minfer.effects.live.link.link_messages import LinkError
 
 MESSAGES = st.lists(st.binary(max_size=40), min_size=1, max_size=8)
 

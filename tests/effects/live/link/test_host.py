@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.live.client import Died, News
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.client import EngineDied, TurnOutputs
+from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import PATIENCE, STAGE, Host
-from minfer.effects.live.link.quarantine import FEW
-from minfer.effects.live.link.shares import Session
+from minfer.effects.live.link.output_routing import Session
+from minfer.effects.live.link.quarantine import CLEARING_TOKENS
 from minfer.effects.live.totals import Totals
 from minfer.records.messages import Finish, Finished, Held
 from minfer.records.request import SamplingParams
@@ -39,7 +39,7 @@ def nothing_left(ends: Ends) -> None:
 
 
 def ended(ends: Ends, front: int = 0) -> list[tuple[str, str]]:
-    news = [one for one in ends.heard[front] if isinstance(one, News)]
+    news = [one for one in ends.heard[front] if isinstance(one, TurnOutputs)]
     return [(done.id, done.reason) for one in news for done in one.finished]
 
 
@@ -64,23 +64,25 @@ def test_each_front_hears_of_its_own_rows_and_ids_only_when_they_change() -> Non
         ends.remotes[number].submit([request(name)])
     batch = (("b", 0), ("a", 0))
     for tokens in (((1,), (2,)), ((3,), (4,))):
-        ends.engine.say(News(time=0.0, ids=batch, tokens=tokens))
+        ends.engine.say(TurnOutputs(time=0.0, ids=batch, tokens=tokens))
     for number, (name, early, late) in enumerate([("a", 2, 4), ("b", 1, 3)]):
-        first, second = ends.said(number, wire.News)
+        first, second = ends.said(number, wire.FrontOutputs)
         assert (first.ids, second.ids) == (((name, 0),), None)
         assert (first.tokens, second.tokens) == (((early,),), ((late,),))
     ends.carry()
     for heard, name in zip(ends.heard, "ab", strict=True):
-        assert [one.ids for one in heard if isinstance(one, News)] == [((name, 0),)] * 2
+        assert [one.ids for one in heard if isinstance(one, TurnOutputs)] == [
+            ((name, 0),)
+        ] * 2
 
 
 def test_news_of_nobody_here_are_told_to_nobody() -> None:
     ends = linked(2)
     ends.remotes[0].submit([request("a")])
-    ends.engine.say(News(time=0.0, reasons=(Held("a", 0, "blocks"),)))
-    ends.engine.say(News(time=0.0, finished=(Finished("stranger", 0, "stop", 1),)))
-    assert len(ends.said(0, wire.News)) == 1
-    assert not ends.said(1, wire.News)
+    ends.engine.say(TurnOutputs(time=0.0, reasons=(Held("a", 0, "blocks"),)))
+    ends.engine.say(TurnOutputs(time=0.0, finished=(Finished("stranger", 0, "stop", 1),)))
+    assert len(ends.said(0, wire.FrontOutputs)) == 1
+    assert not ends.said(1, wire.FrontOutputs)
 
 
 def test_who_starts_is_told_before_the_step() -> None:
@@ -104,7 +106,7 @@ def test_all_fronts_hear_how_the_engine_is() -> None:
 
 def test_an_engine_that_breaks_is_told_of() -> None:
     ends = linked()
-    ends.engine.say(Died(("a",), "a kernel failed"))
+    ends.engine.say(EngineDied(("a",), "a kernel failed"))
     assert ends.why == ["a kernel failed"]
 
 
@@ -143,14 +145,17 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        ([], wire.Submit((request(),))),
-        ([], wire.Cancel(("a",))),
-        ([], wire.Counted(Totals({}, {}))),
+        ([], wire.SubmitRequests((request(),))),
+        ([], wire.CancelRequests(("a",))),
+        ([], wire.FrontTotals(Totals({}, {}))),
         ([hello()], hello()),
         ([], hello(1)),
         ([], hello(-1)),
-        ([hello()], wire.Submit((request("a"), request("a")))),
-        ([hello(), wire.Submit((request("a"),))], wire.Submit((request("a"),))),
+        ([hello()], wire.SubmitRequests((request("a"), request("a")))),
+        (
+            [hello(), wire.SubmitRequests((request("a"),))],
+            wire.SubmitRequests((request("a"),)),
+        ),
         ([], hello(0, 1, *[wire.Resumed(request("a"), 0, 0)] * 2)),
     ],
 )
@@ -176,7 +181,10 @@ def test_who_never_says_hello_harms_nobody() -> None:
     ends.remotes[0].submit([request("a")])
     ends.engine.give(a=1)
     ends.host.tick()
-    assert [type(wire.read_to_front(one)) for one in said] == [wire.Ready, wire.State]
+    assert [type(wire.read_to_front(one)) for one in said] == [
+        wire.EngineReady,
+        wire.EngineStatus,
+    ]
     ends.host.leave(session)
     assert not ends.engine.cancelled
 
@@ -226,8 +234,8 @@ def test_nobody_waits_for_the_grammars_of_others() -> None:
 def test_a_front_ends_only_its_own() -> None:
     ends = linked(2)
     ends.remotes[0].submit([request("a")])
-    ends.host.receive(ends.sessions[1], wire.End((Finish("a", 0, 1),)))
-    ends.host.receive(ends.sessions[1], wire.Cancel(("a",)))
+    ends.host.receive(ends.sessions[1], wire.EndSamples((Finish("a", 0, 1),)))
+    ends.host.receive(ends.sessions[1], wire.CancelRequests(("a",)))
     assert not ends.engine.ends
     assert not ends.engine.cancelled
     ends.remotes[0].finish([Finish("a", 0, 1)])
@@ -243,7 +251,7 @@ def suspects(*names: str) -> tuple[wire.Resumed, ...]:
 
 def probing(said: list[bytes]) -> list[str]:
     every = map(wire.read_to_front, said)
-    return [one.id for one in every if isinstance(one, wire.Probing)]
+    return [one.id for one in every if isinstance(one, wire.ProbingRequest)]
 
 
 def test_suspects_run_alone_and_everybody_knows() -> None:
@@ -253,11 +261,11 @@ def test_suspects_run_alone_and_everybody_knows() -> None:
     ends.host.receive(one, hello(0, 1, *suspects("a", "b")))
     assert not ends.engine.asked  # the other front may have suspects, too
     ends.host.receive(two, hello(1, 1, wire.Resumed(request("c"), 1, 0)))
-    ends.host.receive(two, wire.Submit((request("d"),)))
+    ends.host.receive(two, wire.SubmitRequests((request("d"),)))
     assert ends.engine.asked == [("a",)]
     ends.engine.end("a")
     assert ends.engine.asked == [("a",), ("b",)]
-    for _ in range(FEW):  # it has some tokens, of which an engine may yet die
+    for _ in range(CLEARING_TOKENS):  # it has some tokens, of which an engine may yet die
         ends.engine.give(b=7)
     assert ends.engine.asked == [("a",), ("b",)]
     ends.engine.give(b=7)  # it is cleared, and runs on
@@ -294,9 +302,11 @@ def test_who_is_held_and_not_wanted_any_more(how: str) -> None:
     ends.host.receive(two, hello(1, 1, *suspects("a")))
     ends.host.receive(one, hello(0, 1, *suspects("b"), wire.Resumed(request("c"), 0, 0)))
     if how == "cancel":
-        ends.host.receive(one, wire.Cancel(("b", "c")))
+        ends.host.receive(one, wire.CancelRequests(("b", "c")))
         every = map(wire.read_to_front, said)
-        done = [d for one in every if isinstance(one, wire.News) for d in one.finished]
+        done = [
+            d for one in every if isinstance(one, wire.FrontOutputs) for d in one.finished
+        ]
         assert [(d.id, d.reason, d.length) for d in done] == [
             ("b", "cancelled", 0),
             ("c", "cancelled", 0),
@@ -316,9 +326,9 @@ def test_others_go_on_when_the_suspect_that_runs_is_not_wanted_any_more(how: str
     (one, _), (two, said) = joined(ends), joined(ends)
     ends.host.receive(one, hello(0, 1, *suspects("a")))
     ends.host.receive(two, hello(1, 1))
-    ends.host.receive(two, wire.Submit((request("c"),)))
+    ends.host.receive(two, wire.SubmitRequests((request("c"),)))
     if how == "cancel":
-        ends.host.receive(one, wire.Cancel(("a",)))
+        ends.host.receive(one, wire.CancelRequests(("a",)))
         ends.engine.end("a", "cancelled")
     else:
         ends.host.leave(one)
@@ -377,7 +387,7 @@ def test_a_front_that_is_started_again_while_the_engine_loads() -> None:
     ends.host.leave(ends.sessions[0])  # its process died, and all that it asked for
     session, said = joined(ends)
     ends.host.receive(session, hello(0, 2))
-    ends.host.receive(session, wire.Submit((request("b"),)))
+    ends.host.receive(session, wire.SubmitRequests((request("b"),)))
     ends.open()
     assert ends.engine.asked == [("b",)]
     assert wire.read_to_front(said[-1]) == READY
@@ -434,7 +444,7 @@ def test_an_engine_whose_steps_do_not_end_does_not_say_that_it_is_well(
     beats: list[bool] = []
     host = Host(1, lambda _: None, lambda: beats.append(True))
     host.open(
-        MadeUp(state=evolve(IDLE, stalled=stalled)), wire.Ready(device, 9, b"print")
+        MadeUp(state=evolve(IDLE, stalled=stalled)), wire.EngineReady(device, 9, b"print")
     )
     host.tick()
     assert beats == [True] * well, "whether a front is there or not"

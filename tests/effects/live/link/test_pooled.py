@@ -3,8 +3,8 @@
 import pytest
 from attrs import evolve
 
-from minfer.effects.live.client import Message, News
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.client import EngineMessage, TurnOutputs
+from minfer.effects.live.link import link_messages as wire
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from tests.circles import seeds
@@ -15,16 +15,18 @@ Vectors = dict[SampleId, list[bytes]]
 
 
 def test_a_column_of_vectors_crosses_as_it_is() -> None:
-    told = wire.News(time=1.0, ids=(("a", 0),), tokens=((),), pooled=(b"\0\1\2\3",))
-    assert wire.read_to_front(wire.encoded(told)) == told
+    told = wire.FrontOutputs(
+        time=1.0, ids=(("a", 0),), tokens=((),), pooled=(b"\0\1\2\3",)
+    )
+    assert wire.read_to_front(wire.encode(told)) == told
 
 
 def listened(front: Front) -> Vectors:
     """The vectors that a front will have heard of, by sample."""
     found: Vectors = {}
 
-    def hear(message: Message) -> None:
-        assert isinstance(message, News)
+    def hear(message: EngineMessage) -> None:
+        assert isinstance(message, TurnOutputs)
         for name, vector in zip(message.ids, message.pooled, strict=False):
             if vector:
                 found.setdefault(name, []).append(vector)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.live.link.quarantine import FEW, Quarantine
+from minfer.effects.live.link.quarantine import CLEARING_TOKENS, Quarantine
 from tests.effects.live.link.ends import request
 
 A, B, C = map(request, "abc")
@@ -49,7 +49,9 @@ def test_a_few_tokens_clear_nobody() -> None:
     for one in (A, B):
         line.suspect(one)
         line.due()
-        assert not any(line.give(sample, 1) for sample in (0, 1) for _ in range(FEW))
+        assert not any(
+            line.give(sample, 1) for sample in (0, 1) for _ in range(CLEARING_TOKENS)
+        )
         assert line.give(1, 1)
         assert line.clear(one.id)
 

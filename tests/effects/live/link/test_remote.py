@@ -5,15 +5,15 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.effects.live.client import News
+from minfer.effects.live.client import TurnOutputs
 from minfer.effects.live.errors import (
     DrainingError,
     EngineDeadError,
     OverloadedError,
     RequestError,
 )
-from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.quarantine import FEW, GIVEN_UP, GUILTY
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.quarantine import CLEARING_TOKENS, GIVEN_UP, GUILTY_DEATHS
 from minfer.effects.live.link.remote import Remote
 from minfer.records.request import SamplingParams
 from tests.circles import seeds
@@ -60,9 +60,9 @@ KILLS = {
     "prefill": Poison("bad"),
     "a token after each start": Poison("bad", after=1),
     "a few tokens after each start": Poison("bad", after=4),
-    "as many as do not clear it": Poison("bad", after=FEW),
+    "as many as do not clear it": Poison("bad", after=CLEARING_TOKENS),
     "a token": Poison("bad", at=3),
-    "a late token": Poison("bad", at=2 * FEW),
+    "a late token": Poison("bad", at=2 * CLEARING_TOKENS),
 }
 
 
@@ -125,9 +125,9 @@ def test_without_an_engine_requests_wait_and_what_is_cancelled_ends_at_once() ->
     assert isinstance(hello, wire.Hello)
     assert [one.request.prompt for one in hello.resumed] == [(1, 2, 3)]
     assert remote.unready == "connecting"
-    remote.receive(wire.Progress("loading weights", 3, 9))
+    remote.receive(wire.LoadingProgress("loading weights", 3, 9))
     assert remote.unready == "loading weights (3 of 9)"
-    remote.receive(wire.Ready("cpu", 9, b""))
+    remote.receive(wire.EngineReady("cpu", 9, b""))
     assert not remote.unready
 
 
@@ -183,7 +183,7 @@ def test_an_engine_that_says_nothing_any_more_stalls_if_somebody_waits() -> None
 def test_a_request_is_given_up_at_the_length_that_it_has() -> None:
     ends = linked()
     ends.remotes[0].submit([evolve(request("a"), output=(1, 2))])
-    for _ in range(3 * GUILTY):
+    for _ in range(3 * GUILTY_DEATHS):
         if not ends.remotes[0].working:
             break
         ends.engine.admit(*ends.remotes[0]._requests._names)
@@ -192,7 +192,9 @@ def test_a_request_is_given_up_at_the_length_that_it_has() -> None:
         ends.engine.served.clear()
         ends.link()
         ends.carry()
-    (news,) = [one for one in ends.heard[0] if isinstance(one, News) and one.finished]
+    (news,) = [
+        one for one in ends.heard[0] if isinstance(one, TurnOutputs) and one.finished
+    ]
     assert [(done.reason, done.length) for done in news.finished] == [("error", 2)]
 
 

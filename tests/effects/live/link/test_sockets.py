@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from minfer.effects.live.client import News
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.client import TurnOutputs
+from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link import sockets
 from minfer.effects.live.link.frames import FrameWriter
 from minfer.effects.live.link.host import PATIENCE, Host
@@ -60,7 +60,7 @@ class Served:
     def batch(self, name: str, times: int, tokens: int = 1) -> None:
         """So many turns' news of a request."""
         for _ in range(times):
-            news = News(time=0.0, ids=((name, 0),), tokens=((TOKEN,) * tokens,))
+            news = TurnOutputs(time=0.0, ids=((name, 0),), tokens=((TOKEN,) * tokens,))
             self.engine.say(news)
 
 
@@ -78,21 +78,21 @@ OTHER = wire.Hello(1, 1, 0, ())
 @pytest.mark.long
 def test_a_front_that_sleeps_never_blocks_the_engine(served: Served) -> None:
     with (
-        plain(served.path, HELLO, wire.Submit((request("a"),))) as sleeper,
-        plain(served.path, OTHER, wire.Submit((request("b"),))) as awake,
+        plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as sleeper,
+        plain(served.path, OTHER, wire.SubmitRequests((request("b"),))) as awake,
     ):
         until(lambda: len(served.engine.served) == 2)
         # 15 MB, and a socket takes some hundred kilobytes: waiting would never end.
         served.batch("a", 300, 10_000)
         served.batch("b", 1)
         awake.socket.settimeout(5)
-        while not any(isinstance(one, wire.News) for one in awake.hear()):
+        while not any(isinstance(one, wire.FrontOutputs) for one in awake.hear()):
             pass
         # Who wakes up gets all of it, in order.
         rows = 0
         sleeper.socket.settimeout(5)
         while rows < 300:
-            rows += sum(isinstance(one, wire.News) for one in sleeper.hear())
+            rows += sum(isinstance(one, wire.FrontOutputs) for one in sleeper.hear())
 
 
 @pytest.mark.long
@@ -100,21 +100,21 @@ def test_what_waits_is_sent_as_soon_as_the_socket_takes_it(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "TICK", 60.0)  # it must not wait for that
-    with plain(served.path, HELLO, wire.Submit((request("a"),))) as front:
+    with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as front:
         until(lambda: len(served.engine.served) == 1)
         time.sleep(0.15)  # the thread has begun a long wait
         served.batch("a", 100, 10_000)
         rows = 0
         front.socket.settimeout(5)
         while rows < 100:
-            rows += sum(isinstance(one, wire.News) for one in front.hear())
+            rows += sum(isinstance(one, wire.FrontOutputs) for one in front.hear())
 
 
 def test_a_front_that_takes_nothing_any_more_is_cut(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sockets, "MOST_KEPT", 2**20)
-    with plain(served.path, HELLO, wire.Submit((request("a"),))) as sleeper:
+    with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as sleeper:
         until(lambda: len(served.engine.served) == 1)
         served.batch("a", 60, 10_000)
         until(lambda: served.links() == 0)
@@ -133,8 +133,10 @@ NOISE = struct.pack("<IQ", 5, 0) + b"noise"
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         struct.pack("<IQ", 2**32 - 1, 0),
         NOISE,
-        FrameWriter().frame(wire.encoded(HELLO)) * 2,  # doubled
-        FrameWriter().frame(wire.encoded(wire.Submit((request("z"),)))),  # no hello
+        FrameWriter().frame(wire.encode(HELLO)) * 2,  # doubled
+        FrameWriter().frame(
+            wire.encode(wire.SubmitRequests((request("z"),)))
+        ),  # no hello
         FrameWriter().frame(b"\x82\xa4type\xa5reset\xa1x" + b"\x91" * 200_000),
     ],
     ids=["http", "length", "noise", "doubled", "no hello", "deep"],
@@ -142,7 +144,7 @@ NOISE = struct.pack("<IQ", 5, 0) + b"noise"
 def test_who_says_what_no_front_says_is_cut_alone(
     served: Served, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with plain(served.path, OTHER, wire.Submit((request("b"),))) as good:
+    with plain(served.path, OTHER, wire.SubmitRequests((request("b"),))) as good:
         until(lambda: "b" in served.engine.served)
         with plain(served.path) as bad:
             bad.socket.sendall(data)
@@ -150,7 +152,7 @@ def test_who_says_what_no_front_says_is_cut_alone(
         until(lambda: served.links() == 1)
         assert caplog.text.count("a front's link is cut") == 1
         assert "Traceback" not in caplog.text
-        good.say(wire.Submit((request("c"),)))
+        good.say(wire.SubmitRequests((request("c"),)))
         until(lambda: "c" in served.engine.served)
     assert not served.why
 
@@ -164,10 +166,10 @@ def test_a_fault_of_ours_in_one_link_ends_it_alone(
     with plain(served.path, HELLO) as bad, plain(served.path, OTHER) as good:
         until(lambda: not served.host._missing)
         monkeypatch.setattr(served.host, "_cancel", broken)
-        bad.say(wire.Cancel(("a",)))
+        bad.say(wire.CancelRequests(("a",)))
         assert bad.is_cut()
         assert "Traceback" in caplog.text
-        good.say(wire.Submit((request("c"),)))
+        good.say(wire.SubmitRequests((request("c"),)))
         until(lambda: "c" in served.engine.served)
     assert not served.why
 

@@ -13,16 +13,16 @@ from typing import Never
 
 from attrs import define, field, frozen
 
-from minfer.effects.live.client import Message, News
+from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.engine.driver import Driver
-from minfer.effects.live.engine.worker import Worker
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.engine.engine_worker import EngineWorker
+from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.live.link.host import Host
-from minfer.effects.live.link.quarantine import GUILTY
+from minfer.effects.live.link.output_routing import Session
+from minfer.effects.live.link.quarantine import GUILTY_DEATHS
 from minfer.effects.live.link.remote import Remote
-from minfer.effects.live.link.shares import Session
-from minfer.effects.live.totals import NOTHING_COUNTED
+from minfer.effects.live.totals import NO_TOTALS
 from minfer.effects.text.grammars.protocol import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig
@@ -43,13 +43,13 @@ CONFIG = EngineConfig(
     vocab_size=VOCAB,
     depth=2,
 )
-READY = wire.Ready("cpu", CONFIG.num_blocks, b"print")
+READY = wire.EngineReady("cpu", CONFIG.num_blocks, b"print")
 BOUND = 0.2  # of requests: they have a constraint
 STEP = 0.01  # seconds on the world's clock that a move takes
 MOST_MOVES = 60_000
 
 
-class Inline(Worker):
+class Inline(EngineWorker):
     """An engine that turns when it is told to."""
 
     def _wake(self) -> None:
@@ -106,7 +106,7 @@ class Poisoned(Oracle):
         super().launch(plan)
 
 
-class Compiling(Grammars):
+class CompilingRequests(Grammars):
     """Compiles a constraint when it is told to: each anew for whoever asks."""
 
     def __init__(self) -> None:
@@ -140,8 +140,8 @@ def alone(request: Request) -> dict[int, tuple[int, ...]]:
     got: dict[int, list[int]] = {i: [] for i in range(request.n)}
     engine = Inline(Driver(CONFIG, Oracle(CONFIG.block_size, VOCAB)))
 
-    def hear(message: Message) -> None:
-        assert isinstance(message, News)
+    def hear(message: EngineMessage) -> None:
+        assert isinstance(message, TurnOutputs)
         for (_, sample), tokens in zip(message.ids, message.tokens, strict=True):
             got[sample] += tokens
 
@@ -174,9 +174,9 @@ class Front:
     asked: dict[str, Request] = field(factory=dict)
     cut: dict[SampleId, int] = field(factory=dict)  # at which length it was told to end
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: EngineMessage) -> None:
         """Keep what the engine said, and see that it makes sense."""
-        assert isinstance(message, News), message
+        assert isinstance(message, TurnOutputs), message
         for name, tokens in zip(message.ids, message.tokens, strict=True):
             assert not tokens or name not in self.ended or name in self.cut, name
             if name[0] in self.asked:
@@ -199,7 +199,7 @@ class World:
         self.kills = kills or Poison(poison)
         self.numbers = count()
         self.host: Host | None = None
-        self.compiling = Compiling()
+        self.compiling = CompilingRequests()
         self.engine: Inline | None = None
         self.deaths = 0
         # How often a request was served alone when an engine, or its link, was gone.
@@ -223,7 +223,7 @@ class World:
         if self.host is not None and self.engine is None:
             executor = Poisoned(self.kills)
             driver = Driver(CONFIG, executor, clock=self.clock)
-            self.compiling = Compiling()
+            self.compiling = CompilingRequests()
             self.engine = Inline(driver, grammars=self.compiling)
             self.host.open(self.engine, READY)
 
@@ -254,7 +254,7 @@ class World:
         numbers = FrameWriter()
         self.host.join(link.session)
         front.remote.connect(
-            lambda message: link.up.append(numbers.frame(wire.encoded(message)))
+            lambda message: link.up.append(numbers.frame(wire.encode(message)))
         )
 
     def ask(self, front: Front, request: Request) -> None:
@@ -296,7 +296,7 @@ class World:
             self._turn,
             self._compile,
             self._tick,
-            lambda: front.remote.count(NOTHING_COUNTED),
+            lambda: front.remote.count(NO_TOTALS),
         ]
         bad: list[Callable[[], object]] = [
             self.kill,
@@ -348,7 +348,7 @@ class World:
             assert got == right[: len(got)]
             return
         if done.reason == "error":  # it may have been killed from outside just then
-            assert self.alone[request.id] >= GUILTY, done
+            assert self.alone[request.id] >= GUILTY_DEATHS, done
             return
         assert done.length <= len(got), (name, done, got)
         assert got[: done.length] == right[: done.length], (name, got, right)

@@ -6,7 +6,7 @@ from typing import Any
 from attrs import evolve
 
 from minfer.effects.live.input_processing.input_processor import Urgency
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.message_writing import writer
 from minfer.effects.serving.protocol import GenerationRequest, Include, Writer
 from minfer.effects.serving.wire.stamp import Stamp
@@ -18,7 +18,7 @@ from tests.effects.serving.openai.asked import delta, served
 TEXT = "<think>So</think>Yes" + hermes(("add", {"a": 1}), ("now", {}))
 PARSING = Parsing(tools="hermes", reasoning="think", names=("add",))
 REQUEST = GenerationRequest(
-    prompts=(Asked(None, [1, 2, 3]),),
+    prompts=(TokenizedPrompt(None, [1, 2, 3]),),
     params=SamplingParams(),
     urgency=Urgency(),
     stream=False,

@@ -9,7 +9,7 @@ from anthropic import Anthropic
 from anthropic.types import Message
 
 from minfer.effects.live.input_processing.input_processor import Urgency
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.messages import ENDPOINT
 from minfer.effects.serving.protocol import GenerationRequest, Include, Writer
 from minfer.effects.serving.wire.stamp import Stamp
@@ -100,7 +100,7 @@ def test_a_stop_sequence_is_named(anthropic: Anthropic) -> None:
 
 def writer(stream: bool) -> Writer:
     request = GenerationRequest(
-        prompts=(Asked(None, [1, 2, 3]),),
+        prompts=(TokenizedPrompt(None, [1, 2, 3]),),
         params=SamplingParams(),
         urgency=Urgency(),
         stream=stream,

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from pydantic import BaseModel
 
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
 from minfer.effects.serving.openai.chat import ChatBody
@@ -57,7 +57,7 @@ def writer_of(
 ) -> Writer:
     """What writes the answer to a body that has one prompt, or as many as echoes."""
     endpoint = CHAT if isinstance(body, ChatBody) else COMPLETIONS
-    prompts = [Asked(None, [5])] * max(1, len(echo))
+    prompts = [TokenizedPrompt(None, [5])] * max(1, len(echo))
     request = body.request(prompts, SamplingParams(n=body.n), echo)
     return endpoint.writer(STAMP, evolve(request, parsing=parsing), tokenizer)
 

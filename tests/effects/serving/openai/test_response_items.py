@@ -8,7 +8,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from minfer.effects.live.input_processing.input_processor import Urgency
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.openai.response_writing import writer
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.wire.stamp import Stamp
@@ -23,7 +23,7 @@ TEXT = "<think>So</think>Yes" + hermes(("f", {"a": 1}), ("g", {})) + "Done"
 
 def written(text: str, *, stream: bool, end: str = "stop") -> list[Any]:
     request = GenerationRequest(
-        prompts=(Asked(None, [1]),),
+        prompts=(TokenizedPrompt(None, [1]),),
         params=SamplingParams(),
         urgency=Urgency(),
         stream=stream,

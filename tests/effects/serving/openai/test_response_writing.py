@@ -8,7 +8,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from minfer.effects.live.input_processing.input_processor import Urgency
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.openai.response_writing import writer
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.wire.stamp import Stamp
@@ -22,7 +22,7 @@ ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 def written(stream: bool, *texts: str, end: str) -> list[Event]:
     """All events of a response whose text comes in these pieces."""
     request = GenerationRequest(
-        prompts=(Asked(None, [1]),),
+        prompts=(TokenizedPrompt(None, [1]),),
         params=SamplingParams(temperature=0.5),
         urgency=Urgency(),
         stream=stream,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from minfer.effects.live.input_processing.input_processor import Urgency
-from minfer.effects.live.input_processing.prompts import Asked
+from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.input_workers.messages import (
     Ask,
     Refusal,
@@ -21,7 +21,10 @@ from minfer.effects.text.tools.formats import Parsing
 from minfer.records.request import SamplingParams
 
 REQUEST = GenerationRequest(
-    prompts=(Asked("a text", [1, 2**31], b"\x00salt"), Asked(None, [5])),
+    prompts=(
+        TokenizedPrompt("a text", [1, 2**31], b"\x00salt"),
+        TokenizedPrompt(None, [5]),
+    ),
     params=SamplingParams(
         temperature=0.5, top_k=7, stop=("x", "y"), max_tokens=None, seed=-(2**62)
     ),

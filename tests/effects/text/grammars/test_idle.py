@@ -14,7 +14,7 @@ from minfer.effects.text.grammars.idle import (
 )
 from minfer.effects.text.grammars.protocol import Matcher
 from minfer.sampling.structured import StructuredOutputs
-from tests.effects.live.walkers import Walker
+from tests.effects.live.matchers import Walker
 from tests.effects.text.grammars.bundled import compiler
 
 ASKED = StructuredOutputs(regex="any")

@@ -22,7 +22,7 @@ from minfer.effects.text.grammars.store import (
     Grammars,
 )
 from minfer.sampling.structured import StructuredOutputs
-from tests.effects.live.walkers import Walker
+from tests.effects.live.matchers import Walker
 from tests.effects.text.grammars.one_by_one import OneByOne
 
 

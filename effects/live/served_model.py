@@ -13,12 +13,12 @@ from minfer.effects.execution.warming.progress import Report, ignore_progress, l
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
-from minfer.effects.live.engine import opening
+from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.engine.driver import Driver
-from minfer.effects.live.engine.worker import Worker
+from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.front import Front
 from minfer.effects.live.input_processing import input_processor as edge
-from minfer.effects.live.input_processing.input_processor import Asked, Urgency
+from minfer.effects.live.input_processing.input_processor import TokenizedPrompt, Urgency
 from minfer.effects.live.input_processing.logit_checks import BadWords, read_bad_words
 from minfer.effects.live.input_processing.prompts import (
     Prompt,
@@ -28,9 +28,9 @@ from minfer.effects.live.input_processing.prompts import (
 )
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import REMOVED, EngineArgs, Speculative
-from minfer.effects.text.assembly import Assembly, Sink
 from minfer.effects.text.grammars.protocol import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
+from minfer.effects.text.output_processor import OutputProcessor, Sink
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers
 from minfer.records.policy import Policy
@@ -60,7 +60,7 @@ class ServedModel(Renders):
     tokenizer: Tokenizer | None
     parsers: Parsers  # how the model writes tool calls and reasoning
     # The internals of an engine in this process, for tests and benchmarks.
-    worker: Worker
+    worker: EngineWorker
     client: EngineClient
     front: Front
 
@@ -148,7 +148,7 @@ class ServedModel(Renders):
             masks=masks,
             drafts=opening.host_drafts(setup),
         )
-        self.worker = Worker(driver, journal, self.grammars)
+        self.worker = EngineWorker(driver, journal, self.grammars)
         self._attach(self.worker, 0)
 
     @classmethod
@@ -241,12 +241,12 @@ class ServedModel(Renders):
         self.grammars.close()
         gc.unfreeze()
 
-    def _rendered(self, messages: "Conversation", how: "ChatOptions") -> Asked:
+    def _rendered(self, messages: "Conversation", how: "ChatOptions") -> TokenizedPrompt:
         return rendered(self.tokenizer, messages, how)
 
     def _job(
         self,
-        prompt: Prompt | Asked,
+        prompt: Prompt | TokenizedPrompt,
         sink: Sink,
         wanted: SamplingParams | BeamSearchParams | str,
         *,
@@ -255,7 +255,7 @@ class ServedModel(Renders):
         streaming: bool = False,
         name: str = "",
         shown: Iterable[str] = (),
-    ) -> Assembly:
+    ) -> OutputProcessor:
         """Returns a checked request after `count` others: by the type of `wanted` for
         samples, for a search, or for a vector. Raises RequestError.
         """
@@ -265,7 +265,7 @@ class ServedModel(Renders):
             request = edge.make_pooled_request(
                 setup, asked, wanted, count, urgency, name, resets
             )
-            return Assembly(request, sink, asked.text)
+            return OutputProcessor(request, sink, asked.text)
         special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
         words: BadWords = ()
         if isinstance(wanted, BeamSearchParams):
@@ -279,7 +279,9 @@ class ServedModel(Renders):
             request = edge.make_request(
                 setup, asked, wanted, count, urgency, name, resets, words
             )
-        return Assembly(request, sink, asked.text, self.tokenizer, streaming, special)
+        return OutputProcessor(
+            request, sink, asked.text, self.tokenizer, streaming, special
+        )
 
 
 def _refuse(owner: str, unknown: Mapping[str, object]) -> None:

@@ -2,9 +2,9 @@
 
 from attrs import evolve
 
-from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.kept import Requests
-from minfer.effects.live.link.quarantine import GUILTY
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.front_requests import FrontRequests
+from minfer.effects.live.link.quarantine import GUILTY_DEATHS
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
@@ -14,15 +14,17 @@ def request(name: str = "a", n: int = 1, first_sample: int = 0) -> Request:
     return Request(id=name, prompt=(1, 2), max_tokens=9, n=n, first_sample=first_sample)
 
 
-def news(*ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]) -> wire.News:
-    return wire.News(time=1.0, ids=ids, tokens=tokens)
+def news(*ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]) -> wire.FrontOutputs:
+    return wire.FrontOutputs(time=1.0, ids=ids, tokens=tokens)
 
 
 def test_what_came_is_history_when_it_is_asked_again() -> None:
-    requests = Requests()
+    requests = FrontRequests()
     requests.add(request())
     requests.take(news(("a", 0), tokens=((5, 6),)))
-    told = requests.take(wire.News(time=2.0, ids=None, tokens=((7,),), drafts=(3,)))
+    told = requests.take(
+        wire.FrontOutputs(time=2.0, ids=None, tokens=((7,),), drafts=(3,))
+    )
     assert told.drafts == (3,)
     requests.lose("")
     (again,) = requests.resumed()
@@ -33,7 +35,7 @@ def test_what_came_is_history_when_it_is_asked_again() -> None:
 
 
 def test_samples_that_have_begun_go_on_each_by_itself() -> None:
-    requests = Requests()
+    requests = FrontRequests()
     requests.add(request(n=3, first_sample=4))
     requests.take(news(("a", 0), ("a", 2), tokens=((5,), (6,))))
     requests.end((Finished("a", 0, "length", 1),))
@@ -46,13 +48,13 @@ def test_samples_that_have_begun_go_on_each_by_itself() -> None:
     (end,) = requests.finish([Finish("a", 2, 1)])
     assert (end.id, end.sample) == (parts[1].id, 0)
     told = requests.take(
-        wire.News(time=1.0, finished=(Finished(parts[1].id, 0, "stop", 1),))
+        wire.FrontOutputs(time=1.0, finished=(Finished(parts[1].id, 0, "stop", 1),))
     )
     assert (told.finished[0].id, told.finished[0].sample) == ("a", 2)
 
 
 def test_samples_that_have_not_begun_go_on_as_one_request() -> None:
-    requests = Requests()
+    requests = FrontRequests()
     requests.add(request(n=3))
     requests.lose("")
     (again,) = requests.resumed()
@@ -60,18 +62,18 @@ def test_samples_that_have_not_begun_go_on_as_one_request() -> None:
 
 
 def test_who_is_blamed() -> None:
-    requests = Requests()
+    requests = FrontRequests()
     for name in "abc":
         requests.add(request(name))
     started = tuple(
         wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=2))
         for name in "ab"
     )
-    requests.take(wire.News(time=0.0, reasons=started))
+    requests.take(wire.FrontOutputs(time=0.0, reasons=started))
     requests.take(news(("a", 0), ("b", 0), tokens=((), (1,))))
     requests.lose("")
     assert [one.deaths for one in requests.resumed()] == [1, 1, 0], "c only waited"
-    for _ in range(GUILTY - 1):
+    for _ in range(GUILTY_DEATHS - 1):
         assert not requests.lose(_name_of(requests, "a"))
         requests.resumed()
     (done,) = requests.lose(_name_of(requests, "a"))
@@ -79,31 +81,31 @@ def test_who_is_blamed() -> None:
 
 
 def test_who_may_have_been_compiling_is_blamed() -> None:
-    requests = Requests()
+    requests = FrontRequests()
     asked = SamplingParams(structured_outputs=StructuredOutputs(regex="x"))
     for name in ("compiles", "in line"):
         requests.add(evolve(request(name), sampling=asked))
     requests.add(request("free"))
-    requests.take(wire.News(time=0.0, arrived=("in line", "free", "gone")))
+    requests.take(wire.FrontOutputs(time=0.0, arrived=("in line", "free", "gone")))
     requests.lose("")
     assert [one.deaths for one in requests.resumed()] == [1, 0, 0]
     requests.lose("", served=False)
     assert [one.deaths for one in requests.resumed()] == [1, 0, 0], "it was not ready"
     requests.lose("")
     assert [one.deaths for one in requests.resumed()] == [2, 1, 0]
-    for _ in range(GUILTY - 1):
+    for _ in range(GUILTY_DEATHS - 1):
         assert not requests.lose(_name_of(requests, "compiles"))
         requests.resumed()
     (done,) = requests.lose(_name_of(requests, "compiles"))
     assert (done.id, done.reason) == ("compiles", "error")
 
 
-def _name_of(requests: Requests, own: str) -> str:
+def _name_of(requests: FrontRequests, own: str) -> str:
     return next(name for name, (one, _) in requests._names.items() if one == own)
 
 
 def test_what_was_to_end_ends_without_an_engine() -> None:
-    requests = Requests()
+    requests = FrontRequests()
     for name in "abc":
         requests.add(request(name))
     requests.take(news(("a", 0), ("b", 0), tokens=((1, 2, 3), (4,))))

@@ -10,7 +10,7 @@ from minfer.records.sequence import Running, SampleId
 
 
 @frozen(eq=False)
-class Allowed:
+class AllowedTokens:
     """The allowed tokens after so many output tokens, or why the sample cannot
     continue.
     """
@@ -20,7 +20,7 @@ class Allowed:
 
 
 @define(eq=False)
-class Walk:
+class SampleGrammar:
     """A sample's matcher, and how many of its output tokens that has read."""
 
     name: SampleId
@@ -28,7 +28,7 @@ class Walk:
     given: int = 0
     matcher: Matcher | None = None  # made by the thread that needs it
     failed: GrammarError | None = None  # why there can be no matcher
-    allowed: Allowed | None = None  # its last mask, if a thread made it
+    allowed: AllowedTokens | None = None  # its last mask, if a thread made it
     # For slow samples:
     paused: bool = False  # as the engine knows
     job: "Future[None] | None" = None  # of the thread that makes its next mask
@@ -67,10 +67,10 @@ class Walk:
 
 
 @frozen(eq=False)
-class Due:
+class DueMask:
     """A mask that is to be made."""
 
-    walk: Walk
+    walk: SampleGrammar
     back: int  # tokens that the matcher has to roll back first
     tokens: tuple[int, ...]  # tokens that it has to read then
     length: int  # of the output after them
@@ -85,7 +85,7 @@ class Due:
         return there or self.walk.failed is not None
 
 
-def due_at(walk: Walk, running: Running, i: int, block_size: int) -> Due:
+def due_mask(walk: SampleGrammar, running: Running, i: int, block_size: int) -> DueMask:
     """Returns what a walk's matcher has to read of the sample that is the `i`th to
     run.
     """
@@ -97,9 +97,9 @@ def due_at(walk: Walk, running: Running, i: int, block_size: int) -> Due:
     whole: tuple[int, ...] = ()
     if walk.matcher is not None and walk.matcher.served:
         whole = running.inputs(i, walk.prompt, running.known[i], block_size)
-    return Due(walk, back, new, length, whole)
+    return DueMask(walk, back, new, length, whole)
 
 
-def barred(walk: Walk) -> frozenset[int]:
+def barred_tokens(walk: SampleGrammar) -> frozenset[int]:
     """Returns the tokens that must not come in an output that is too short to end."""
     return walk.never | walk.request.stop_ids

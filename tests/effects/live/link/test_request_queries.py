@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link import questions
-from minfer.effects.live.link.questions import Inquirer
-from minfer.effects.live.totals import NOTHING_COUNTED
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link import request_queries as questions
+from minfer.effects.live.link.request_queries import RequestQueries
+from minfer.effects.live.totals import NO_TOTALS
 from tests.circles import seeds
 from tests.effects.live.link.world import World
 
@@ -20,7 +20,7 @@ def asking(known: dict[int, str], fronts: int = 3) -> World:
     world = World(0, fronts=fronts)
     for number, front in enumerate(world.fronts):
 
-        def answer(wanted: wire.Wanted, number: int = number) -> bytes:
+        def answer(wanted: wire.RequestQuery, number: int = number) -> bytes:
             found = known.get(number) == wanted.name
             what = "cancelled" if wanted.cancel else ""
             return f"{number} {what}".encode() if found else b""
@@ -30,7 +30,7 @@ def asking(known: dict[int, str], fronts: int = 3) -> World:
     return world
 
 
-def knowing(number: int) -> Callable[[wire.Wanted], bytes]:
+def knowing(number: int) -> Callable[[wire.RequestQuery], bytes]:
     """A front that knows the request of its number."""
     return lambda asked: b"yes" if asked.name == str(number) else b""
 
@@ -56,7 +56,7 @@ def ask(world: World, front: int, name: str, *, cancel: bool = False) -> Answers
     """Ask, and what will have been heard."""
     heard: Answers = []
     world.fronts[front].remote.inquirer.ask(
-        wire.Wanted(name, cancel=cancel), heard.append
+        wire.RequestQuery(name, cancel=cancel), heard.append
     )
     return heard
 
@@ -104,7 +104,7 @@ def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
         settle(world)
         deliver(world)
         for front in world.fronts:  # a frame that was lost is noticed by the next one
-            front.remote.count(NOTHING_COUNTED)
+            front.remote.count(NO_TOTALS)
         world._tick()
         deliver(world)
         # Only of a front that is gone no answer came, and its asker stops waiting.
@@ -121,20 +121,20 @@ def test_more_than_a_front_may_ask_is_refused_at_once(
 ) -> None:
     monkeypatch.setattr(questions, "MOST_ASKED", 2)
     said: list[wire.ToEngine] = []
-    inquirer = Inquirer()
+    inquirer = RequestQueries()
     inquirer.connect(said.append)
     heard: Answers = []
-    first = inquirer.ask(wire.Wanted("a"), heard.append)
-    inquirer.ask(wire.Wanted("b"), heard.append)
-    inquirer.ask(wire.Wanted("c"), heard.append)
+    first = inquirer.ask(wire.RequestQuery("a"), heard.append)
+    inquirer.ask(wire.RequestQuery("b"), heard.append)
+    inquirer.ask(wire.RequestQuery("c"), heard.append)
     assert heard == [None]
     inquirer.forget(first)
-    inquirer.told(wire.Told(first, 1, b"late"))
+    inquirer.told(wire.QueryAnswer(first, 1, b"late"))
     assert heard == [None]
-    inquirer.ask(wire.Wanted("d"), heard.append)
-    asked = [one for one in said if isinstance(one, wire.Ask)]
+    inquirer.ask(wire.RequestQuery("d"), heard.append)
+    asked = [one for one in said if isinstance(one, wire.SendQuery)]
     assert [one.wanted.name for one in asked] == ["a", "b", "d"]
-    inquirer.told(wire.Told(asked[1].number, 2))
+    inquirer.told(wire.QueryAnswer(asked[1].number, 2))
     assert heard == [None], "one more was asked"
-    inquirer.told(wire.Told(asked[1].number, 2))
+    inquirer.told(wire.QueryAnswer(asked[1].number, 2))
     assert heard == [None, b""]

@@ -16,7 +16,7 @@ from typing import Final
 
 from attrs import define
 
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link import link_messages as wire
 
 MOST_ASKED: Final = 64  # unanswered questions of a front
 
@@ -24,7 +24,7 @@ MOST_ASKED: Final = 64  # unanswered questions of a front
 Hear = Callable[[bytes | None], None]
 
 
-def nothing_known(wanted: wire.Wanted) -> bytes:
+def nothing_known(wanted: wire.RequestQuery) -> bytes:
     """Returns the answer of a front that serves no model yet."""
     del wanted
     return b""
@@ -38,16 +38,16 @@ class _Open:
     empty: int = 0  # empty answers so far
 
 
-class Inquirer:
+class RequestQueries:
     """One front's questions and answers, in the thread of its link."""
 
     def __init__(self) -> None:
         # Returns this front's record of a request; it may have to cancel it.
-        self.answer: Callable[[wire.Wanted], bytes] = nothing_known
+        self.answer: Callable[[wire.RequestQuery], bytes] = nothing_known
         self._send: Callable[[wire.ToEngine], None] | None = None
         self._open: dict[int, _Open] = {}
 
-    def ask(self, wanted: wire.Wanted, hear: Hear) -> int:
+    def ask(self, wanted: wire.RequestQuery, hear: Hear) -> int:
         """Ask the others; `hear` is called once. Returns a number to `forget` the
         question by.
         """
@@ -56,7 +56,7 @@ class Inquirer:
             hear(None)
             return number
         self._open[number] = _Open(hear)
-        self._send(wire.Ask(number, wanted))
+        self._send(wire.SendQuery(number, wanted))
         return number
 
     def forget(self, number: int) -> None:
@@ -74,14 +74,14 @@ class Inquirer:
         for one in unanswered.values():
             one.hear(None)
 
-    def asked(self, asked: wire.Asked) -> None:
+    def asked(self, asked: wire.ReceivedQuery) -> None:
         """Answer another front's question."""
         record = self.answer(asked.wanted)
         if self._send is not None:
-            told = wire.Told(asked.number, asked.others, record)
-            self._send(wire.Answer(asked.front, told))
+            told = wire.QueryAnswer(asked.number, asked.others, record)
+            self._send(wire.SendAnswer(asked.front, told))
 
-    def told(self, told: wire.Told) -> None:
+    def told(self, told: wire.QueryAnswer) -> None:
         """Take an answer to this front's question; ignored if it is too late."""
         one = self._open.get(told.number)
         if one is None:

@@ -10,9 +10,14 @@ from itertools import count
 
 from attrs import define, evolve, field
 
-from minfer.effects.live.client import About, News
-from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.quarantine import ALIKE, FEW, GIVEN_UP, GUILTY
+from minfer.effects.live.client import RequestReason, TurnOutputs
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.quarantine import (
+    CLEARING_TOKENS,
+    GIVEN_UP,
+    GUILTY_DEATHS,
+    TOKEN_TOLERANCE,
+)
 from minfer.effects.live.request_names import again_name
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
@@ -20,39 +25,39 @@ from minfer.records.sequence import SampleId
 
 
 @define(eq=False)
-class Trial:
+class CrashHistory:
     """A sample's history with the engines that served it: see `quarantine`."""
 
     admitted: bool = False  # by the current engine
     got: int = 0  # tokens from this engine
     deaths: int = 0  # engines in a row that did not clear it and died
-    deaths_alone: int = 0  # of these, while they served nothing else
-    got_alone: int = 0  # tokens from the last of those
+    solo_deaths: int = 0  # of these, while they served nothing else
+    solo_tokens: int = 0  # tokens from the last of those
 
     def end(self, *, alone: bool) -> None:
         """Note that its engine has died."""
-        cleared = self.got > FEW
+        cleared = self.got > CLEARING_TOKENS
         self.deaths = 1 if cleared else self.deaths + 1
         if cleared:
-            self.deaths_alone = 0
+            self.solo_deaths = 0
         elif alone:
-            alike = abs(self.got - self.got_alone) <= ALIKE
-            self.deaths_alone = self.deaths_alone + 1 if alike else 1
-            self.got_alone = self.got
+            alike = abs(self.got - self.solo_tokens) <= TOKEN_TOLERANCE
+            self.solo_deaths = self.solo_deaths + 1 if alike else 1
+            self.solo_tokens = self.got
 
     @property
     def proven(self) -> bool:
         """Whether it is proven that engines died of it."""
-        return self.deaths_alone >= GUILTY + (self.got_alone > 0)
+        return self.solo_deaths >= GUILTY_DEATHS + (self.solo_tokens > 0)
 
 
 @define(eq=False)
-class Kept:
+class FrontRequest:
     """A request, and its results so far."""
 
     request: Request
     tokens: list[list[int]]  # new ones, by sample
-    trials: list[Trial]  # likewise
+    trials: list[CrashHistory]  # likewise
     names: list[str] = field(factory=list)  # of it, or of its parts, on the link
     over: set[int] = field(factory=set)  # samples that have ended
     ends: dict[int, Finish] = field(factory=dict)  # ends that were sent to the engine
@@ -73,7 +78,7 @@ class Kept:
         self.names.append(name)
         self.compiling = self.request.sampling.structured_outputs is not None
 
-    def blame(self, alone: Sequence[int], *, probing: bool) -> bool:
+    def note_death(self, alone: Sequence[int], *, probing: bool) -> bool:
         """Note that its engine has died; returns whether a sample is proven to kill
         engines.
 
@@ -84,10 +89,10 @@ class Kept:
             trial = self.trials[sample]
             if sample in alone or (not probing and (trial.admitted or self.compiling)):
                 trial.end(alone=sample in alone)
-        self.forsake()
+        self.leave_engine()
         return any(self.trials[sample].proven for sample in alone)
 
-    def forsake(self) -> None:
+    def leave_engine(self) -> None:
         """Note that no engine has it any more."""
         self.compiling = False
         for trial in self.trials:
@@ -95,16 +100,18 @@ class Kept:
         self.names.clear()
 
 
-class Requests:
+class FrontRequests:
     """The requests of a front that have not ended."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, FrontRequest] = {}
         # Names on the link, of a request or its sample: the request's own id, or, for
         # resubmitted ones, a new id.
         self._names: dict[str, tuple[str, int | None]] = {}
         self._batch: tuple[SampleId, ...] = ()  # of the last news that had one
-        self._rows: tuple[tuple[Kept, int] | None, ...] = ()  # their requests and samples
+        self._rows: tuple[
+            tuple[FrontRequest, int] | None, ...
+        ] = ()  # their requests and samples
         self._again = count(1)
 
     def __len__(self) -> int:
@@ -126,8 +133,8 @@ class Requests:
     def add(self, request: Request) -> None:
         """Add a request, under an id that no other one has."""
         tokens: list[list[int]] = [[] for _ in range(request.n)]
-        trials = [Trial() for _ in range(request.n)]
-        kept = self._kept[request.id] = Kept(request, tokens, trials)
+        trials = [CrashHistory() for _ in range(request.n)]
+        kept = self._kept[request.id] = FrontRequest(request, tokens, trials)
         kept.go(request.id)
         self._names[request.id] = (request.id, None)
 
@@ -166,8 +173,8 @@ class Requests:
         proven = []
         for kept in self._kept.values():
             if not served:
-                kept.forsake()
-            elif kept.blame(self._known_as(probing, kept), probing=bool(probing)):
+                kept.leave_engine()
+            elif kept.note_death(self._known_as(probing, kept), probing=bool(probing)):
                 proven.append(kept)
         self._names.clear()
         self._batch = ()
@@ -179,7 +186,7 @@ class Requests:
             for sample in kept.left()
         )
 
-    def _known_as(self, name: str, kept: Kept) -> list[int]:
+    def _known_as(self, name: str, kept: FrontRequest) -> list[int]:
         """Returns the samples of a request that have a name on the link."""
         if name not in kept.names:
             return []
@@ -198,7 +205,7 @@ class Requests:
         """Returns the unfinished parts of all requests, to resubmit."""
         return tuple(one for kept in self._kept.values() for one in self._parts(kept))
 
-    def _parts(self, kept: Kept) -> list[wire.Resumed]:
+    def _parts(self, kept: FrontRequest) -> list[wire.Resumed]:
         """Returns a request as a whole; or, if its samples have begun, each of them."""
         request = kept.request
         parts: list[tuple[Request, int | None]] = []
@@ -216,18 +223,20 @@ class Requests:
                 parts.append((part, one))
         return [self._named(kept, part, sample) for part, sample in parts]
 
-    def _named(self, kept: Kept, part: Request, sample: int | None) -> wire.Resumed:
+    def _named(
+        self, kept: FrontRequest, part: Request, sample: int | None
+    ) -> wire.Resumed:
         name = again_name(kept.request.id, next(self._again))
         self._names[name] = (kept.request.id, sample)
         kept.go(name)
         trials = kept.trials if sample is None else [kept.trials[sample]]
         deaths = max(one.deaths for one in trials)
-        alone = max(one.deaths_alone for one in trials)
+        alone = max(one.solo_deaths for one in trials)
         return wire.Resumed(evolve(part, id=name), deaths, alone)
 
     # --- news ---------------------------------------------------------------------------
 
-    def take(self, told: wire.News) -> News:
+    def take(self, told: wire.FrontOutputs) -> TurnOutputs:
         """Keep the engine's news, and return them with the requests' own ids."""
         if told.ids:
             self._regroup(told.ids)
@@ -245,7 +254,7 @@ class Requests:
         for own in arrived:
             if own in self._kept:
                 self._kept[own].compiling = False
-        return News(
+        return TurnOutputs(
             time=told.time,
             ids=self._batch if has_batch else (),
             tokens=told.tokens,
@@ -274,7 +283,7 @@ class Requests:
     def _regroup(self, ids: tuple[SampleId, ...]) -> None:
         """Find the requests of a new batch's rows."""
         batch: list[SampleId] = []
-        rows: list[tuple[Kept, int] | None] = []
+        rows: list[tuple[FrontRequest, int] | None] = []
         for name, number in ids:
             own, sample = self._own(name, number)
             kept = self._kept.get(own)
@@ -294,13 +303,13 @@ class Requests:
         own, sample = self._own(done.id, done.sample)
         return evolve(done, id=own, sample=sample)
 
-    def _reason(self, one: wire.Reason) -> About:
+    def _reason(self, one: wire.WireReason) -> RequestReason:
         own, sample = self._own(one.of.id, one.of.sample)
         if isinstance(one, wire.AdmittedReason) and own in self._kept:
             self._kept[own].trials[sample].admitted = True
         return evolve(one.of, id=own, sample=sample)
 
-    def _as_named(self, kept: Kept, end: Finish) -> list[Finish]:
+    def _as_named(self, kept: FrontRequest, end: Finish) -> list[Finish]:
         """Returns an end with the sample's name on the link, if there is one."""
         for name in kept.names:
             _, sample = self._names[name]
@@ -311,7 +320,7 @@ class Requests:
         return []
 
 
-def _ends_without_engine(kept: Kept) -> list[Finished]:
+def _ends_without_engine(kept: FrontRequest) -> list[Finished]:
     found = []
     for sample in kept.left():
         length, end = kept.length(sample), kept.ends.get(sample)

@@ -7,8 +7,8 @@ import attrs
 import msgspec
 import pytest
 
-from minfer.effects.live.client import News, Snapshot
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.client import Snapshot, TurnOutputs
+from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.totals import Histogram, Totals
 from minfer.records.messages import (
     Admitted,
@@ -126,7 +126,7 @@ REASONS = (
 
 
 def to_engine(message: wire.ToEngine) -> Any:
-    return wire.read_to_engine(wire.encoded(message))
+    return wire.read_to_engine(wire.encode(message))
 
 
 def same(found: Any, given: Any) -> None:
@@ -138,19 +138,19 @@ def same(found: Any, given: Any) -> None:
 
 
 def test_a_request_is_the_same_on_the_other_side() -> None:
-    (found,) = to_engine(wire.Submit((REQUEST,))).requests
+    (found,) = to_engine(wire.SubmitRequests((REQUEST,))).requests
     same(found, REQUEST)
     same(found.sampling, SAMPLING)
     plain = Request(id="a", prompt=(1,), max_tokens=1)
     assert plain.deadline == inf
-    same(to_engine(wire.Submit((plain,))).requests[0], plain)
+    same(to_engine(wire.SubmitRequests((plain,))).requests[0], plain)
 
 
 def test_what_fronts_say_is_the_same_on_the_other_side() -> None:
     for message in (
         wire.Hello(3, 2**61, 7, (wire.Resumed(REQUEST, 1, 2),)),
-        wire.Cancel(("a", "b")),
-        wire.End((Finish("a", 1, 5, "stop"),)),
+        wire.CancelRequests(("a", "b")),
+        wire.EndSamples((Finish("a", 1, 5, "stop"),)),
         wire.ResetCache(),
     ):
         assert to_engine(message) == message
@@ -158,7 +158,7 @@ def test_what_fronts_say_is_the_same_on_the_other_side() -> None:
 
 def test_news_are_the_same_for_who_listens_to_a_front() -> None:
     told = other(
-        News(time=0.0),
+        TurnOutputs(time=0.0),
         time=4.5,
         ids=(("a", 0), ("a", 2)),
         tokens=((1, 2), ()),
@@ -215,10 +215,10 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
 
 
 def test_totals_are_the_same_on_the_other_side() -> None:
-    same(to_engine(wire.Counted(TOTALS)).totals, TOTALS)
+    same(to_engine(wire.FrontTotals(TOTALS)).totals, TOTALS)
 
 
-GOOD = wire.encoded(wire.Cancel(("ab",)))
+GOOD = wire.encode(wire.CancelRequests(("ab",)))
 
 
 def fields_of(request: Request) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def packed(**fields: Any) -> bytes:
         packed(
             type="end", ends=[{"id": "a", "sample": 0, "length": 1, "reason": "error"}]
         ),
-        wire.encoded(wire.Probing("a")),
+        wire.encode(wire.ProbingRequest("a")),
     ],
 )
 def test_what_no_front_says_is_an_error_of_the_link(data: bytes) -> None:
@@ -282,7 +282,7 @@ def test_what_no_front_says_is_an_error_of_the_link(data: bytes) -> None:
 def test_a_request_that_cannot_be_is_an_error_of_the_link(field: str, value: Any) -> None:
     whole = fields_of(Request(id="a", prompt=(1,), max_tokens=1))
     good = packed(type="submit", requests=[whole])
-    assert to_engine(wire.Submit(())) == wire.Submit(())
+    assert to_engine(wire.SubmitRequests(())) == wire.SubmitRequests(())
     wire.read_to_engine(good)
     with pytest.raises(wire.LinkError):
         wire.read_to_engine(packed(type="submit", requests=[{**whole, field: value}]))
@@ -292,5 +292,5 @@ def test_what_a_request_derives_is_not_taken_from_the_line() -> None:
     whole = fields_of(Request(id="a", prompt=(7,), max_tokens=1))
     forged = packed(type="submit", requests=[{**whole, "largest": 0}])
     found = wire.read_to_engine(forged)
-    assert isinstance(found, wire.Submit)
+    assert isinstance(found, wire.SubmitRequests)
     assert found.requests[0].largest == 7

@@ -17,9 +17,9 @@ import pytest
 from attrs import evolve, frozen
 
 from minfer import LLM, SamplingParams
-from minfer.effects.live.client import Died, Message, News
-from minfer.effects.live.constraints.compiling import Compiling
-from minfer.effects.live.engine import worker
+from minfer.effects.live.client import EngineDied, EngineMessage, TurnOutputs
+from minfer.effects.live.constraints.compiling_requests import CompilingRequests
+from minfer.effects.live.engine import engine_worker as worker
 from minfer.effects.live.errors import (
     PROGRAM_ENDS,
     DrainingError,
@@ -28,8 +28,8 @@ from minfer.effects.live.errors import (
     RequestError,
 )
 from minfer.effects.live.journal.journal_files import read_journal
-from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.grammars.store import Grammars
+from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Admitted, Cancel, Ended, Finish, Finished
 from minfer.records.plan import Plan
 from minfer.records.policy import FirstCome, Load
@@ -131,8 +131,8 @@ def test_who_hears_that_the_program_ends_does_not_hold_up_other_callers(
     died = threading.Event()
     with LLM(folder, executor="oracle", **SLOW) as llm:
 
-        def hear(message: Message) -> None:
-            if isinstance(message, Died):
+        def hear(message: EngineMessage) -> None:
+            if isinstance(message, EngineDied):
                 assert message.ids == ("a",)
                 other = threading.Thread(target=llm.client.cancel, args=(["a"],))
                 other.start()
@@ -241,12 +241,12 @@ def test_an_id_is_served_once_at_a_time(folder: str) -> None:
 def test_an_id_is_free_before_anybody_hears_of_the_end(folder: str) -> None:
     heard: list[tuple[bool, bool]] = []
 
-    def sink(job: Assembly) -> None:
+    def sink(job: OutputProcessor) -> None:
         heard.append((job.take().finished, job.request.id in llm.front.jobs))
 
     with LLM(folder, executor="oracle") as llm:
         request = Request(id="a", prompt=(1,), max_tokens=3)
-        llm.front.submit([Assembly(request, sink, streaming=True)])
+        llm.front.submit([OutputProcessor(request, sink, streaming=True)])
         assert llm.worker.thread is not None
         llm.worker.thread.join(60)
     assert heard[-1] == (True, False)
@@ -298,23 +298,23 @@ def pause(llm: LLM) -> None:
     llm.worker.thread.join(60)
 
 
-def listened(llm: LLM) -> list[Message]:
-    messages: list[Message] = []
+def listened(llm: LLM) -> list[EngineMessage]:
+    messages: list[EngineMessage] = []
     llm.client.listen(messages.append)
     return messages
 
 
-def tokens_of(messages: list[Message], name: str) -> tuple[int, ...]:
+def tokens_of(messages: list[EngineMessage], name: str) -> tuple[int, ...]:
     found: tuple[int, ...] = ()
     for news in messages:
-        assert isinstance(news, News)
+        assert isinstance(news, TurnOutputs)
         for sample, tokens in zip(news.ids, news.tokens, strict=True):
             found += tokens if sample == (name, 0) else ()
     return found
 
 
-def ends_of(messages: list[Message]) -> dict[str, Finished]:
-    news = [one for one in messages if isinstance(one, News)]
+def ends_of(messages: list[EngineMessage]) -> dict[str, Finished]:
+    news = [one for one in messages if isinstance(one, TurnOutputs)]
     return {done.id: done for one in news for done in one.finished}
 
 
@@ -337,7 +337,7 @@ def test_a_sample_is_finished_at_a_length(folder: str) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
         messages = listened(llm)
 
-        def cut(message: Message) -> None:
+        def cut(message: EngineMessage) -> None:
             if len(tokens_of([message], "a")) and "a" in llm.worker.served:
                 llm.client.finish([Finish("a", 0, 1), Finish("unknown", 0, 1)])
 
@@ -428,7 +428,7 @@ def test_who_waits_for_a_step_is_stalled_but_not_who_the_policy_lets_wait(
 
 def test_who_starts_is_told_before_the_step_that_runs_it_and_once(folder: str) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
-        heard: list[Message] = []
+        heard: list[EngineMessage] = []
         llm.client.listen(heard.append, early=True)
         executor: Any = llm.worker.driver.executor
         launch = executor.launch
@@ -441,7 +441,7 @@ def test_who_starts_is_told_before_the_step_that_runs_it_and_once(folder: str) -
         executor.launch = launched
         llm.client.submit([request("a", 3), request("b", 3)])
         settle(llm)
-    news = [one for one in heard if isinstance(one, News)]
+    news = [one for one in heard if isinstance(one, TurnOutputs)]
     assert [one.arrived for one in news if one.arrived] == [("a", "b")]
     starts = [
         (at, reason.id)
@@ -508,7 +508,7 @@ def test_a_death_is_told_once_with_those_it_concerns(
         monkeypatch.setattr(broken, "collect", lambda: 1 / 0)
         llm.client.submit([request("a"), request("b")])
         settle(llm)
-        deaths = [one for one in messages if isinstance(one, Died)]
+        deaths = [one for one in messages if isinstance(one, EngineDied)]
         assert [death.ids for death in deaths] == [("a", "b")]
         assert "ZeroDivisionError" in deaths[0].why
         assert isinstance(llm.client.dead, ZeroDivisionError)
@@ -556,7 +556,7 @@ def test_who_waits_for_its_grammar_holds_nobody_up_and_can_be_cancelled(
     slowly = Slowly()
     with LLM(folder, executor="oracle", num_gpu_blocks_override=2000) as llm:
         llm.worker.driver.masks._grammars = store = Grammars(lambda: slowly)  # type: ignore[attr-defined]  # of one that is slow
-        llm.worker.compiling = Compiling(store)
+        llm.worker.compiling = CompilingRequests(store)
         messages = listened(llm)
         llm.client.submit([constrained("a")])
         llm.client.submit([constrained("b")])
@@ -578,7 +578,7 @@ def test_who_waits_for_its_grammar_holds_nobody_up_and_can_be_cancelled(
 def test_who_waits_for_its_grammar_is_told_when_the_engine_closes(folder: str) -> None:
     slowly = Slowly()
     llm = LLM(folder, executor="oracle", num_gpu_blocks_override=2000)
-    llm.worker.compiling = Compiling(Grammars(lambda: slowly))
+    llm.worker.compiling = CompilingRequests(Grammars(lambda: slowly))
     messages = listened(llm)
     llm.client.submit([constrained("a")])
     llm.close()

@@ -4,8 +4,8 @@ import threading
 
 from attrs import evolve
 
-from minfer.effects.live.client import Died, Message, News
-from minfer.effects.live.engine.reporting import Telling
+from minfer.effects.live.client import EngineDied, EngineMessage, TurnOutputs
+from minfer.effects.live.engine.reporting import OutputReporter
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Ended, Event, Execute, Held, Submit, Tick
@@ -19,14 +19,14 @@ MORE = 1.0  # seconds from turn to turn
 
 
 class World:
-    """Turns of an engine, of which a `Telling` is told as the worker tells it."""
+    """Turns of an engine, of which a `OutputReporter` is told as the worker tells it."""
 
     def __init__(self, *, early: bool = False, other: bool = False) -> None:
-        self.telling = Telling(CONFIG, threading.Condition())
-        self.heard: list[Message] = []
-        self.telling.listen(self.heard.append, early=early)
+        self.reporter = OutputReporter(CONFIG, threading.Condition())
+        self.heard: list[EngineMessage] = []
+        self.reporter.listen(self.heard.append, early=early)
         if other:
-            self.telling.listen(lambda _: None)
+            self.reporter.listen(lambda _: None)
         self.state, self.oracle, self.time = initial(CONFIG), Oracle(4, 100), 0.0
 
     def turn(self, *news: Event, drafts: tuple[Drafted, ...] = ()) -> Transition:
@@ -35,19 +35,19 @@ class World:
         done = (self.oracle.collect(),) if self.oracle.plans else ()
         events = (Tick(self.time), *done, *news)
         before, moved = self.state, step(CONFIG, self.state, events)
-        self.telling.decided(before, events, moved)
+        self.reporter.report_admissions(before, events, moved)
         self.before_step = len(self.heard)
         for one in moved.commands:
             if isinstance(one, Execute):
                 self.oracle.launch(one.plan)
         self.state = moved.state
-        if (found := self.telling.news_of(events, moved, drafts)) is not None:
-            self.telling.tell(found)
+        if (found := self.reporter.outputs_of(events, moved, drafts)) is not None:
+            self.reporter.send(found)
         return moved
 
-    def news(self) -> list[News]:
+    def news(self) -> list[TurnOutputs]:
         """What was heard since this was asked last."""
-        found = [one for one in self.heard if isinstance(one, News)]
+        found = [one for one in self.heard if isinstance(one, TurnOutputs)]
         self.heard.clear()
         return found
 
@@ -123,39 +123,39 @@ def test_seconds_are_counted_by_what_the_next_in_line_waited_for() -> None:
 
 
 def test_a_death_is_told_once_and_when_the_lock_is_free() -> None:
-    lock, heard = threading.Condition(), list[tuple[Message, bool]]()
+    lock, heard = threading.Condition(), list[tuple[EngineMessage, bool]]()
 
     def other_could(found: list[bool]) -> None:
         if free := lock.acquire(timeout=0.05):
             lock.release()
         found.append(free)
 
-    def hear(message: Message) -> None:
+    def hear(message: EngineMessage) -> None:
         found = list[bool]()
         other = threading.Thread(target=other_could, args=(found,))
         other.start()
         other.join()
         heard.append((message, found[0]))
 
-    telling = Telling(CONFIG, lock)
-    telling.listen(hear)
-    with telling.locked():
-        with telling.locked():
-            telling.died(("a", "b"), "it broke")
+    reporter = OutputReporter(CONFIG, lock)
+    reporter.listen(hear)
+    with reporter.locked():
+        with reporter.locked():
+            reporter.note_death(("a", "b"), "it broke")
         assert not heard, "who called this one still holds it"
-    assert heard == [(Died(("a", "b"), "it broke"), True)]
-    telling.tell_death()
-    with telling.locked():
+    assert heard == [(EngineDied(("a", "b"), "it broke"), True)]
+    reporter.report_death()
+    with reporter.locked():
         pass
     assert len(heard) == 1
 
 
 def test_a_death_that_was_noted_by_who_holds_the_lock_alone_is_told_by_word() -> None:
-    lock, heard = threading.Condition(), list[Message]()
-    telling = Telling(CONFIG, lock)
-    telling.listen(heard.append)
+    lock, heard = threading.Condition(), list[EngineMessage]()
+    reporter = OutputReporter(CONFIG, lock)
+    reporter.listen(heard.append)
     with lock:
-        telling.died((), "it broke")
+        reporter.note_death((), "it broke")
     assert not heard
-    telling.tell_death()
-    assert heard == [Died((), "it broke")]
+    reporter.report_death()
+    assert heard == [EngineDied((), "it broke")]

@@ -34,11 +34,11 @@ from minfer.records.messages import Finish, Finished
 from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request
 
-Sink = Callable[["Assembly"], None]  # called in the engine's thread: be quick
+Sink = Callable[["OutputProcessor"], None]  # called in the engine's thread: be quick
 
 
 @define(eq=False)
-class Assembly:
+class OutputProcessor:
     """The outputs of one request on their way back to its consumer.
 
     `sink` is called once all samples have ended; with `streaming`, as soon as there is

@@ -5,12 +5,12 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.live.client import Snapshot
-from minfer.effects.live.totals import NOTHING_COUNTED
+from minfer.effects.live.totals import NO_TOTALS
 
 QUIET: Final = 2.0  # seconds without a message of the engine, after which it may hang
 
 
-def unknown(now: float, requests: int) -> Snapshot:
+def unknown_snapshot(now: float, requests: int) -> Snapshot:
     """Returns the snapshot of an engine that has not sent any yet."""
     return Snapshot(
         time=now,
@@ -26,11 +26,13 @@ def unknown(now: float, requests: int) -> Snapshot:
         resets=0,
         stalled=0.0,
         failing=0,
-        totals=NOTHING_COUNTED,
+        totals=NO_TOTALS,
     )
 
 
-def known(now: float, told: Snapshot, quiet: float, *, ready: bool) -> Snapshot:
+def reported_snapshot(
+    now: float, told: Snapshot, quiet: float, *, ready: bool
+) -> Snapshot:
     """Returns the snapshot of an engine that sent `told`, and nothing for `quiet` seconds
     in which requests were served.
     """

@@ -12,26 +12,26 @@ from minfer.runs.drafts import Drafted
 T = TypeVar("T")
 
 
-def joined(columns: list[tuple[T, ...]]) -> tuple[T, ...]:
+def concat(columns: list[tuple[T, ...]]) -> tuple[T, ...]:
     """Returns the concatenated columns; a single one without a copy."""
     return columns[0] if len(columns) == 1 else tuple(chain.from_iterable(columns))
 
 
-def logprobs_of(emits: list[Emit]) -> Logprobs:
+def logprobs_column(emits: list[Emit]) -> Logprobs:
     """Returns the column of log-probabilities, if any were requested."""
     if not any(emit.logprobs for emit in emits):
         return ()
-    return joined([emit.logprobs or ((),) * len(emit.ids) for emit in emits])
+    return concat([emit.logprobs or ((),) * len(emit.ids) for emit in emits])
 
 
-def pooled_of(emits: list[Emit]) -> Pooled:
+def pooled_column(emits: list[Emit]) -> Pooled:
     """Returns the column of pooled vectors, if there are any."""
     if not any(emit.pooled for emit in emits):
         return ()
-    return joined([emit.pooled or (b"",) * len(emit.ids) for emit in emits])
+    return concat([emit.pooled or (b"",) * len(emit.ids) for emit in emits])
 
 
-def column_of(steps: Sequence[Drafted], ids: SampleIds) -> tuple[int, ...]:
+def drafts_column(steps: Sequence[Drafted], ids: SampleIds) -> tuple[int, ...]:
     """Returns how many drafts each sample had; empty if there were none."""
     if not steps:
         return ()

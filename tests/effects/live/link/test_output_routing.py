@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.live.client import News
-from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.shares import Session, Shares
+from minfer.effects.live.client import TurnOutputs
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.output_routing import OutputRouter, Session
 from minfer.records.messages import Finished
 
 NAMES = "abcdef"
@@ -21,13 +21,13 @@ def test_each_is_told_of_its_own_and_of_nothing_else(
     heard: dict[int, list[tuple[str, int]]] = {id(one): [] for one in sessions}
     known: dict[int, tuple[tuple[str, int], ...]] = {}
     right: list[tuple[str, int]] = []
-    shares = Shares()
+    shares = OutputRouter()
     for names in batches:
         batch = tuple((name, 0) for name in names)
         for token in range(data.draw(st.integers(1, 3))):
-            news = News(time=0.0, ids=batch, tokens=tuple((token,) for _ in batch))
+            news = TurnOutputs(time=0.0, ids=batch, tokens=tuple((token,) for _ in batch))
             right += [(name, token) for name in names]
-            for session, told in shares.divided(news, sessions, owners):
+            for session, told in shares.route(news, sessions, owners):
                 if told.ids is not None:
                     known[id(session)] = told.ids
                 rows = zip(known[id(session)], told.tokens, strict=True)
@@ -40,21 +40,21 @@ def test_each_is_told_of_its_own_and_of_nothing_else(
 
 def test_ends_are_told_to_who_has_no_rows() -> None:
     one, two = Session(lambda _: None), Session(lambda _: None)
-    shares = Shares()
+    shares = OutputRouter()
     done = Finished("a", 0, "cancelled", 0)
-    news = News(time=1.0, finished=(done,), ids=(("b", 0),), tokens=((5,),))
-    told = dict(shares.divided(news, [one, two], {"a": one, "b": two}))
+    news = TurnOutputs(time=1.0, finished=(done,), ids=(("b", 0),), tokens=((5,),))
+    told = dict(shares.route(news, [one, two], {"a": one, "b": two}))
     assert told == {
-        one: wire.News(1.0, finished=(done,)),
-        two: wire.News(1.0, ids=(("b", 0),), tokens=((5,),)),
+        one: wire.FrontOutputs(1.0, finished=(done,)),
+        two: wire.FrontOutputs(1.0, ids=(("b", 0),), tokens=((5,),)),
     }
 
 
 def test_drafts_are_told_with_the_rows_that_had_them() -> None:
     one, two = Session(lambda _: None), Session(lambda _: None)
     batch = (("a", 0), ("b", 0), ("c", 0))
-    news = News(time=1.0, ids=batch, tokens=((5,), (6, 7), (8,)), drafts=(0, 3, 2))
-    told = dict(Shares().divided(news, [one, two], {"a": one, "b": two, "c": one}))
+    news = TurnOutputs(time=1.0, ids=batch, tokens=((5,), (6, 7), (8,)), drafts=(0, 3, 2))
+    told = dict(OutputRouter().route(news, [one, two], {"a": one, "b": two, "c": one}))
     assert (told[one].drafts, told[two].drafts) == ((0, 2), (3,))
-    read = wire.read_to_front(wire.encoded(told[two]))
+    read = wire.read_to_front(wire.encode(told[two]))
     assert read == told[two]

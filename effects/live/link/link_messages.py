@@ -34,7 +34,7 @@ class Resumed(Struct, frozen=True):
 
     request: Request
     deaths: int  # engines in a row that served it, did not clear it and died
-    deaths_alone: int  # of these, engines that served nothing else
+    solo_deaths: int  # of these, engines that served nothing else
 
 
 class Hello(Struct, tag="hello", frozen=True):
@@ -46,19 +46,19 @@ class Hello(Struct, tag="hello", frozen=True):
     resumed: tuple[Resumed, ...]
 
 
-class Submit(Struct, tag="submit", frozen=True):
+class SubmitRequests(Struct, tag="submit", frozen=True):
     """Serve requests: all of them in the same turn."""
 
     requests: tuple[Request, ...]
 
 
-class Cancel(Struct, tag="cancel", frozen=True):
+class CancelRequests(Struct, tag="cancel", frozen=True):
     """End requests."""
 
     ids: tuple[str, ...]
 
 
-class End(Struct, tag="end", frozen=True):
+class EndSamples(Struct, tag="end", frozen=True):
     """End samples at a length."""
 
     ends: tuple[Finish, ...]
@@ -68,13 +68,13 @@ class ResetCache(Struct, tag="reset", frozen=True):
     """Make all blocks in the prefix cache unusable for new requests."""
 
 
-class Counted(Struct, tag="counted", frozen=True):
+class FrontTotals(Struct, tag="counted", frozen=True):
     """A front's counts since it began, for metrics."""
 
     totals: Totals
 
 
-class Wanted(Struct, frozen=True):
+class RequestQuery(Struct, frozen=True):
     """A question about a request."""
 
     name: str  # its answer's id, or the client's own id
@@ -82,14 +82,14 @@ class Wanted(Struct, frozen=True):
     cancel: bool = False  # the front that has it should cancel it
 
 
-class Ask(Struct, tag="ask", frozen=True):
+class SendQuery(Struct, tag="ask", frozen=True):
     """Ask all other fronts."""
 
     number: int  # of the question; unique in this server
-    wanted: Wanted
+    query: RequestQuery
 
 
-class Told(Struct, tag="told", frozen=True):
+class QueryAnswer(Struct, tag="told", frozen=True):
     """A front's answer to another one's question."""
 
     number: int  # of the question
@@ -97,19 +97,28 @@ class Told(Struct, tag="told", frozen=True):
     record: bytes = b""  # JSON, or nothing
 
 
-class Answer(Struct, tag="answer", frozen=True):
-    """This front's answer to what it was `Asked`, for the front that asks."""
+class SendAnswer(Struct, tag="answer", frozen=True):
+    """This front's answer to what it was `ReceivedQuery`, for the front that asks."""
 
     front: int
-    told: Told
+    answer: QueryAnswer
 
 
-ToEngine: TypeAlias = Hello | Submit | Cancel | End | ResetCache | Counted | Ask | Answer
+ToEngine: TypeAlias = (
+    Hello
+    | SubmitRequests
+    | CancelRequests
+    | EndSamples
+    | ResetCache
+    | FrontTotals
+    | SendQuery
+    | SendAnswer
+)
 
 # --- from the engine to a front ---------------------------------------------------------
 
 
-class Progress(Struct, tag="progress", frozen=True):
+class LoadingProgress(Struct, tag="progress", frozen=True):
     """The progress of an engine that is not ready yet."""
 
     stage: str
@@ -117,7 +126,7 @@ class Progress(Struct, tag="progress", frozen=True):
     total: int = 0  # 0: unknown
 
 
-class Ready(Struct, tag="ready", frozen=True):
+class EngineReady(Struct, tag="ready", frozen=True):
     """The engine is ready; with the facts of its setup that a front needs."""
 
     device: str  # its type
@@ -155,7 +164,7 @@ class EndedReason(Struct, tag="ended", frozen=True):
     of: Ended
 
 
-Reason: TypeAlias = (
+WireReason: TypeAlias = (
     AdmittedReason | HeldReason | PreemptedReason | MissedReason | EndedReason
 )
 REASONS: Final = {
@@ -167,8 +176,8 @@ REASONS: Final = {
 }
 
 
-class News(Struct, tag="news", frozen=True, omit_defaults=True):
-    """A turn's news for the requests of one front: see `client.News`."""
+class FrontOutputs(Struct, tag="news", frozen=True, omit_defaults=True):
+    """A turn's news for the requests of one front: see `client.FrontOutputs`."""
 
     time: float
     ids: SampleIds | None = ()  # of the batch; None: the same as in the last batch
@@ -179,11 +188,11 @@ class News(Struct, tag="news", frozen=True, omit_defaults=True):
     finished: tuple[Finished, ...] = ()
     arrived: tuple[str, ...] = ()
     places: dict[str, Place] = {}
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[WireReason, ...] = ()
     waits: dict[str, float] = {}
 
 
-class State(Struct, tag="state", frozen=True):
+class EngineStatus(Struct, tag="state", frozen=True):
     """The engine's state, sent several times a second; with all resets so far, and the
     counts of all fronts.
     """
@@ -191,22 +200,30 @@ class State(Struct, tag="state", frozen=True):
     snapshot: Snapshot
 
 
-class Probing(Struct, tag="probing", frozen=True):
+class ProbingRequest(Struct, tag="probing", frozen=True):
     """From now on the engine serves this request alone, or, without one, all again."""
 
     id: str = ""
 
 
-class Asked(Struct, tag="asked", frozen=True):
+class ReceivedQuery(Struct, tag="asked", frozen=True):
     """A question of another front."""
 
     front: int  # that asks
     number: int  # of its question
     others: int  # fronts that are asked
-    wanted: Wanted
+    query: RequestQuery
 
 
-ToFront: TypeAlias = Progress | Ready | News | State | Probing | Asked | Told
+ToFront: TypeAlias = (
+    LoadingProgress
+    | EngineReady
+    | FrontOutputs
+    | EngineStatus
+    | ProbingRequest
+    | ReceivedQuery
+    | QueryAnswer
+)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 # Of unions, which type checkers do not accept as types.
@@ -222,7 +239,7 @@ class LinkError(ValueError):
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def encoded(message: ToEngine | ToFront) -> bytes:
+def encode(message: ToEngine | ToFront) -> bytes:
     """Returns a message as bytes."""
     return _encoder.encode(message)
 

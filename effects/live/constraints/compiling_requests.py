@@ -17,33 +17,33 @@ from minfer.effects.text.grammars.protocol import Grammar
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.request import Request
 
-Batch = tuple[Request, ...]
-Begun = Future[Grammar]
+Requests = tuple[Request, ...]
+Compilation = Future[Grammar]
 
 
 @frozen(eq=False)
-class Held:
+class PendingBatch:
     """Waiting requests, and the grammars that they wait for."""
 
-    batch: Batch
-    begun: tuple[Begun, ...]
+    batch: Requests
+    begun: tuple[Compilation, ...]
 
 
-class Compiling:
+class CompilingRequests:
     """The waiting requests. Its caller holds a lock, which `then` may take again."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._held: dict[str, Held] = {}  # by the id of each request in it
+        self._pending: dict[str, PendingBatch] = {}  # by the id of each request in it
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._pending)
 
     def __contains__(self, name: str) -> bool:
         """Returns whether a request waits."""
-        return name in self._held
+        return name in self._pending
 
-    def hold(
+    def wait_for_grammars(
         self, requests: Sequence[Request], then: Callable[[list[str]], object]
     ) -> bool:
         """Returns whether requests that enter together have to wait; then `then` is
@@ -51,39 +51,41 @@ class Compiling:
         """
         if self._grammars is None:
             return False
-        asked = {request.sampling.structured_outputs: request for request in requests}
+        by_constraint = {
+            request.sampling.structured_outputs: request for request in requests
+        }
         begun = [
             self._grammars.begin(one, request.client)
-            for one, request in asked.items()
+            for one, request in by_constraint.items()
             if one is not None
         ]
-        open_ones = tuple(one for one in begun if not one.done())
-        if not open_ones:
+        unfinished = tuple(one for one in begun if not one.done())
+        if not unfinished:
             return False
-        held = Held(tuple(requests), open_ones)
-        self._held.update((request.id, held) for request in requests)
-        _when_all_done(open_ones, lambda: then([one.id for one in held.batch]))
+        pending = PendingBatch(tuple(requests), unfinished)
+        self._pending.update((request.id, pending) for request in requests)
+        _when_all_done(unfinished, lambda: then([one.id for one in pending.batch]))
         return True
 
-    def release(self, ids: Iterable[str]) -> list[Batch]:
+    def release(self, ids: Iterable[str]) -> list[Requests]:
         """Returns the whole batches of these requests, which wait no more."""
         found = []
         for name in ids:
-            if (held := self._held.get(name)) is not None:
-                found.append(held.batch)
-                for request in held.batch:
-                    del self._held[request.id]
-                for one in held.begun:
+            if (pending := self._pending.get(name)) is not None:
+                found.append(pending.batch)
+                for request in pending.batch:
+                    del self._pending[request.id]
+                for one in pending.begun:
                     one.cancel()  # unless it is done
         return found
 
 
-def _when_all_done(begun: Sequence[Begun], then: Callable[[], object]) -> None:
+def _when_all_done(begun: Sequence[Compilation], then: Callable[[], object]) -> None:
     """Call `then` once, when all are done or cancelled."""
     left = len(begun)
     lock = threading.Lock()
 
-    def one_done(_: Begun) -> None:
+    def note_done(_: Compilation) -> None:
         nonlocal left
         with lock:
             left -= 1
@@ -92,4 +94,4 @@ def _when_all_done(begun: Sequence[Begun], then: Callable[[], object]) -> None:
             then()
 
     for one in begun:
-        one.add_done_callback(one_done)
+        one.add_done_callback(note_done)

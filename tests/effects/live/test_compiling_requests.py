@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live.constraints.compiling import Compiling
+from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import THREADS, Grammars
 from minfer.records.request import Request, SamplingParams
@@ -48,18 +48,18 @@ def grammars(compiler: Compiler) -> Grammars:
 
 
 @pytest.fixture
-def compiling(grammars: Grammars) -> Compiling:
-    return Compiling(grammars)
+def compiling(grammars: Grammars) -> CompilingRequests:
+    return CompilingRequests(grammars)
 
 
-def test_who_needs_no_grammar_does_not_wait(compiling: Compiling) -> None:
-    assert not compiling.hold([ask("a"), ask("b")], print)
-    assert not Compiling(None).hold([ask("a", "x")], print)
+def test_who_needs_no_grammar_does_not_wait(compiling: CompilingRequests) -> None:
+    assert not compiling.wait_for_grammars([ask("a"), ask("b")], print)
+    assert not CompilingRequests(None).hold([ask("a", "x")], print)
 
 
 @pytest.mark.parametrize("regex", ["x", "bad"])
 def test_requests_of_a_batch_wait_for_each_other(
-    compiling: Compiling, compiler: Compiler, regex: str
+    compiling: CompilingRequests, compiler: Compiler, regex: str
 ) -> None:
     told = list[list[str]]()
     done = threading.Event()
@@ -69,33 +69,37 @@ def test_requests_of_a_batch_wait_for_each_other(
         done.set()
 
     batch = (ask("a"), ask("b", regex), ask("c", "y"))
-    assert compiling.hold(batch, then)
+    assert compiling.wait_for_grammars(batch, then)
     assert len(compiling) == 3
     compiler.go.set()
     assert done.wait(5)
     assert told == [["a", "b", "c"]]
     assert compiling.release(["b", "nobody", "a"]) == [batch]
     assert not len(compiling)
-    assert not compiling.hold([ask("d", regex)], then)  # it was compiled, or refused
+    assert not compiling.wait_for_grammars(
+        [ask("d", regex)], then
+    )  # it was compiled, or refused
 
 
-def test_who_is_released_early_takes_its_batch_along(compiling: Compiling) -> None:
-    compiling.hold([ask("a", "x"), ask("b")], print)
-    compiling.hold([ask("c", "x")], print)
+def test_who_is_released_early_takes_its_batch_along(
+    compiling: CompilingRequests,
+) -> None:
+    compiling.wait_for_grammars([ask("a", "x"), ask("b")], print)
+    compiling.wait_for_grammars([ask("c", "x")], print)
     (batch,) = compiling.release(["b"])
     assert [one.id for one in batch] == ["a", "b"]
     assert len(compiling) == 1
 
 
 def test_what_only_who_was_released_waited_for_is_not_compiled(
-    compiling: Compiling, grammars: Grammars, compiler: Compiler
+    compiling: CompilingRequests, grammars: Grammars, compiler: Compiler
 ) -> None:
     busy = [grammars.begin(StructuredOutputs(regex=f"busy{i}")) for i in range(THREADS)]
     for _ in busy:  # else they are in line, and the shortest comes first
         assert compiler.begun.acquire(timeout=60)
     told = list[list[str]]()
-    compiling.hold([ask("a", "x"), ask("b", "y")], told.append)
-    compiling.hold([ask("c", "y")], told.append)
+    compiling.wait_for_grammars([ask("a", "x"), ask("b", "y")], told.append)
+    compiling.wait_for_grammars([ask("c", "y")], told.append)
     assert grammars.pending == len(busy) + 2
     compiling.release(["a"])
     assert grammars.pending == len(busy) + 1

@@ -9,8 +9,8 @@ from attrs import evolve
 
 from minfer.blocks.keys import block_keys
 from minfer.effects.live.input_processing.input_processor import (
-    Asked,
     RequestError,
+    TokenizedPrompt,
     TooLongError,
     Urgency,
     make_request,
@@ -40,7 +40,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 def made(setup: Setup, ids: int = 20, count: int = 0, **how: Any) -> Request:
     more = {name: how.pop(name) for name in ("name", "resets") if name in how}
     salt = how.pop("salt", b"")
-    asked = Asked(None, [5] * ids, salt)
+    asked = TokenizedPrompt(None, [5] * ids, salt)
     return make_request(setup, asked, SamplingParams(**how), count, Urgency(), **more)
 
 
@@ -90,7 +90,9 @@ def test_prompts_share_what_is_cached_unless_told_otherwise(setup: Setup) -> Non
 
 def test_urgency_travels(setup: Setup) -> None:
     urgency = Urgency(priority=3, client="me", deadline=2)
-    request = make_request(setup, Asked(None, [1]), SamplingParams(), 0, urgency)
+    request = make_request(
+        setup, TokenizedPrompt(None, [1]), SamplingParams(), 0, urgency
+    )
     assert (request.priority, request.client, request.deadline) == (3, "me", 2.0)
 
 

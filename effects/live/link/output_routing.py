@@ -9,8 +9,8 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.live.client import News
-from minfer.effects.live.link import messages as wire
+from minfer.effects.live.client import TurnOutputs
+from minfer.effects.live.link import link_messages as wire
 from minfer.records.messages import Finished
 from minfer.records.plan import Logprobs
 from minfer.records.sequence import Place, SampleIds
@@ -24,38 +24,38 @@ class Session:
     front: int | None = None  # its number, after its hello
     ids: set[str] = field(factory=set)  # of its requests here
     rows: tuple[int, ...] = ()  # its indices in the batch
-    batch_told: bool = False  # the batch of the last news was sent to it
+    batch_sent: bool = False  # the batch of the last news was sent to it
 
 
 Owners = Mapping[str, Session]  # of requests, by id
 
 
 @define(eq=False)
-class _Part:
+class _Extras:
     """One front's part of the news, besides its rows."""
 
     finished: list[Finished] = field(factory=list)
     arrived: list[str] = field(factory=list)
     places: dict[str, Place] = field(factory=dict)
-    reasons: list[wire.Reason] = field(factory=list)
+    reasons: list[wire.WireReason] = field(factory=list)
 
 
-_NOTHING: Final = _Part()
+_NOTHING: Final = _Extras()
 
 
-class Shares:
+class OutputRouter:
     """Divides news among sessions."""
 
     def __init__(self) -> None:
         self._batch: SampleIds = ()  # of the last news that had one
 
-    def divided(
-        self, news: News, sessions: Sequence[Session], owners: Owners
-    ) -> Iterator[tuple[Session, wire.News]]:
+    def route(
+        self, news: TurnOutputs, sessions: Sequence[Session], owners: Owners
+    ) -> Iterator[tuple[Session, wire.FrontOutputs]]:
         """Yields the news of each session that is concerned."""
         if news.ids is not self._batch and news.ids:
             self._regroup(news.ids, sessions, owners)
-        parts = dict[int, _Part]()
+        parts = dict[int, _Extras]()
         for done in news.finished:
             _part(parts, owners.get(done.id)).finished.append(done)
         for name in news.arrived:
@@ -82,24 +82,24 @@ class Shares:
                 rows[id(owner)].append(at)
         for session in sessions:
             session.rows = tuple(rows[id(session)])
-            session.batch_told = False
+            session.batch_sent = False
 
 
-def _part(parts: dict[int, _Part], session: Session | None) -> _Part:
-    return parts.setdefault(id(session), _Part())
+def _part(parts: dict[int, _Extras], session: Session | None) -> _Extras:
+    return parts.setdefault(id(session), _Extras())
 
 
-def _told(session: Session, news: News, part: _Part) -> wire.News:
+def _told(session: Session, news: TurnOutputs, part: _Extras) -> wire.FrontOutputs:
     """Returns the news as sent to one front."""
     rows = session.rows if news.ids else ()
     whole = len(rows) == len(news.ids)
     ids: SampleIds | None = ()
-    if rows and session.batch_told:
+    if rows and session.batch_sent:
         ids = None
     elif rows:
         ids = news.ids if whole else tuple([news.ids[at] for at in rows])
-        session.batch_told = True
-    return wire.News(
+        session.batch_sent = True
+    return wire.FrontOutputs(
         time=news.time,
         ids=ids,
         tokens=news.tokens if whole else tuple([news.tokens[at] for at in rows]),
@@ -114,5 +114,5 @@ def _told(session: Session, news: News, part: _Part) -> wire.News:
     )
 
 
-def _own_rows(news: News, rows: Sequence[int]) -> Logprobs:
+def _own_rows(news: TurnOutputs, rows: Sequence[int]) -> Logprobs:
     return tuple([news.logprobs[at] for at in rows]) if news.logprobs else ()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import Logprob, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.messages import Finish, Finished
@@ -20,13 +20,13 @@ def tokenizer() -> Tokenizer:
 
 
 def assembly(
-    told: list[Assembly],
+    told: list[OutputProcessor],
     tokenizer: Tokenizer | None = None,
     *,
     streaming: bool = True,
     output: tuple[int, ...] = (),
     **how: Any,
-) -> Assembly:
+) -> OutputProcessor:
     sampling = SamplingParams(**how)
     request = Request(
         id="a",
@@ -37,7 +37,7 @@ def assembly(
         output=output,
         stop_ids=frozenset(sampling.stop_token_ids),
     )
-    return Assembly(request, told.append, "ab", tokenizer, streaming)
+    return OutputProcessor(request, told.append, "ab", tokenizer, streaming)
 
 
 def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -51,11 +51,11 @@ def end(length: int, reason: str = "length", sample: int = 0, **more: Any) -> Fi
 
 def test_what_was_not_flushed_is_not_taken() -> None:
     """The engine's thread may be anywhere between two tokens when a reader comes."""
-    heard: list[Assembly] = []
+    heard: list[OutputProcessor] = []
     request = Request(
         id="a", prompt=(1,), max_tokens=9, sampling=SamplingParams(logprobs=0)
     )
-    job = Assembly(request, heard.append, streaming=True)
+    job = OutputProcessor(request, heard.append, streaming=True)
     job.feed(0, (5, 6), 1.0, [TokenLogprobs(-0.5, 1), TokenLogprobs(-0.25, 2)])
     job.flush()
     job.feed(0, (7,), 2.0, [TokenLogprobs(-4.0, 3)])
@@ -76,7 +76,7 @@ def test_what_was_not_flushed_is_not_taken() -> None:
 
 
 def test_the_sink_is_told_once_until_it_takes() -> None:
-    told: list[Assembly] = []
+    told: list[OutputProcessor] = []
     job = assembly(told)
     for token in (1, 2, 3):
         job.feed(0, (token,), 1.0)
@@ -91,7 +91,7 @@ def test_the_sink_is_told_once_until_it_takes() -> None:
 
 
 def test_who_does_not_stream_is_told_at_the_end_of_all_samples() -> None:
-    told: list[Assembly] = []
+    told: list[OutputProcessor] = []
     job = assembly(told, streaming=False, n=2)
     assert not job.eager
     ended: list[str] = []
@@ -134,7 +134,7 @@ def test_what_goes_beyond_the_end_does_not_count() -> None:
 
 
 def test_a_stop_string_is_found_where_it_is_complete(tokenizer: Tokenizer) -> None:
-    told: list[Assembly] = []
+    told: list[OutputProcessor] = []
     job = assembly(told, tokenizer, streaming=False, stop="xyz")
     assert job.eager
     tokens = spelled(tokenizer, "abxyxyzcd")
@@ -162,7 +162,7 @@ def test_a_stop_string_in_the_last_tokens_is_found_too(tokenizer: Tokenizer) -> 
     assert (one.text, one.finish_reason, one.stop_reason) == ("a", "stop", "b")
 
 
-def rest(job: Assembly, tokens: tuple[int, ...], length: int) -> RequestOutput:
+def rest(job: OutputProcessor, tokens: tuple[int, ...], length: int) -> RequestOutput:
     """What is to be taken once these tokens came, and the end."""
     for token in tokens:
         job.feed(0, (token,), 1.0)
@@ -228,7 +228,7 @@ def test_what_the_cache_gave_is_that_of_the_first_sample() -> None:
 
 
 def test_a_failure_is_told_once_and_raised() -> None:
-    told: list[Assembly] = []
+    told: list[OutputProcessor] = []
     job = assembly(told)
     job.fail(RuntimeError("the engine broke"))
     job.fail(RuntimeError("again"))

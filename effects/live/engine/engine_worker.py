@@ -13,9 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from minfer.effects.live.client import Listener, Snapshot
-from minfer.effects.live.constraints.compiling import Compiling
-from minfer.effects.live.engine.driver import Driver, prompt_switches, quiet_collector
-from minfer.effects.live.engine.reporting import Telling
+from minfer.effects.live.constraints.compiling_requests import CompilingRequests
+from minfer.effects.live.engine.driver import (
+    Driver,
+    paused_collector,
+    short_switch_interval,
+)
+from minfer.effects.live.engine.reporting import OutputReporter
 from minfer.effects.live.errors import (
     PROGRAM_ENDS,
     DrainingError,
@@ -24,7 +28,7 @@ from minfer.effects.live.errors import (
 )
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal.journal_writer import Writer
-from minfer.effects.live.totals import Tally
+from minfer.effects.live.totals import TotalsCounter
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Event, Finish, Finished, Submit, clip
 from minfer.records.request import Request
@@ -36,7 +40,7 @@ SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle creates cycles
 POLL: Final = 0.02  # seconds between two checks while waiting for the end
 
 
-class Worker:
+class EngineWorker:
     """An `EngineClient` over a driver in this process."""
 
     def __init__(
@@ -50,12 +54,12 @@ class Worker:
         """
         self.driver = driver
         driver.masks.listen(self._stir)
-        self.compiling = Compiling(grammars)
+        self.compiling = CompilingRequests(grammars)
         self.journal = journal
-        self.tally = Tally()
+        self.tally = TotalsCounter()
         # Guards all attributes below, and is notified when events are posted.
         self.posted = threading.Condition()
-        self.telling = Telling(driver.config, self.posted)
+        self.reporter = OutputReporter(driver.config, self.posted)
         self.served: dict[str, float] = {}  # requests, with their arrival times
         self.thread: threading.Thread | None = None  # the last one started
         self.running = False  # the thread
@@ -82,7 +86,7 @@ class Worker:
 
     def listen(self, listener: Listener, *, early: bool = False) -> None:
         """As `EngineClient` says."""
-        self.telling.listen(listener, early=early)
+        self.reporter.listen(listener, early=early)
 
     def check(self, request: Request) -> None:
         """As `EngineClient` says."""
@@ -95,18 +99,18 @@ class Worker:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """As `EngineClient` says."""
-        with self.telling.locked():
+        with self.reporter.locked():
             for request in requests:
                 self._check_served(request)
             now = self.driver.clock()
             for request in requests:
                 self.served[request.id] = now
-            if not self.compiling.hold(requests, self._compiled):
+            if not self.compiling.wait_for_grammars(requests, self._compiled):
                 self._enter(requests)
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
-        with self.telling.locked():
+        with self.reporter.locked():
             known = [name for name in ids if name in self.served]
             self._compiled(known)  # else they could not be ended
             self.driver.inbox.extend(map(Cancel, known))
@@ -116,7 +120,7 @@ class Worker:
 
     def finish(self, ends: Sequence[Finish]) -> None:
         """As `EngineClient` says."""
-        with self.telling.locked():
+        with self.reporter.locked():
             self.driver.inbox.extend(one for one in ends if one.id in self.served)
             if self.driver.busy:
                 self._wake()
@@ -166,7 +170,7 @@ class Worker:
 
     def close(self) -> None:
         """As `EngineClient` says."""
-        with self.telling.locked():  # no requests enter from now on
+        with self.reporter.locked():  # no requests enter from now on
             self._compiled(list(self.served))
             self.dead = self.dead or EngineDeadError("it was closed")
         self.cancel(list(self.served))
@@ -181,7 +185,7 @@ class Worker:
 
     def _stir(self, event: Event) -> None:
         """Post an event that is not a client's."""
-        with self.telling.locked():
+        with self.reporter.locked():
             self.driver.post(event)
             if self.driver.busy:
                 self._wake()
@@ -196,7 +200,7 @@ class Worker:
 
     def _compiled(self, ids: Iterable[str]) -> None:
         """Enter those of these requests that waited for their grammars."""
-        with self.telling.locked():
+        with self.reporter.locked():
             for batch in self.compiling.release(ids):
                 self._enter(batch)
 
@@ -250,7 +254,7 @@ class Worker:
     def _run(self) -> None:
         swept = time.monotonic()
         try:
-            with quiet_collector(), prompt_switches():
+            with paused_collector(), short_switch_interval():
                 while self._has_work():
                     if time.monotonic() - swept > SWEEP_EVERY:
                         gc.collect()
@@ -275,19 +279,19 @@ class Worker:
             self.running = False
             if driver.busy:
                 self._leave()
-        self.telling.tell_death()
+        self.reporter.report_death()
         return False
 
     def _turn(self) -> None:
-        driver, telling = self.driver, self.telling
+        driver, reporter = self.driver, self.reporter
         before = driver.state
         transition = driver.turn(
-            lambda moved: telling.decided(before, driver.taken, moved)
+            lambda moved: reporter.report_admissions(before, driver.taken, moved)
         )
         drafts = drafted(before, driver.taken, transition)
-        if (news := telling.news_of(driver.taken, transition, drafts)) is not None:
+        if (news := reporter.outputs_of(driver.taken, transition, drafts)) is not None:
             self._free(news.finished, transition.state)
-            telling.tell(news)
+            reporter.send(news)
         self.tally.turn(transition)
         self.tally.drafted(drafts)
 
@@ -300,7 +304,7 @@ class Worker:
     def _broke(self, error: BaseException) -> None:
         with self.posted:
             self._die(error, f"the engine broke: {error!r}")
-        self.telling.tell_death()
+        self.reporter.report_death()
 
     def _die(self, error: BaseException, why: str) -> None:
         """Stop serving; the caller holds the lock, and reports it then."""
@@ -309,4 +313,4 @@ class Worker:
         ids = tuple(self.served)
         self.compiling.release(ids)
         self.served = {}
-        self.telling.died(ids, why)
+        self.reporter.note_death(ids, why)

@@ -5,22 +5,28 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live.constraints.walks import Allowed, Due, Walk, barred, due_at
+from minfer.effects.live.constraints.sample_grammars import (
+    AllowedTokens,
+    DueMask,
+    SampleGrammar,
+    barred_tokens,
+    due_mask,
+)
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.sequence import Running
 from minfer.runs.oracle import Oracle
-from tests.effects.live.walkers import EOS, ask
+from tests.effects.live.matchers import EOS, ask
 
 BLOCK = 4
 ALL = b"\xff\xff"
 
 
-def walk(given: int = 0, **more: Any) -> Walk:
+def walk(given: int = 0, **more: Any) -> SampleGrammar:
     request = ask("a", **more)
-    return Walk((request.id, 0), request, given)
+    return SampleGrammar((request.id, 0), request, given)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +48,7 @@ def test_a_matcher_is_due_behind_the_last_token_that_is_known(running: Running) 
     assert len(output(running)) == 9
     for given in range(10):
         one = walk(given)
-        due = due_at(one, running, 0, BLOCK)
+        due = due_mask(one, running, 0, BLOCK)
         assert (due.back, due.tokens) == (0, output(running)[given:])
         assert due.length == 9
         assert one.given == 9
@@ -50,7 +56,7 @@ def test_a_matcher_is_due_behind_the_last_token_that_is_known(running: Running) 
 
 def test_what_does_not_count_any_more_is_taken_back_first(running: Running) -> None:
     one = walk(given=11)
-    due = due_at(one, running, 0, BLOCK)
+    due = due_mask(one, running, 0, BLOCK)
     assert (due.back, due.tokens, due.length) == (2, (), 9)
     assert one.given == 9
 
@@ -62,15 +68,15 @@ def test_a_mask_is_made_once_for_so_many_tokens(
     length: int, back: int, made: bool
 ) -> None:
     one = walk()
-    assert not Due(one, back, (), 9).is_made
-    one.allowed = Allowed(length, ALL)
-    assert Due(one, back, (), 9).is_made == made
+    assert not DueMask(one, back, (), 9).is_made
+    one.allowed = AllowedTokens(length, ALL)
+    assert DueMask(one, back, (), 9).is_made == made
 
 
 def test_for_whom_there_can_be_no_matcher_no_mask_is_to_be_made() -> None:
     one = walk()
     one.failed = GrammarError("no way")
-    assert Due(one, 0, (), 9).is_made
+    assert DueMask(one, 0, (), 9).is_made
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -90,13 +96,13 @@ def test_what_may_not_end_an_output_yet_is_barred() -> None:
     one = walk(sampling={"min_tokens": 3}, stop_ids=frozenset({EOS, 9}))
     one.never = frozenset({12})
     assert one.min_tokens == 3
-    assert barred(one) == {EOS, 9, 12}  # all that may end it, and what never comes
+    assert barred_tokens(one) == {EOS, 9, 12}  # all that may end it, and what never comes
 
 
 def test_who_has_lost_a_matcher_begins_anew_and_is_not_new() -> None:
     one: Any = walk()
     assert one.is_new
-    one.given, one.allowed = 3, Allowed(3, ALL)
+    one.given, one.allowed = 3, AllowedTokens(3, ALL)
     one.spoil()
     assert (one.given, one.allowed, one.matcher) == (0, None, None)
     assert not one.is_new, "a thread was told of it before"

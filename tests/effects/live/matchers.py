@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import define, field
 
-from minfer.effects.live.constraints.walks import Due
+from minfer.effects.live.constraints.sample_grammars import DueMask
 from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, Move
 from minfer.records.request import Request, SamplingParams
@@ -126,7 +126,7 @@ class ByHand:
 
     jobs: list[Job] = field(factory=list)
 
-    def submit(self, do: Callable[[Due], object], due: Due) -> "Future[None]":
+    def submit(self, do: Callable[[DueMask], object], due: DueMask) -> "Future[None]":
         self.jobs.append(Job(due.walk.name[0], partial(do, due)))
         return self.jobs[-1].done
 

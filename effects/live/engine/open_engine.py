@@ -15,8 +15,11 @@ from minfer.effects.execution.warming.progress import (
     Report,
     ignore_progress,
 )
-from minfer.effects.execution.warming.progress import log as start_log
-from minfer.effects.live.engine.host_drafts import Drafts, HostDrafts, NoDrafts
+from minfer.effects.live.engine.host_drafts import (
+    HostDrafts,
+    HostDraftSource,
+    NoHostDrafts,
+)
 from minfer.effects.live.journal.journal_writer import Writer
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
@@ -101,11 +104,11 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
     )
 
 
-def host_drafts(setup: Setup) -> Drafts:
+def host_drafts(setup: Setup) -> HostDraftSource:
     """Returns the maker of the host's drafts, by the settings."""
     asked = setup.speculative
     proposer = None if asked is None else asked.proposer
-    return NoDrafts() if proposer is None else HostDrafts(setup.config, proposer)
+    return NoHostDrafts() if proposer is None else HostDrafts(setup.config, proposer)
 
 
 def _with_torch(setup: Setup, report: Report) -> Executor:
