@@ -140,7 +140,7 @@ def steady(lab: Lab, llm: LLM, rows: int, context: int) -> tuple[float, Spans]:
     runner = executor.runner
     with (
         watched(spans, driver, "turn"),
-        watched(spans, llm.worker.telling, "tell"),
+        watched(spans, llm.worker.reporter, "tell"),
         watched(spans, executor, "launch", runner.stream),
         watched(spans, executor, "collect"),
         watched(spans, runner, "_replay", runner.stream),

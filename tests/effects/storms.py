@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from minfer.effects.live.totals import Tally
+from minfer.effects.live.totals import TotalsCounter
 from minfer.effects.runs.page.columns import Run
 from minfer.effects.runs.report import Report
 from minfer.records.config import EngineConfig
@@ -47,11 +47,11 @@ WEATHER = {
 }
 
 
-def tally_of(turns: Iterable[Turn]) -> Tally:
+def tally_of(turns: Iterable[Turn]) -> TotalsCounter:
     """What an engine that took these turns counted."""
-    tally = Tally()
+    tally = TotalsCounter()
     for turn in turns:
-        tally.turn(turn.transition)
+        tally.count_turn(turn.transition)
     return tally
 
 

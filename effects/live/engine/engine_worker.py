@@ -229,7 +229,7 @@ class EngineWorker:
         policy_waits = self.driver.wake is not None and self.driver.wake > now
         if not came or policy_waits:
             return 0.0
-        return max(0.0, now - max(self.tally.moved, min(came)))
+        return max(0.0, now - max(self.tally.last_step_time, min(came)))
 
     def _wake(self) -> None:
         """Start the thread if it does not run; the caller holds the lock."""
@@ -292,8 +292,8 @@ class EngineWorker:
         if (news := reporter.outputs_of(driver.taken, transition, drafts)) is not None:
             self._free(news.finished, transition.state)
             reporter.send(news)
-        self.tally.turn(transition)
-        self.tally.drafted(drafts)
+        self.tally.count_turn(transition)
+        self.tally.count_drafts(drafts)
 
     def _free(self, finished: Iterable[Finished], state: EngineState) -> None:
         """Free the ids of requests that ended."""

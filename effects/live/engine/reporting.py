@@ -139,7 +139,7 @@ class OutputReporter:
         if outermost:
             self.report_death()
 
-    def died(self, ids: tuple[str, ...], why: str) -> None:
+    def note_death(self, ids: tuple[str, ...], why: str) -> None:
         """Note a death, and the requests that get no more news; the caller holds the
         lock.
         """

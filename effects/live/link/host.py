@@ -176,11 +176,11 @@ class Host:
         if isinstance(message, wire.SendAnswer):
             for one in self._sessions:
                 if one.front == message.front:
-                    one.send(wire.encode(message.told))
+                    one.send(wire.encode(message.answer))
             return
         others = [one for one in self._sessions if one.front not in (None, session.front)]
         for one in others:
-            asked = (session.front or 0, message.number, len(others), message.wanted)
+            asked = (session.front or 0, message.number, len(others), message.query)
             one.send(wire.encode(wire.ReceivedQuery(*asked)))
         if not others:
             session.send(wire.encode(wire.QueryAnswer(message.number, 0)))

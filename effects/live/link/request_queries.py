@@ -76,7 +76,7 @@ class RequestQueries:
 
     def asked(self, asked: wire.ReceivedQuery) -> None:
         """Answer another front's question."""
-        record = self.answer(asked.wanted)
+        record = self.answer(asked.query)
         if self._send is not None:
             told = wire.QueryAnswer(asked.number, asked.others, record)
             self._send(wire.SendAnswer(asked.front, told))

@@ -75,7 +75,7 @@ class Metrics(Collector):
 
     def _see(self, name: str, value: float) -> None:
         """Add a value to a histogram."""
-        self.buckets[name].see(value)
+        self.buckets[name].add(value)
 
     def ended(self, job: OutputProcessor) -> None:
         """Add a request that has ended to the histograms of requests."""

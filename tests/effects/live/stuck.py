@@ -7,7 +7,7 @@ made at once, so here nothing is said to take long.
 from typing import Any
 
 import pytest
-from minfer.effects.text.grammars.ready_masks import AtOnce
+from minfer.effects.text.grammars.at_once import AtOnce
 
 from minfer.effects.live.constraints import grammar_masks
 from minfer.effects.text.grammars import ready_masks, watching

@@ -54,7 +54,7 @@ def compiling(grammars: Grammars) -> CompilingRequests:
 
 def test_who_needs_no_grammar_does_not_wait(compiling: CompilingRequests) -> None:
     assert not compiling.wait_for_grammars([ask("a"), ask("b")], print)
-    assert not CompilingRequests(None).hold([ask("a", "x")], print)
+    assert not CompilingRequests(None).wait_for_grammars([ask("a", "x")], print)
 
 
 @pytest.mark.parametrize("regex", ["x", "bad"])

@@ -8,8 +8,8 @@ from attrs import evolve
 
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.host_drafts import (
-    MOST_SKIPPED,
-    READ_IN_A_TURN,
+    MAX_SKIPPED,
+    MAX_TOKENS_READ,
     HostDrafts,
 )
 from minfer.records.acceptance import Costs
@@ -112,8 +112,8 @@ def test_answers_are_those_without_in_fewer_steps(depth: int, adaptive: bool) ->
     assert 0 < sum(with_drafts.tally.accepted) < sum(with_drafts.tally.proposed)
     host = with_drafts.host
     assert host is not None
-    assert not host.readers  # nothing is kept of who has ended
-    assert not host.names
+    assert not host.samples  # nothing is kept of who has ended
+    assert not host.by_gen
     assert not host.library.own
 
 
@@ -147,7 +147,7 @@ def test_while_nothing_comes_of_proposals_they_are_made_in_fewer_turns() -> None
     asking = Always()
     loop = run(evolve(CONFIG, speculation=how), asking, request("a", 5, 600))
     assert not loop.tally.rows
-    rounds = 600 / MOST_SKIPPED + 2 * MOST_SKIPPED.bit_length()
+    rounds = 600 / MAX_SKIPPED + 2 * MAX_SKIPPED.bit_length()
     assert 5 < asking.asked < rounds
 
 
@@ -158,11 +158,11 @@ def test_a_prompt_is_read_a_part_a_turn() -> None:
     for _ in range(2):  # to the first token, which has come before all was read
         loop.turn()
         assert not loop.proposals()
-    assert max(asking.told) <= READ_IN_A_TURN
+    assert max(asking.told) <= MAX_TOKENS_READ
     loop.finish()
     # But for what came when nobody was asked any more.
     unread = 1000 + len(loop.out["a", 0]) - sum(asking.told)
-    assert 0 <= unread <= MOST_SKIPPED
+    assert 0 <= unread <= MAX_SKIPPED
 
 
 def test_in_steps_of_many_rows_nobody_is_asked() -> None:
@@ -241,7 +241,7 @@ def test_who_is_cancelled_is_forgotten() -> None:
     loop.post(Cancel("a"))
     loop.finish()
     assert loop.host is not None
-    assert not loop.host.readers
+    assert not loop.host.samples
 
 
 def test_drafts_are_launched_with_tokens_behind_what_is_known() -> None:

@@ -38,7 +38,7 @@ from minfer.runs.drafts import drafted, judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS
 from tests.core.recorded import recorded, storm
 from tests.core.runs.clocked import Run
-from tests.core.runs.drafted import by_device, by_host
+from tests.core.runs.count_drafts import by_device, by_host
 from tests.effects.tiny_model import write_checkpoint
 
 PAIR = (("a", 0), ("b", 0))
@@ -52,11 +52,11 @@ def at(moment: float) -> EngineState:
 def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
     buckets = HistogramBuilder((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):
-        buckets.see(value)
-    buckets.see(9.0, times=3)
+        buckets.add(value)
+    buckets.add(9.0, times=3)
     assert buckets.histogram() == Histogram((1.0, 2.0), (2, 2, 4), 7.5 + 27)
     taken = buckets.histogram()
-    buckets.see(1.0)
+    buckets.add(1.0)
     assert taken.counts == (2, 2, 4)  # as it was
 
 
@@ -86,7 +86,7 @@ def test_each_reason_has_its_count() -> None:
         Discarded(3, "an error", plans=2, rows=5),
         PolicyOverride("rank", "it raised"),
     )
-    tally.turn(Transition(at(5.0), (), reasons))
+    tally.count_turn(Transition(at(5.0), (), reasons))
     assert tally.totals().counts == {
         "prompt_tokens": 10,
         "generation_tokens": 0,
@@ -99,9 +99,9 @@ def test_each_reason_has_its_count() -> None:
         "spec_decode_num_draft_tokens": 0,
         "spec_decode_num_accepted_tokens": 0,
     }
-    tally.turn(Transition(at(6.0), (Emit((("a", 0), ("a", 1)), ((1, 2), ())),)))
+    tally.count_turn(Transition(at(6.0), (Emit((("a", 0), ("a", 1)), ((1, 2), ())),)))
     assert tally.totals().histograms[FIRST].total == 6.0 - 3.0  # it came at 3 s
-    tally.turn(Transition(at(7.0), (), (Ended("a", 0, "stop"), Ended("a", 1, "stop"))))
+    tally.count_turn(Transition(at(7.0), (), (Ended("a", 0, "stop"), Ended("a", 1, "stop"))))
     assert not tally.last
 
 
@@ -116,7 +116,7 @@ def test_who_is_left_out_of_a_turn_has_a_longer_gap() -> None:
         (9.0, PAIR, BOTH),
     ]
     for moment, ids, tokens in turns:
-        tally.turn(Transition(at(moment), (Emit(ids, tokens),)))
+        tally.count_turn(Transition(at(moment), (Emit(ids, tokens),)))
     gaps = tally.totals().histograms[GAP]
     assert sum(gaps.counts) == 2 + 1 + 2 + 2
     assert gaps.total == (1 + 1) + 1 + (3 + 4) + (3 + 3)
@@ -132,7 +132,7 @@ def test_storms_are_counted_as_by_hand(
     tally, tokens, plans, gaps = TotalsCounter(), 0, list[int](), 0.0
     last = dict[tuple[str, int], float]()
     for turn in turns:
-        tally.turn(turn.transition)
+        tally.count_turn(turn.transition)
         now = turn.transition.state.time
         for command in turn.transition.commands:
             if isinstance(command, Execute):
@@ -168,7 +168,7 @@ def test_a_steady_turn_costs_microseconds(
         "block_size": 8,
     }
     with LLM(folder, executor="oracle", **sizes) as llm:
-        fold = llm.worker.tally.turn
+        fold = llm.worker.tally.count_turn
 
         def timed(transition: Transition) -> None:
             started = time.thread_time()  # others may run beside
@@ -189,7 +189,7 @@ def test_drafts_are_counted_by_place(run: Callable[[], Run]) -> None:
     tally, whole = TotalsCounter(), NO_DRAFTS
     for turn in run().turns:
         of = turn.before, turn.events, turn.transition
-        tally.drafted(drafted(*of))
+        tally.count_drafts(drafted(*of))
         whole = whole.plus(tally_of(judged(*of)))
     counts = tally.totals().counts
     assert counts["spec_decode_num_drafts"] == whole.rows > 0

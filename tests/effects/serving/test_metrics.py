@@ -274,7 +274,7 @@ def test_a_journal_says_whether_it_is_written(made: Made, tmp_path: Path) -> Non
 def test_a_turn_without_news_changes_nothing(made: Made) -> None:
     llm, metrics, _ = made(num_gpu_blocks_override=64)
     before = generate_latest(metrics.registry).split(b"# HELP process_")[0]
-    llm.worker.tally.turn(Transition(llm.worker.driver.state))
+    llm.worker.tally.count_turn(Transition(llm.worker.driver.state))
     assert generate_latest(metrics.registry).split(b"# HELP process_")[0] == before
 
 

@@ -133,7 +133,7 @@ def test_more_than_a_front_may_ask_is_refused_at_once(
     assert heard == [None]
     inquirer.ask(wire.RequestQuery("d"), heard.append)
     asked = [one for one in said if isinstance(one, wire.SendQuery)]
-    assert [one.wanted.name for one in asked] == ["a", "b", "d"]
+    assert [one.query.name for one in asked] == ["a", "b", "d"]
     inquirer.told(wire.QueryAnswer(asked[1].number, 2))
     assert heard == [None], "one more was asked"
     inquirer.told(wire.QueryAnswer(asked[1].number, 2))
