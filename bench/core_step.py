@@ -24,7 +24,7 @@ from bench.results import percentiles, run, show, spread
 from bench.trees import HERE, EngineWorker, serve
 from minfer.blocks.keys import block_keys
 from minfer.effects.execution.dry_executor import Dry
-from minfer.effects.live.engine.driver import paused_collector
+from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Executed

@@ -30,7 +30,7 @@ from attrs import frozen
 from bench.results import run, show, spread
 from bench.shapes import qwen
 from minfer import AsyncLLM, SamplingParams
-from minfer.effects.live.engine.driver import paused_collector
+from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.setup.folders import bundled_folder
 from tests.effects.parity import their_tokens
 from tests.effects.tiny_families import save

@@ -40,11 +40,8 @@ from minfer.effects.execution.running.device_masks import Masks
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import driver as driving
-from minfer.effects.live.engine.driver import (
-    Driver,
-    paused_collector,
-    short_switch_interval,
-)
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
 from minfer.effects.text.grammars import watching
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.store import Grammars
@@ -286,7 +283,11 @@ class Bench:
 
     def wrap(self) -> None:
         """Have a turn's parts timed."""
-        wrap, executor, masks = self.parts.wrap, self.driver.executor, self.driver.masks
+        wrap, executor, masks = (
+            self.parts.wrap,
+            self.driver.executor,
+            self.driver.deferred.masks,
+        )
         wrap(Work, "synchronize", "waiting for the device")
         wrap(executor, "collect", "reading results")
         wrap(driving, "step", "core step")

@@ -19,7 +19,8 @@ from typing import Any
 
 from bench.results import percentiles, run, show
 from minfer.effects.execution.dry_executor import Dry
-from minfer.effects.live.engine.driver import Driver, paused_collector
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.journal.journal_writer import Writer
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Submit

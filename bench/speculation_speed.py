@@ -38,7 +38,7 @@ from bench.coins import Coined, tossing
 from bench.results import run, show, spread, write
 from bench.speculation_cases import DRAFT_OF, PLAIN, Case, Part, Way, parts
 from minfer import LLM, SamplingParams
-from minfer.effects.live.engine.driver import paused_collector
+from minfer.effects.live.engine.interpreter import paused_collector
 
 SETTLED: Final = 90.0  # seconds, at most, until an engine has its graphs
 WARM: Final = 2  # rounds of each case that do not count

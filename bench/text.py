@@ -21,7 +21,7 @@ from attrs import frozen
 
 from bench.results import run, show, spread
 from minfer import LLM, SamplingParams
-from minfer.effects.live.engine.driver import paused_collector
+from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.stops import StopMatcher

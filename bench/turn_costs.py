@@ -23,7 +23,7 @@ from bench.results import percentiles, run, show
 from bench.trees import HERE, EngineWorker, serve
 from minfer.blocks.keys import block_keys
 from minfer.blocks.ownership import Transaction
-from minfer.effects.live.engine.driver import paused_collector
+from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Event, Failed, Finish, Submit, Tick

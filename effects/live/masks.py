@@ -55,7 +55,7 @@ class MaskMaker(Protocol):
         """
         ...
 
-    def forget(self, samples: Iterable[SampleId]) -> None:
+    def drop(self, samples: Iterable[SampleId]) -> None:
         """Drop the state of samples that ended."""
         ...
 
@@ -84,7 +84,7 @@ class NoMasks:
         """As `MaskMaker` says: at once."""
         return ready_masks(StepMasks())
 
-    def forget(self, samples: Iterable[SampleId]) -> None:
+    def drop(self, samples: Iterable[SampleId]) -> None:
         """As `MaskMaker` says: there is no state."""
 
     def close(self) -> None:

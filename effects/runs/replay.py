@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import asdict
 
-from minfer.effects.live.engine.driver import paused_collector
+from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in
 from minfer.effects.runs.recorded import latest_of, of_each
 from minfer.effects.runs.replay_fork import change_of, fork_options, print_fork

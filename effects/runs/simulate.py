@@ -16,7 +16,7 @@ from typing import Any, Final
 from attrs import define, evolve, field, frozen
 from tqdm import tqdm
 
-from minfer.effects.live.engine.driver import paused_collector
+from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.report import Report

@@ -18,7 +18,7 @@ from typing import Any
 from attrs import define
 
 from bench.results import percentiles, run, show
-from minfer.effects.live.engine.driver import paused_collector
+from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report

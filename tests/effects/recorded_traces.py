@@ -29,7 +29,8 @@ import torch
 from bench.replay import replayed
 from bench.results import run, show
 from minfer.effects.execution.contract import Executor
-from minfer.effects.live.engine.driver import Driver, paused_collector
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.engine.open_engine import open_executor
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.live.journal.journal_writer import Writer

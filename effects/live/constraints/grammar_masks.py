@@ -150,7 +150,7 @@ class GrammarMasks:
             return ready_masks(evolve(masked, written=True))
         return ready_masks(evolve(masked, masks=tuple(batch.masks(plan, lines))))
 
-    def forget(self, samples: Iterable[SampleId]) -> None:
+    def drop(self, samples: Iterable[SampleId]) -> None:
         """As `MaskMaker` says."""
         for name in samples:
             walk, slow = self._walks.pop(name, None), self._slow.pop(name, None)

@@ -14,11 +14,8 @@ from typing import Final
 
 from minfer.effects.live.client import Listener, Snapshot
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
-from minfer.effects.live.engine.driver import (
-    Driver,
-    paused_collector,
-    short_switch_interval,
-)
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
 from minfer.effects.live.engine.reporting import OutputReporter
 from minfer.effects.live.errors import (
     PROGRAM_ENDS,
@@ -53,7 +50,7 @@ class EngineWorker:
         the requests' constraints, before the requests enter the waiting queue.
         """
         self.driver = driver
-        driver.masks.listen(self._stir)
+        driver.deferred.masks.listen(self._stir)
         self.compiling = CompilingRequests(grammars)
         self.journal = journal
         self.tally = TotalsCounter()
@@ -286,10 +283,12 @@ class EngineWorker:
         driver, reporter = self.driver, self.reporter
         before = driver.state
         transition = driver.turn(
-            lambda moved: reporter.report_admissions(before, driver.taken, moved)
+            lambda moved: reporter.report_admissions(before, driver.last_events, moved)
         )
-        drafts = drafted(before, driver.taken, transition)
-        if (news := reporter.outputs_of(driver.taken, transition, drafts)) is not None:
+        drafts = drafted(before, driver.last_events, transition)
+        if (
+            news := reporter.outputs_of(driver.last_events, transition, drafts)
+        ) is not None:
             self._free(news.finished, transition.state)
             reporter.send(news)
         self.tally.count_turn(transition)

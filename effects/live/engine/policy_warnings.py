@@ -27,13 +27,13 @@ class PolicyWarnings:
     policy: Policy
     warned: set[tuple[str, str, str]] = field(factory=set)
 
-    def see(self, reasons: Iterable[Reason]) -> None:
+    def observe(self, reasons: Iterable[Reason]) -> None:
         """Warn of a turn's policy overrides, if these faults are new."""
         for one in reasons:
-            if type(one) is PolicyOverride:
-                self._overruled(one)
+            if type(one) is Overruled:
+                self._warn(one)
 
-    def _overruled(self, one: PolicyOverride) -> None:
+    def _warn(self, one: Overruled) -> None:
         kind = one.question, one.why, one.line
         if kind in self.warned or len(self.warned) >= MOST_KINDS:
             return

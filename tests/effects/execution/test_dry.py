@@ -113,7 +113,7 @@ def test_results_come_before_what_waited() -> None:
     for name in "ab":
         driver.post(Submit(Request(id=name, prompt=(1, 2), max_tokens=9)))
         driver.turn()
-    assert [type(event) for event in driver.taken] == [Tick, Executed, Submit]
+    assert [type(event) for event in driver.last_events] == [Tick, Executed, Submit]
 
 
 def test_a_turn_is_recorded_before_its_commands_are_performed() -> None:

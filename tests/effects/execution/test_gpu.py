@@ -429,7 +429,9 @@ def test_rows_that_are_sampled_apart_draw_the_same(
         for _ in range(2):  # the second time with graphs of mixed steps, and prefix hits
             assert tokens(llm, prompts) == expected
         only = (1 << 77).to_bytes(10, "little")
-        driver.masks = MasksBy(lambda plan: tuple(Mask(i, only) for i in plan.deferred))
+        driver.deferred.masks = MasksBy(
+            lambda plan: tuple(Mask(i, only) for i in plan.apart)
+        )
         forced = tokens(llm, prompts)
         assert forced[1::2] == expected[1::2]
         assert {token for row in forced[::2] for token in row} == {77}

@@ -104,8 +104,8 @@ def test_whoever_never_runs_ahead_draws_what_it_would(
 ) -> None:
     run = start(model, at_once, **settings, depth=depth)
     if every == 2:
-        run.driver.masks = MasksBy(
-            lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.deferred)
+        run.driver.deferred.masks = MasksBy(
+            lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.apart)
         )
     assert run.serve(bound(requests(0), every), apart=depth % 2) == reference
     assert not run.count(Discarded)
@@ -157,7 +157,7 @@ def test_a_mask_that_allows_one_token_forces_it(
     wanted = [evolve(r, stop_ids=frozenset()) for r in asking(requests(0))]
     run = start(model, at_once, depth=depth)
     lend = executor_of(run).mask_lines if written else None
-    run.driver.masks = MasksBy(forced, late=late, lend=lend)
+    run.driver.deferred.masks = MasksBy(forced, late=late, lend=lend)
     tokens = run.serve(bound(wanted, 2), apart=depth - 1)
     for i, request in enumerate(wanted):
         if i % 2 == 0:
@@ -174,7 +174,9 @@ def test_a_mask_that_allows_one_token_forces_it(
 def test_what_a_mask_leaves_is_drawn_as_ever(model: Model, at_once: bool) -> None:
     even = only(*range(0, VOCAB, 2))
     run = start(model, at_once)
-    run.driver.masks = MasksBy(lambda plan: tuple(Mask(i, even) for i in plan.deferred))
+    run.driver.deferred.masks = MasksBy(
+        lambda plan: tuple(Mask(i, even) for i in plan.apart)
+    )
     wanted = [evolve(r, stop_ids=frozenset()) for r in requests(0, 6)]
     tokens = run.serve(bound(wanted))
     for request in wanted:
@@ -209,7 +211,7 @@ def test_others_have_their_tokens_before_the_masks_come(
             seen[owner.name].append((at, token))
         return ()
 
-    run.driver.masks = MasksBy(late)
+    run.driver.deferred.masks = MasksBy(late)
     assert run.serve(bound(requests(0), 2), apart=1) == reference
     assert sum(map(len, seen.values())) > 20
     for name, some in seen.items():
@@ -229,7 +231,7 @@ def test_a_mask_that_allows_nothing_fails_its_step(
         calls.append(plan)
         return (Mask(plan.deferred[0], bytes(13)),) if len(calls) == 5 else ()
 
-    run.driver.masks = MasksBy(empty_once)
+    run.driver.deferred.masks = MasksBy(empty_once)
     assert run.serve(bound(requests(0), 2), apart=1) == reference
     [voided] = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert "a mask allows no token for request 'r" in voided.error
@@ -245,7 +247,7 @@ def test_so_does_one_that_was_written_to_lent_memory(
         calls.append(plan)
         return (Mask(plan.deferred[0], bytes(13)),) if len(calls) == 5 else ()
 
-    run.driver.masks = MasksBy(empty_once, lend=executor_of(run).mask_lines)
+    run.driver.deferred.masks = MasksBy(empty_once, lend=executor_of(run).mask_lines)
     assert run.serve(bound(requests(0), 2), apart=1) == reference
     [voided] = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert "request 'r" in voided.error

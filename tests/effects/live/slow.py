@@ -73,7 +73,7 @@ class Engine:
 
     def told(self) -> list[Event]:
         """What the engine was told of pauses in the last turn."""
-        return [one for one in self.driver.taken if isinstance(one, Pause)]
+        return [one for one in self.driver.last_events if isinstance(one, Pause)]
 
     @property
     def slow(self) -> set[str]:

@@ -7,10 +7,10 @@ made at once, so here nothing is said to take long.
 from typing import Any
 
 import pytest
-from minfer.effects.text.grammars.at_once import AtOnce
 
 from minfer.effects.live.constraints import grammar_masks
 from minfer.effects.text.grammars import ready_masks, watching
+from minfer.effects.text.grammars.at_once import AtOnce
 from minfer.effects.text.grammars.protocol import GrammarError
 
 MADE = AtOnce._made

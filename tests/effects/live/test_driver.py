@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from minfer.effects.live.engine.driver import (
-    SWITCH,
-    Driver,
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.interpreter import (
+    SWITCH_INTERVAL,
     paused_collector,
     short_switch_interval,
 )
@@ -82,7 +82,12 @@ def test_results_come_before_what_was_posted_in_its_order() -> None:
     driver.post(Cancel("b"))
     driver.post(ask("c"))
     driver.turn()
-    assert [type(event) for event in driver.taken] == [Tick, Executed, Cancel, Submit]
+    assert [type(event) for event in driver.last_events] == [
+        Tick,
+        Executed,
+        Cancel,
+        Submit,
+    ]
     assert not driver.inbox
 
 
@@ -133,6 +138,6 @@ def test_threads_take_turns_sooner_while_the_loop_runs() -> None:
     was = sys.getswitchinterval()
     with short_switch_interval():
         with short_switch_interval():  # another engine's
-            assert sys.getswitchinterval() == pytest.approx(SWITCH)
-        assert sys.getswitchinterval() == pytest.approx(SWITCH)
+            assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
     assert sys.getswitchinterval() == was

@@ -114,8 +114,8 @@ def test_a_step_waits_for_the_masks_of_rows_that_it_feeds_and_of_no_others() -> 
     masks.say()
     driver.turn()  # collects 3; 5 feeds what 4 drew
     assert executor.asked[-3:] == ["collect 3", "sample 4", "launch 5"]
-    assert [one.plan.step for one in driver.apart] == [5]
-    assert driver.apart[0].masked is None  # as the token of 4 is not known
+    assert [one.plan.step for one in driver.deferred.steps] == [5]
+    assert driver.deferred.steps[0].masks is None  # as the token of 4 is not known
 
 
 def test_a_step_that_feeds_a_row_beside_one_that_is_ahead_is_held() -> None:
@@ -130,11 +130,11 @@ def test_a_step_that_feeds_a_row_beside_one_that_is_ahead_is_held() -> None:
     assert (len(both.gens), both.step) == (2, 2)
     assert alone.gens == both.gens[1:]
     assert executor.asked[-1] == "launch 2"  # whose masks await the token of 1
-    assert list(driver.held) == [alone]
+    assert list(driver.deferred.unlaunched) == [alone]
     driver.turn()
     at = executor.asked.index
     assert at("collect 1") < at("begin 2") < at("sample 2") < at("launch 3")
-    assert not driver.held
+    assert not driver.deferred.unlaunched
 
 
 def test_a_step_that_is_held_when_one_before_it_fails_is_never_launched() -> None:
@@ -144,7 +144,7 @@ def test_a_step_that_is_held_when_one_before_it_fails_is_never_launched() -> Non
     driver.turn()
     driver.post(Submit(request("bb", lockstep=True)))
     driver.turn()
-    (held,) = driver.held
+    (held,) = driver.deferred.unlaunched
     tokens = serve(driver)
     assert executor.failed
     assert f"launch {held.step}" not in executor.asked
@@ -161,7 +161,7 @@ def test_tokens_are_the_same_if_a_step_fails_on_the_way(depth: int, failing: int
     driver = by_position(executor, ahead(depth))
     assert serve(driver, *wanted) == expected
     assert executor.failed
-    assert not driver.apart
+    assert not driver.deferred.steps
 
 
 class FailsAt(Noting):
@@ -208,4 +208,4 @@ def test_being_ahead_changes_no_token(
     driver = by_position(Noting(), evolve(ahead(depth), **more), late=late)
     assert serve(driver, *wanted) == expected
     assert {len(expected[one.id]) for one in wanted[1:]} == {9}
-    assert not driver.apart
+    assert not driver.deferred.steps

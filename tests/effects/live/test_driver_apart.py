@@ -72,7 +72,7 @@ class Eleven(NoMasks):
         masks = tuple(Mask(i, bits) for i in self.asked[-1].apart)
         self.begun[-1].set_result(StepMasks(masks, ends))
 
-    def forget(self, samples: Iterable[SampleId]) -> None:
+    def drop(self, samples: Iterable[SampleId]) -> None:
         self.forgotten += samples
 
 
@@ -162,7 +162,7 @@ def test_masks_of_steps_that_failed_are_not_waited_for() -> None:
     masks.say()
     driver.turn()  # step 0 went well, step 2 waits for its mask
     driver.turn()  # step 1 fails, and with it step 2
-    assert [one.plan.step for one in driver.apart] == [masks.asked[-1].step]
+    assert [one.plan.step for one in driver.deferred.steps] == [masks.asked[-1].step]
     assert masks.asked[-1].step > 2
 
 

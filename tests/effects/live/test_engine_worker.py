@@ -555,7 +555,7 @@ def test_who_waits_for_its_grammar_holds_nobody_up_and_can_be_cancelled(
 ) -> None:
     slowly = Slowly()
     with LLM(folder, executor="oracle", num_gpu_blocks_override=2000) as llm:
-        llm.worker.driver.masks._grammars = store = Grammars(lambda: slowly)  # type: ignore[attr-defined]  # of one that is slow
+        llm.worker.driver.deferred.masks._grammars = store = Grammars(lambda: slowly)  # type: ignore[attr-defined]  # of one that is slow
         llm.worker.compiling = CompilingRequests(store)
         messages = listened(llm)
         llm.client.submit([constrained("a")])

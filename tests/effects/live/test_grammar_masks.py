@@ -112,7 +112,7 @@ def test_an_id_that_is_used_again_gets_a_new_matcher() -> None:
     bench.turn()
     bench.turn(Finish("a", 0, 1), Submit(ask("a")))
     assert len(bench.compiler.made) == 2
-    bench.masks.forget([("a", 0), ("nobody", 0)])
+    bench.masks.drop([("a", 0), ("nobody", 0)])
     assert not len(bench.masks)
 
 
@@ -129,7 +129,7 @@ def test_who_comes_later_gets_the_matcher_of_one_that_has_ended() -> None:
     bench = Bench()
     bench.turn(Submit(ask("a")))
     bench.turn()
-    bench.masks.forget([("a", 0)])
+    bench.masks.drop([("a", 0)])
     assert bench.compiler.made[0].served == 1
     b, c = ask("b"), ask("c")
     # It waits for nothing; who is third has to.
@@ -144,7 +144,7 @@ def test_who_had_long_outputs_before_it_may_go_through_a_new_one() -> None:
     bench = Bench()
     bench.turn(Submit(ask("a")), Submit(ask("also")))
     bench.turn()
-    bench.masks.forget([("also", 0), ("a", 0)])
+    bench.masks.drop([("also", 0), ("a", 0)])
     b = ask("b")
     bench.masks.add_requests([b])
     bench.turn(Finish("a", 0, 1), Finish("also", 0, 1), Submit(b))
@@ -160,7 +160,7 @@ def test_who_had_long_outputs_before_it_may_go_through_a_new_one() -> None:
     (end,) = bench.turn().ends
     assert end == Finish("b", 0, 3, "error", f"{STUCK}: too much work")
     # Nor does anybody get it who comes then, or the one that it had before.
-    bench.masks.forget([("b", 0)])
+    bench.masks.drop([("b", 0)])
     assert bench.masks.add_requests([ask("d"), ask("e")]) == (Pause("e", 0),)
 
 

@@ -78,7 +78,7 @@ def test_what_ends_is_as_was_asked_and_stops(llm: LLM) -> None:
     assert done.text in ("yes", "no")
     assert done.finish_reason == "stop"
     assert done.token_ids[-1] in llm.setup.stop_ids
-    assert not len(llm.worker.driver.masks)  # type: ignore[arg-type]  # which it has
+    assert not len(llm.worker.driver.deferred.masks)  # type: ignore[arg-type]  # which it has
 
 
 @pytest.mark.long

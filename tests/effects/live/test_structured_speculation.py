@@ -84,7 +84,7 @@ class Looking:
             was = driver.state
             found = turn(before)
             self.reasons += found.reasons
-            self.tally = self.tally.plus(tally_of(judged(was, driver.taken, found)))
+            self.tally = self.tally.plus(tally_of(judged(was, driver.last_events, found)))
             return found
 
         executor.launch = launched

@@ -101,7 +101,9 @@ def test_each_reason_has_its_count() -> None:
     }
     tally.count_turn(Transition(at(6.0), (Emit((("a", 0), ("a", 1)), ((1, 2), ())),)))
     assert tally.totals().histograms[FIRST].total == 6.0 - 3.0  # it came at 3 s
-    tally.count_turn(Transition(at(7.0), (), (Ended("a", 0, "stop"), Ended("a", 1, "stop"))))
+    tally.count_turn(
+        Transition(at(7.0), (), (Ended("a", 0, "stop"), Ended("a", 1, "stop")))
+    )
     assert not tally.last
 
 
