@@ -43,9 +43,9 @@ class AsyncLLM(ServedModel):
         super()._attach(client, first)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = 0  # in that loop
-        self._fresh: deque[asyncio.Event] = deque()  # of readers whose requests have news
-        self._ringing = False  # a callback to set them is scheduled
-        self.front.after.append(self._ring)
+        self._ready: deque[asyncio.Event] = deque()  # of readers whose requests have news
+        self._wake_scheduled = False  # a callback to set them is scheduled
+        self.front.after.append(self._schedule_wake)
 
     @property
     def errored(self) -> bool:
@@ -79,13 +79,13 @@ class AsyncLLM(ServedModel):
         if not isinstance(params, BeamSearchParams):
             params = params_for(params, 1)[0]
         _check_id(request_id)
-        news = asyncio.Event()
+        ready = asyncio.Event()
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
-            hear = partial(self._hear, news)
-            job = self._job(
+            sink = partial(self._note_ready, ready)
+            processor = self._job(
                 prompt,
-                hear,
+                sink,
                 params,
                 count=self.count,
                 streaming=streaming,
@@ -94,8 +94,8 @@ class AsyncLLM(ServedModel):
                 shown=shown,
             )
             self.count += 1
-        self.front.check(job)
-        return self._deltas(job, news)
+        self.front.check(processor)
+        return self._deltas(processor, ready)
 
     def chat(
         self,
@@ -120,9 +120,9 @@ class AsyncLLM(ServedModel):
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        asked = self._rendered(messages, how)
+        prompt_ids = self._rendered(messages, how)
         return self.generate(
-            asked, sampling_params, request_id=request_id, urgency=urgency
+            prompt_ids, sampling_params, request_id=request_id, urgency=urgency
         )
 
     async def embed(
@@ -137,10 +137,10 @@ class AsyncLLM(ServedModel):
         """Make a vector of a prompt, as `LLM.embed` does. Raises as `generate` does;
         cancelling it cancels the request.
         """
-        job, news = self._pooled(prompt, pooling, request_id, urgency)
-        async for _ in self._deltas(job, news):
+        processor, ready = self._pooled(prompt, pooling, request_id, urgency)
+        async for _ in self._deltas(processor, ready):
             pass
-        return job.embedding(normalize=normalize)
+        return processor.embedding(normalize=normalize)
 
     def pool(
         self,
@@ -163,16 +163,16 @@ class AsyncLLM(ServedModel):
         urgency: Urgency,
     ) -> tuple[OutputProcessor, asyncio.Event]:
         _check_id(request_id)
-        news = asyncio.Event()
+        ready = asyncio.Event()
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
-            hear = partial(self._hear, news)
-            job = self._job(
-                prompt, hear, pooling, count=self.count, urgency=urgency, name=name
+            sink = partial(self._note_ready, ready)
+            processor = self._job(
+                prompt, sink, pooling, count=self.count, urgency=urgency, name=name
             )
             self.count += 1
-        self.front.check(job)
-        return job, news
+        self.front.check(processor)
+        return processor, ready
 
     async def abort(self, request_id: str) -> None:
         """End a request: its reader gets a last output, with the finish reason
@@ -181,7 +181,7 @@ class AsyncLLM(ServedModel):
         self.front.cancel([request_id])
 
     async def _deltas(
-        self, job: OutputProcessor, news: asyncio.Event
+        self, processor: OutputProcessor, ready: asyncio.Event
     ) -> AsyncGenerator[RequestOutput]:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -190,45 +190,47 @@ class AsyncLLM(ServedModel):
                     "an AsyncLLM serves one event loop; it has readers in another"
                 )
             self._loop = loop
-            self._ringing = False
-            self._fresh.clear()
-        self.front.submit([job])
+            self._wake_scheduled = False
+            self._ready.clear()
+        self.front.submit([processor])
         self._readers += 1
         try:
             while True:
-                await news.wait()
-                news.clear()
+                await ready.wait()
+                ready.clear()
                 # Log-probabilities of a long prompt take a while to read.
-                long = job.scores is not None and job.scores.unread
-                output = await asyncio.to_thread(job.take) if long else job.take()
-                if job.rejected:  # all else was checked: the queue was full by then
-                    raise OverloadedError(f"{job.rejected}; try again later")
+                long = processor.scores is not None and processor.scores.unread
+                output = (
+                    await asyncio.to_thread(processor.take) if long else processor.take()
+                )
+                if processor.rejected:  # all else was checked: the queue was full by then
+                    raise OverloadedError(f"{processor.rejected}; try again later")
                 yield output
                 if output.finished:
                     return
         finally:
             self._readers -= 1
-            if not job.finished:
-                self.front.cancel([job.request.id])
+            if not processor.finished:
+                self.front.cancel([processor.request.id])
 
-    def _hear(self, news: asyncio.Event, job: OutputProcessor) -> None:
+    def _note_ready(self, ready: asyncio.Event, processor: OutputProcessor) -> None:
         """Note, in the engine's thread, that a request has news."""
-        self._fresh.append(news)
-        if job.error is not None:  # no turn follows that would notify the loop
-            self._ring()
+        self._ready.append(ready)
+        if processor.error is not None:  # no turn follows that would notify the loop
+            self._schedule_wake()
 
-    def _ring(self) -> None:
-        if self._fresh and not self._ringing and self._loop is not None:
-            self._ringing = True
+    def _schedule_wake(self) -> None:
+        if self._ready and not self._wake_scheduled and self._loop is not None:
+            self._wake_scheduled = True
             # RuntimeError: the loop is closed, and there are no readers.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._answer)
+                self._loop.call_soon_threadsafe(self._wake_readers)
 
-    def _answer(self) -> None:
+    def _wake_readers(self) -> None:
         """Wake the readers that have news, in the event loop."""
-        self._ringing = False  # first, so that later news schedule another call
-        while self._fresh:
-            self._fresh.popleft().set()
+        self._wake_scheduled = False  # first, so that later news schedule another call
+        while self._ready:
+            self._ready.popleft().set()
 
     async def __aenter__(self) -> Self:
         return self

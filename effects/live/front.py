@@ -44,125 +44,131 @@ class Front:
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.searches = BeamSearches(client)
-        self.jobs: dict[str, OutputProcessor] = {}  # by id, until they end
+        self.processors: dict[str, OutputProcessor] = {}  # by id, until they end
         self.entry = threading.Lock()  # held while submitting
         self.on_end: list[Callable[[OutputProcessor], None]] = []
         self.after: list[Callable[[], None]] = []
         client.listen(self.hear)
 
-    def check(self, job: OutputProcessor) -> None:
+    def check(self, processor: OutputProcessor) -> None:
         """Raise the error with which a request would be refused now: see
         `EngineClient.check`.
         """
-        self._check_new(job)
-        self.searches.check(job.request)
+        self._check_new(processor)
+        self.searches.check(processor.request)
 
-    def submit(self, jobs: Sequence[OutputProcessor]) -> None:
+    def submit(self, processors: Sequence[OutputProcessor]) -> None:
         """Submit requests: all of them, or none. Raises as `EngineClient.submit`."""
         with self.entry:
-            for job in jobs:
-                self._check_new(job)
+            for processor in processors:
+                self._check_new(processor)
             now = self.client.clock()
-            for job in jobs:
-                job.times.arrived = now
-                self.jobs[job.request.id] = job
+            for processor in processors:
+                processor.times.arrived = now
+                self.processors[processor.request.id] = processor
             try:
-                self.searches.submit([job.request for job in jobs])
+                self.searches.submit([processor.request for processor in processors])
             except (EngineDeadError, RequestError):  # all of them were refused
-                for job in jobs:
-                    self._forget(job.request.id)
+                for processor in processors:
+                    self._forget(processor.request.id)
                 raise
 
     def cancel(self, ids: Iterable[str] | None = None) -> None:
         """End requests, or all; their outputs so far end as "cancelled"."""
-        self.searches.cancel(list(self.jobs) if ids is None else ids)
+        self.searches.cancel(list(self.processors) if ids is None else ids)
 
-    def drop(self, jobs: Iterable[OutputProcessor]) -> None:
+    def drop(self, processors: Iterable[OutputProcessor]) -> None:
         """Cancel requests whose outputs are not needed, and wait until they are gone."""
         # A request refused for its duplicate id must not cancel the other one with that
         # id.
-        names = {job.request.id for job in jobs if self.jobs.get(job.request.id) is job}
+        names = {
+            processor.request.id
+            for processor in processors
+            if self.processors.get(processor.request.id) is processor
+        }
         served = self.searches.cancel(names)
         for name in names - served:  # an interrupt came before they were submitted
             self._forget(name)
-        while self.client.working and not self.jobs.keys().isdisjoint(served):
+        while self.client.working and not self.processors.keys().isdisjoint(served):
             time.sleep(POLL)
 
     def abandon(self, error: Exception) -> None:
         """Cancel all, and fail their jobs at once: a running step may take a while."""
         self.cancel()
-        for job in list(self.jobs.values()):
-            job.fail(error)
+        for processor in list(self.processors.values()):
+            processor.fail(error)
 
     def hear(self, message: EngineMessage) -> None:
         """Pass a message of the engine on."""
-        for told in self.searches.heard(message):
-            match told:
+        for translated in self.searches.translate(message):
+            match translated:
                 case TurnOutputs():
-                    self._take(told)
+                    self._process_outputs(translated)
                 case EngineDied():
-                    self._bury(told)
-        for ring in self.after:
-            ring()
+                    self._fail_requests(translated)
+        for notify in self.after:
+            notify()
 
     def _forget(self, name: str) -> None:
-        self.jobs.pop(name, None)
+        self.processors.pop(name, None)
 
-    def _check_new(self, job: OutputProcessor) -> None:
-        if job.request.id in self.jobs:
-            name = clip(job.request.id)
+    def _check_new(self, processor: OutputProcessor) -> None:
+        if processor.request.id in self.processors:
+            name = clip(processor.request.id)
             raise RequestError(
                 f"a request with the id {name!r} is being served; ids must differ"
             )
 
-    def _take(self, news: TurnOutputs) -> None:
-        self._note(news)
-        self._note_drafts(news)
+    def _process_outputs(self, outputs: TurnOutputs) -> None:
+        self._note_times(outputs)
+        self._note_drafts(outputs)
         # In the order of the batch: that of a set would differ from process to process.
         ready = dict[str, OutputProcessor]()
-        logprobs = news.logprobs or repeat(())
-        each = zip(news.ids, news.tokens, logprobs, strict=False)  # endless, if none
-        for (name, sample), tokens, beside in each:
-            if tokens and (job := self.jobs.get(name)) is not None:
-                job.feed(sample, tokens, news.time, beside)
-                if job.eager:
-                    ready[name] = job
-        for (name, _), vector in zip(news.ids, news.pooled, strict=False):
-            if vector and (job := self.jobs.get(name)) is not None:
-                job.pool(vector, news.time)
-        for done in news.finished:
-            if (job := self.jobs.get(done.id)) is not None:
-                job.finish(done)
-                ready[done.id] = job
-        for job in ready.values():
-            if found := job.flush(self._forget):
+        logprobs = outputs.logprobs or repeat(())
+        rows = zip(
+            outputs.ids, outputs.tokens, logprobs, strict=False
+        )  # endless, if none
+        for (name, sample), tokens, token_logprobs in rows:
+            if tokens and (processor := self.processors.get(name)) is not None:
+                processor.feed(sample, tokens, outputs.time, token_logprobs)
+                if processor.eager:
+                    ready[name] = processor
+        for (name, _), vector in zip(outputs.ids, outputs.pooled, strict=False):
+            if vector and (processor := self.processors.get(name)) is not None:
+                processor.pool(vector, outputs.time)
+        for done in outputs.finished:
+            if (processor := self.processors.get(done.id)) is not None:
+                processor.finish(done)
+                ready[done.id] = processor
+        for processor in ready.values():
+            if found := processor.flush(self._forget):
                 self.client.finish(found)
-            if job.finished:
+            if processor.finished:
                 for ended in self.on_end:
-                    ended(job)
+                    ended(processor)
 
-    def _note(self, news: TurnOutputs) -> None:
+    def _note_times(self, outputs: TurnOutputs) -> None:
         """Note when requests entered the queue, were admitted, or were preempted."""
-        for name in news.arrived:
-            if name in self.jobs:
-                self.jobs[name].times.line = news.waits
-        for reason in news.reasons:
-            if isinstance(reason, Admitted | Preempted) and reason.id in self.jobs:
-                times = self.jobs[reason.id].times
-                times.note(reason, news.time, news.waits)
+        for name in outputs.arrived:
+            if name in self.processors:
+                self.processors[name].times.line = outputs.waits
+        for reason in outputs.reasons:
+            if isinstance(reason, Admitted | Preempted) and reason.id in self.processors:
+                times = self.processors[reason.id].times
+                times.note(reason, outputs.time, outputs.waits)
 
-    def _note_drafts(self, news: TurnOutputs) -> None:
+    def _note_drafts(self, outputs: TurnOutputs) -> None:
         """Note the requests' drafts, and how many were accepted."""
-        each = zip(news.ids, news.tokens, news.drafts, strict=False)
-        for (name, _), tokens, drafts in each:
-            if drafts and (job := self.jobs.get(name)) is not None:
-                job.times.drafted(drafts, len(tokens))
+        rows = zip(outputs.ids, outputs.tokens, outputs.drafts, strict=False)
+        for (name, _), tokens, drafts in rows:
+            if drafts and (processor := self.processors.get(name)) is not None:
+                processor.times.drafted(drafts, len(tokens))
 
-    def _bury(self, death: EngineDied) -> None:
+    def _fail_requests(self, death: EngineDied) -> None:
         """Fail the requests that died with the engine, once."""
         for name in death.ids:
-            if (job := self.jobs.pop(name, None)) is not None:
+            if (processor := self.processors.pop(name, None)) is not None:
                 broke = EngineDeadError(death.why)
                 # Its traceback shows the place: in a policy, for example.
                 broke.__cause__ = self.client.dead
-                job.fail(broke)
+                processor.fail(broke)

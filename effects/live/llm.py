@@ -23,7 +23,7 @@ from minfer.effects.live.beams.beam_search import (
     BeamSearchParams,
     searches_for,
 )
-from minfer.effects.live.input_processing import input_processor as edge
+from minfer.effects.live.input_processing import input_processor
 from minfer.effects.live.input_processing.input_processor import TokenizedPrompt
 from minfer.effects.live.input_processing.prompts import Prompt, as_list
 from minfer.effects.live.served_model import ServedModel as ServedModel
@@ -44,10 +44,10 @@ Inbox = SimpleQueue[OutputProcessor]
 
 
 @frozen
-class Jobs:
+class RequestBatch:
     """Requests of one call, in its order, and the queue for those that have news."""
 
-    wanted: list[OutputProcessor]
+    processors: list[OutputProcessor]
     inbox: Inbox
 
 
@@ -78,7 +78,8 @@ class LLM(ServedModel):
         and the LLM stays usable.
         """
         return self._complete(
-            self._jobs(as_list(prompts), sampling_params, priority), use_tqdm
+            self._make_checked_batch(as_list(prompts), sampling_params, priority),
+            use_tqdm,
         )
 
     def beam_search(
@@ -94,9 +95,9 @@ class LLM(ServedModel):
         `params` are one for all or one for each; prompts and errors are as for
         `generate`.
         """
-        wanted = as_list(prompts)
-        searches = searches_for(params, len(wanted))
-        found = self._complete(self._made(wanted, searches, priority), use_tqdm)
+        inputs = as_list(prompts)
+        searches = searches_for(params, len(inputs))
+        found = self._complete(self._make_batch(inputs, searches, priority), use_tqdm)
         return [BeamSearchOutput.of(one, self.tokenizer) for one in found]
 
     def chat(
@@ -127,7 +128,9 @@ class LLM(ServedModel):
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return self._complete(self._answers(messages, sampling_params, how), use_tqdm)
+        return self._complete(
+            self._make_chat_batch(messages, sampling_params, how), use_tqdm
+        )
 
     def stream(
         self,
@@ -143,8 +146,10 @@ class LLM(ServedModel):
         is taken, and leaving the loop early cancels them. Raises as `generate` does, at
         once.
         """
-        jobs = self._jobs(as_list(prompts), sampling_params, priority, streaming=True)
-        return self._deltas(jobs)
+        batch = self._make_checked_batch(
+            as_list(prompts), sampling_params, priority, streaming=True
+        )
+        return self._deltas(batch)
 
     def stream_chat(
         self,
@@ -163,7 +168,9 @@ class LLM(ServedModel):
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return self._deltas(self._answers(messages, sampling_params, how, streaming=True))
+        return self._deltas(
+            self._make_chat_batch(messages, sampling_params, how, streaming=True)
+        )
 
     def embed(
         self,
@@ -180,116 +187,121 @@ class LLM(ServedModel):
         `pooling` "mean" the mean of all tokens'. Prompts and errors are as for
         `generate`; a prompt that fails has no vector but an error.
         """
-        wanted = as_list(prompts)
-        urgencies = edge.urgencies_for(priority, len(wanted))
+        inputs = as_list(prompts)
+        urgencies = input_processor.urgencies_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
             first = self.count
 
             def job(i: int) -> OutputProcessor:
                 return self._job(
-                    wanted[i], inbox.put, pooling, count=first + i, urgency=urgencies[i]
+                    inputs[i], inbox.put, pooling, count=first + i, urgency=urgencies[i]
                 )
 
-            jobs = [_numbered(job, i, len(wanted)) for i in range(len(wanted))]
-            self.count += len(jobs)
-        with _progress(len(jobs), use_tqdm) as advance:
-            return self._embedded(Jobs(jobs, inbox), advance, normalize=normalize)
+            processors = [_numbered(job, i, len(inputs)) for i in range(len(inputs))]
+            self.count += len(processors)
+        with _progress(len(processors), use_tqdm) as advance:
+            return self._embedded(
+                RequestBatch(processors, inbox), advance, normalize=normalize
+            )
 
     def _embedded(
-        self, jobs: Jobs, advance: Callable[[], object], *, normalize: bool
+        self, batch: RequestBatch, advance: Callable[[], object], *, normalize: bool
     ) -> list[EmbeddingOutput]:
         """Submit jobs, and wait for all; any exception cancels them."""
         outputs: dict[str, EmbeddingOutput] = {}
         try:
-            self.front.submit(jobs.wanted)
-            for _ in jobs.wanted:
-                output = jobs.inbox.get().embedding(normalize=normalize)
+            self.front.submit(batch.processors)
+            for _ in batch.processors:
+                output = batch.inbox.get().embedding(normalize=normalize)
                 outputs[output.request_id] = output
                 advance()
         except BaseException:
-            self.front.drop(jobs.wanted)
+            self.front.drop(batch.processors)
             raise
-        return [outputs[job.request.id] for job in jobs.wanted]
+        return [outputs[job.request.id] for job in batch.processors]
 
-    def _complete(self, jobs: Jobs, use_tqdm: Progress) -> list[RequestOutput]:
+    def _complete(self, batch: RequestBatch, use_tqdm: Progress) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
-        ready = self._deltas(jobs)
-        with contextlib.closing(ready), _progress(len(jobs.wanted), use_tqdm) as advance:
+        ready = self._deltas(batch)
+        with (
+            contextlib.closing(ready),
+            _progress(len(batch.processors), use_tqdm) as advance,
+        ):
             for output in ready:
                 outputs[output.request_id] = output
                 advance()
-        return [outputs[job.request.id] for job in jobs.wanted]
+        return [outputs[job.request.id] for job in batch.processors]
 
-    def _deltas(self, jobs: Jobs) -> Generator[RequestOutput]:
+    def _deltas(self, batch: RequestBatch) -> Generator[RequestOutput]:
         """Submit jobs, and yield their outputs; any exception cancels them."""
-        left = len(jobs.wanted)
+        left = len(batch.processors)
         try:
-            self.front.submit(jobs.wanted)
+            self.front.submit(batch.processors)
             while left:
-                output = _received(jobs.inbox)
+                output = _received(batch.inbox)
                 left -= output.finished
                 yield output
         except BaseException:
-            self.front.drop(jobs.wanted)
+            self.front.drop(batch.processors)
             raise
 
-    def _answers(
+    def _make_chat_batch(
         self,
         messages: "Conversations",
         params: Params,
         how: "ChatOptions",
         *,
         streaming: bool = False,
-    ) -> Jobs:
+    ) -> RequestBatch:
         from minfer.effects.text.chat import conversations
 
-        asked = [self._rendered(one, how) for one in conversations(messages)]
+        chat_prompts = [self._rendered(one, how) for one in conversations(messages)]
         if params is None:
             params = self.setup.default_sampling_params(max_tokens=None)
-        return self._jobs(asked, params, None, streaming=streaming)
+        return self._make_checked_batch(chat_prompts, params, None, streaming=streaming)
 
-    def _jobs(
+    def _make_checked_batch(
         self,
-        wanted: Sequence[Prompt | TokenizedPrompt],
+        inputs: Sequence[Prompt | TokenizedPrompt],
         params: Params,
         priority: Priorities,
         *,
         streaming: bool = False,
-    ) -> Jobs:
+    ) -> RequestBatch:
         """Check everything, then make the requests: all of them or none."""
         if params is None:
             params = self.get_default_sampling_params()
-        each = edge.params_for(params, len(wanted))
-        return self._made(wanted, each, priority, streaming=streaming)
+        all_params = input_processor.params_for(params, len(inputs))
+        return self._make_batch(inputs, all_params, priority, streaming=streaming)
 
-    def _made(
+    def _make_batch(
         self,
-        wanted: Sequence[Prompt | TokenizedPrompt],
-        each: Sequence[SamplingParams | BeamSearchParams],
+        inputs: Sequence[Prompt | TokenizedPrompt],
+        all_params: Sequence[SamplingParams | BeamSearchParams],
         priority: Priorities,
         *,
         streaming: bool = False,
-    ) -> Jobs:
+    ) -> RequestBatch:
         """Make the requests for prompts, with the parameters of each."""
-        urgencies = edge.urgencies_for(priority, len(wanted))
+        urgencies = input_processor.urgencies_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
             first = self.count
 
             def job(i: int) -> OutputProcessor:
                 return self._job(
-                    wanted[i],
+                    inputs[i],
                     inbox.put,
-                    each[i],
+                    all_params[i],
                     count=first + i,
                     streaming=streaming,
                     urgency=urgencies[i],
                 )
 
-            jobs = [_numbered(job, i, len(wanted)) for i in range(len(wanted))]
-            self.count += len(jobs)
-        return Jobs(jobs, inbox)
+            processors = [_numbered(job, i, len(inputs)) for i in range(len(inputs))]
+            self.count += len(processors)
+        return RequestBatch(processors, inbox)
 
     def __enter__(self) -> Self:
         return self
@@ -304,7 +316,7 @@ def _numbered(
     """Make job `i` of `count`; an error names its index."""
     try:
         return make(i)
-    except edge.RequestError as error:
+    except input_processor.RequestError as error:
         where = f"prompts[{i}]: " if count > 1 else ""
         raise type(error)(f"{where}{error}", i, error.param) from None
 
@@ -314,16 +326,16 @@ def _received(inbox: Inbox) -> RequestOutput:
 
 
 @contextlib.contextmanager
-def _progress(count: int, wanted: Progress) -> Iterator[Callable[[], object]]:
+def _progress(count: int, make_bar: Progress) -> Iterator[Callable[[], object]]:
     """Yield a function that advances a progress bar, which is shown on a terminal."""
-    if not wanted or not count or (wanted is True and not sys.stderr.isatty()):
+    if not make_bar or not count or (make_bar is True and not sys.stderr.isatty()):
         yield lambda: None
         return
-    if wanted is True:
+    if make_bar is True:
         from tqdm import tqdm
 
-        wanted = partial(tqdm, unit="prompt", leave=False)
-    bar = wanted(total=count, desc="Processed prompts")
+        make_bar = partial(tqdm, unit="prompt", leave=False)
+    bar = make_bar(total=count, desc="Processed prompts")
     try:
         yield bar.update
     finally:

@@ -17,7 +17,7 @@ from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.front import Front
-from minfer.effects.live.input_processing import input_processor as edge
+from minfer.effects.live.input_processing import input_processor
 from minfer.effects.live.input_processing.input_processor import TokenizedPrompt, Urgency
 from minfer.effects.live.input_processing.logit_checks import BadWords, read_bad_words
 from minfer.effects.live.input_processing.prompts import (
@@ -94,7 +94,7 @@ class ServedModel(Renders):
         check_steps: bool = False,
         **unknown: Never,
     ) -> None:
-        _refuse(type(self).__name__, unknown)
+        _check_unknown(type(self).__name__, unknown)
         args = EngineArgs(
             model=model,
             dtype=dtype,
@@ -169,7 +169,7 @@ class ServedModel(Renders):
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
-        self.read_answers(Parsers())
+        self.set_parsers(Parsers())
         self.grammars = Grammars(self._compiler)
 
     def _compiler(self) -> Compiler:
@@ -192,7 +192,7 @@ class ServedModel(Renders):
         self.numbers = threading.Lock()
         self.count = first  # requests made so far
 
-    def read_answers(self, parsers: Parsers) -> None:
+    def set_parsers(self, parsers: Parsers) -> None:
         """Parse tool calls and reasoning with `parsers`, from now on."""
         tokenizer = self.tokenizer
         self.parsers = parsers.settled(tokenizer.all_templates if tokenizer else None)
@@ -219,7 +219,7 @@ class ServedModel(Renders):
         It is compiled, which takes a while, unless it was just before.
         """
         if params.structured_outputs is not None:
-            edge.check_constraint(self.grammars, params.structured_outputs)
+            input_processor.check_constraint(self.grammars, params.structured_outputs)
 
     def warm_grammars(self) -> None:
         """Load the vocabulary for grammars now: all threads of this process wait for it,
@@ -248,7 +248,7 @@ class ServedModel(Renders):
         self,
         prompt: Prompt | TokenizedPrompt,
         sink: Sink,
-        wanted: SamplingParams | BeamSearchParams | str,
+        params: SamplingParams | BeamSearchParams | str,
         *,
         count: int,
         urgency: Urgency,
@@ -256,35 +256,39 @@ class ServedModel(Renders):
         name: str = "",
         shown: Iterable[str] = (),
     ) -> OutputProcessor:
-        """Returns a checked request after `count` others: by the type of `wanted` for
+        """Returns a checked request after `count` others: by the type of `params` for
         samples, for a search, or for a vector. Raises RequestError.
         """
-        asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
+        tokenized = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
         setup, resets = self.setup, self.client.resets
-        if isinstance(wanted, str):
-            request = edge.make_pooled_request(
-                setup, asked, wanted, count, urgency, name, resets
+        if isinstance(params, str):
+            request = input_processor.make_pooled_request(
+                setup, tokenized, params, count, urgency, name, resets
             )
-            return OutputProcessor(request, sink, asked.text)
+            return OutputProcessor(request, sink, tokenized.text)
         special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
-        words: BadWords = ()
-        if isinstance(wanted, BeamSearchParams):
-            request = edge.make_search(setup, asked, wanted, count, urgency, name, resets)
+        bad_words: BadWords = ()
+        if isinstance(params, BeamSearchParams):
+            request = input_processor.make_search(
+                setup, tokenized, params, count, urgency, name, resets
+            )
         else:
-            if streaming and wanted.chooses:
+            if streaming and params.chooses:
                 why = "best_of: the best samples are known once all have ended; do not"
-                raise edge.RequestError(f"{why} stream, or leave it out", 0, "best_of")
-            self.check_constraint(wanted)
-            words = read_bad_words(wanted.bad_words, self.tokenizer)
-            request = edge.make_request(
-                setup, asked, wanted, count, urgency, name, resets, words
+                raise input_processor.RequestError(
+                    f"{why} stream, or leave it out", 0, "best_of"
+                )
+            self.check_constraint(params)
+            bad_words = read_bad_words(params.bad_words, self.tokenizer)
+            request = input_processor.make_request(
+                setup, tokenized, params, count, urgency, name, resets, bad_words
             )
         return OutputProcessor(
-            request, sink, asked.text, self.tokenizer, streaming, special
+            request, sink, tokenized.text, self.tokenizer, streaming, special
         )
 
 
-def _refuse(owner: str, unknown: Mapping[str, object]) -> None:
+def _check_unknown(owner: str, unknown: Mapping[str, object]) -> None:
     """Raise TypeError for unknown settings, with the known ones."""
     for name in unknown.keys() & REMOVED.keys():
         raise TypeError(f"{owner}: {name} was removed: {REMOVED[name]}")

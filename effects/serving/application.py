@@ -76,7 +76,7 @@ class Application:
         shared: Shared | None = None,
         parsers: Parsers | None = None,
     ) -> None:
-        llm.read_answers(parsers or Parsers())
+        llm.set_parsers(parsers or Parsers())
         bounds = bounds or Bounds(keys=read_keys([api_key], None))
         limits = Limits.of(llm, max_body)
         self.backend = Backend(llm, limits, bounds)

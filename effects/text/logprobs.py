@@ -57,7 +57,7 @@ class PromptScores:
                 self.parts.append(part)
                 self.end = part.first + part.count
 
-    def told(self) -> PromptLogprobs | None:
+    def by_token(self) -> PromptLogprobs | None:
         """For each token, the first one's None; None if the prompt was not computed."""
         if self.read is None and self.end >= len(self.prompt):
             lines: list[TokenLogprobs] = []  # from the second token on

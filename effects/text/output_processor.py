@@ -57,7 +57,7 @@ class OutputProcessor:
     times: Timeline = field(factory=Timeline)
     finished: bool = False
     error: Exception | None = None
-    told: bool = False  # the sink was notified of all that can be taken
+    notified: bool = False  # the sink was notified of all that can be taken
     lock: threading.Lock = field(factory=threading.Lock)  # between `flush` and `take`
     samples: list[Pieces] = field(factory=list, init=False)
     scores: PromptScores | None = field(default=None, init=False)  # if requested
@@ -109,12 +109,12 @@ class OutputProcessor:
                 one.logprobs.extend(logprobs[: len(tokens)])
             self.times.output(now)
 
-    def pool(self, said: bytes, now: float) -> None:
+    def pool(self, data: bytes, now: float) -> None:
         """Add the prompt's results at the time `now`: a vector, or log-probabilities."""
         if self.scores is None:
-            self.samples[0].vector = said
+            self.samples[0].vector = data
         else:
-            self.scores.add(said)
+            self.scores.add(data)
         if self.request.ends_with_prompt:
             self.times.output(now)
 
@@ -141,10 +141,10 @@ class OutputProcessor:
                 self.finished = all(one.over for one in self.samples)
             if self.finished:
                 ended(self.request.id)
-            news = self.finished or self._streams_news()
-            tell = news and not self.told
-            self.told = self.told or news
-        if tell:
+            has_output = self.finished or self._streams_news()
+            notify = has_output and not self.notified
+            self.notified = self.notified or has_output
+        if notify:
             self.sink(self)
         return tuple(found)
 
@@ -153,9 +153,9 @@ class OutputProcessor:
         with self.lock:
             self.error = error
             self.finished = True
-            tell = not self.told
-            self.told = True
-        if tell:
+            notify = not self.notified
+            self.notified = True
+        if notify:
             self.sink(self)
 
     def take(self) -> RequestOutput:
@@ -165,12 +165,14 @@ class OutputProcessor:
         with self.lock:
             if self.error is not None:
                 raise self.error
-            self.told = False
+            self.notified = False
             stops = self.request.sampling.stop_token_ids
             begun_with = len(self.request.output)  # of the only sample
             made = sum(sample.count for sample in self.samples) - begun_with
-            new = tuple(s.take(i, stops) for i, s in enumerate(self.samples) if s.news)
-            prompt = None if self.scores is None else self.scores.told()
+            new = tuple(
+                s.take(i, stops) for i, s in enumerate(self.samples) if s.has_output
+            )
+            prompt = None if self.scores is None else self.scores.by_token()
             first = self.samples[0].done
             return RequestOutput(
                 request_id=self.request.id,
@@ -219,7 +221,7 @@ class OutputProcessor:
             )
 
     def _streams_news(self) -> bool:
-        return self.streaming and any(one.news for one in self.samples)
+        return self.streaming and any(one.has_output for one in self.samples)
 
 
 def _ended_pooled(done: Finished, vector: bytes) -> tuple[str, str]:

@@ -54,7 +54,7 @@ class Pieces:
                 self.matcher.push(text)
 
     @property
-    def news(self) -> bool:
+    def has_output(self) -> bool:
         """Whether there is something to take. Tokens without text wait for it, or for the
         end.
         """

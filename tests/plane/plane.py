@@ -276,7 +276,7 @@ class Plane:
                         client.leave()
                 if self.faults.rng.random() < 0.3:
                     self.stopped = True
-                    for name in list(self.llm.front.jobs):
+                    for name in list(self.llm.front.processors):
                         await self.llm.abort(name)
 
     def shut_down(self) -> None:
@@ -357,7 +357,7 @@ class Plane:
             self.llm.setup,
         )
         left: dict[str, Any] = {
-            "jobs": self.llm.front.jobs,
+            "jobs": self.llm.front.processors,
             "served": self.llm.worker.served,
             "events": driver.inbox,
             "requests": state.requests,
@@ -367,7 +367,7 @@ class Plane:
             "fences": state.fences,
             "metrics": self.llm.worker.tally.last,
             "faults": state.faults,
-            "readers": self.llm._fresh,
+            "readers": self.llm._ready,
             "files": self.disk.files,
             "segments": [*self.folder.glob("*.part")] * (self.ending != "second"),
             "blocks": range(config.config.num_blocks - state.blocks.available),

@@ -15,7 +15,7 @@ from minfer.effects.live.front import Front
 from minfer.effects.live.journal import journal_writer as journal
 from minfer.effects.serving.answer import Answer
 from minfer.effects.serving.observability import metrics
-from minfer.effects.text import output_processor as assembly
+from minfer.effects.text import output_processor
 
 Change = Callable[[Any], Callable[..., Any]]  # of a method
 
@@ -51,9 +51,9 @@ def _kept_job(hear: Any) -> Callable[..., Any]:
     """Some requests that have ended are still among those that are served."""
 
     def planted(self: Front, message: EngineMessage) -> None:
-        jobs = dict(self.jobs)
+        jobs = dict(self.processors)
         hear(self, message)
-        self.jobs |= {
+        self.processors |= {
             name: job for name, job in jobs.items() if job.finished and job.request.n > 1
         }
 
@@ -81,7 +81,7 @@ def _set_order(hear: Any) -> Callable[..., Any]:
 def _ends_of_the_engine(ended: Any) -> Callable[..., Any]:
     """Requests are counted as the engine saw them end, not as their clients did."""
 
-    def planted(counts: metrics.Metrics, job: assembly.OutputProcessor) -> None:
+    def planted(counts: metrics.Metrics, job: output_processor.OutputProcessor) -> None:
         ends = dict(counts.ends)
         ended(counts, job)
         counts.ends = ends
@@ -117,9 +117,9 @@ def _name_again(fresh: Any) -> Callable[..., Any]:
 # minfer had them: see `__init__`
 REAL = ("set order", "overtaking", "ends of the engine", "name again")
 PLANTED: dict[str, tuple[Any, str, Change]] = {
-    "lost end": (assembly.OutputProcessor, "finish", _lost_end),
-    "lost finish": (assembly.OutputProcessor, "flush", _lost_finish),
-    "token twice": (assembly.OutputProcessor, "feed", _token_twice),
+    "lost end": (output_processor.OutputProcessor, "finish", _lost_end),
+    "lost finish": (output_processor.OutputProcessor, "flush", _lost_finish),
+    "token twice": (output_processor.OutputProcessor, "feed", _token_twice),
     "unwritten turn": (journal.Writer, "_turn", _unwritten_turn),
     "counted twice": (metrics.Metrics, "ended", _counted_twice),
     "kept job": (Front, "hear", _kept_job),

@@ -36,7 +36,7 @@ from minfer.sampling.beam import (
 )
 
 # fills up where fewer than requested were found
-NOTHING: Final = Hypothesis((), 0.0, 0.0, "length")
+NO_HYPOTHESIS: Final = Hypothesis((), 0.0, 0.0, "length")
 
 
 @frozen(kw_only=True)
@@ -88,7 +88,7 @@ class SearchRounds:
 
     def found(self, count: int) -> tuple[Hypothesis, ...]:
         """Returns the best `count` outputs of a search that is over."""
-        return (*self.done, *(NOTHING,) * count)[:count]
+        return (*self.done, *(NO_HYPOTHESIS,) * count)[:count]
 
     def after_round(self, offers: Sequence[Candidates]) -> "SearchRounds":
         """Returns the search after a round with these candidates of its beams, in
@@ -114,7 +114,7 @@ class SearchRounds:
         beams = tuple(
             Beam((*outputs[child.parent], child.token), child.logprob, parent.keys)
             for child in choice.children
-            if child.logprob > _NEVER
+            if child.logprob > _IMPOSSIBLE
             for parent in (self.beams[child.parent],)
         )
         about = evolve(self.about, number=self.about.number + 1)
@@ -158,59 +158,62 @@ def _offers_in(turn: Turn, event: Executed) -> dict[tuple[str, int], Candidates]
         gen: seq.request.search for gen, seq in zip(run.gens, run.seqs, strict=True)
     }
     found = dict[tuple[str, int], Candidates]()
-    for gen, said in zip(plan.gens, event.logprobs, strict=True):
+    for gen, logprobs in zip(plan.gens, event.logprobs, strict=True):
         about = rounds.get(gen)
-        if about is not None and (offer := candidates_of(about.beam, said)) is not None:
+        if (
+            about is not None
+            and (offer := candidates_of(about.beam, logprobs)) is not None
+        ):
             found[about.id, about.beam] = offer
     return found
 
 
-_NEVER: Final = float("-inf")  # the log-probability of a padding beam
+_IMPOSSIBLE: Final = float("-inf")  # the log-probability of a padding beam
 
 
-def candidates_of(beam: int, said: Sequence[TokenLogprobs]) -> Candidates | None:
+def candidates_of(beam: int, logprobs: Sequence[TokenLogprobs]) -> Candidates | None:
     """Returns a beam's candidates, from the log-probabilities of its token; None if they
     cannot be compared.
     """
-    if len(said) != 1 or not said[0].likeliest:
+    if len(logprobs) != 1 or not logprobs[0].likeliest:
         return None
-    likeliest, logprobs = said[0].likeliest, said[0].logprobs
-    if not all(one < float("inf") for one in logprobs):  # NaN is not, either
+    likeliest, values = logprobs[0].likeliest, logprobs[0].logprobs
+    if not all(value < float("inf") for value in values):  # NaN is not, either
         return None
-    return Candidates(beam, likeliest, logprobs)
+    return Candidates(beam, likeliest, values)
 
 
 def round_requests(
-    rounds: SearchRounds, asked: SearchRequest
+    rounds: SearchRounds, request: SearchRequest
 ) -> tuple[SearchRounds, tuple[Request, ...]]:
     """Returns the requests of the next round, one for each beam, and the search with
     their content keys, which those of later rounds extend.
     """
-    about, size = rounds.about, asked.block_size
+    about, size = rounds.about, request.block_size
     sampling = SamplingParams(
         temperature=0.0,
         max_tokens=1,
-        logprobs=wanted(asked.width, len(asked.stop_ids)),
+        logprobs=wanted(request.width, len(request.stop_ids)),
     )
     beams, requests = list[Beam](), list[Request]()
     for at, beam in enumerate(rounds.beams):
-        prompt = asked.prompt + beam.output
-        keys = extend_keys(beam.keys, asked.root, prompt, size)
+        prompt = request.prompt + beam.output
+        keys = extend_keys(beam.keys, request.root, prompt, size)
         beams.append(Beam(beam.output, beam.logprob, keys))
         requests.append(
             Request(
                 id=round_name(about.id, about.number, at),
                 prompt=prompt,
                 max_tokens=1,
-                stop_ids=asked.stop_ids,
+                stop_ids=request.stop_ids,
                 sampling=sampling,
-                priority=asked.priority,
-                client=asked.client,
-                deadline=asked.deadline,
-                root=asked.root,
+                priority=request.priority,
+                client=request.client,
+                deadline=request.deadline,
+                root=request.root,
                 keys=keys,
-                tails=tail_keys(asked.root, keys, prompt, size),
-                place=None if asked.place is None else (*asked.place[:2], at),
+                tails=tail_keys(request.root, keys, prompt, size),
+                place=None if request.place is None else (*request.place[:2], at),
                 search=evolve(about, beam=at),
             )
         )

@@ -42,7 +42,7 @@ _NO_NUMBERS = "the model gave a beam no log-probabilities that can be compared"
 class _LiveSearch:
     """A live search."""
 
-    asked: SearchRequest
+    request: SearchRequest
     rounds: SearchRounds
     offers: dict[int, Candidates] = field(factory=dict)  # of this round, by beam
     names: set[str] = field(factory=set)  # of this round's requests that have not ended
@@ -84,15 +84,15 @@ class BeamSearches:
             self._client.submit(requests)
             return
         with self._lock:
-            out = list[Request]()
+            found = list[Request]()
             for one in requests:
                 if isinstance(one, SearchRequest):
                     search = self._live[one.id] = _LiveSearch(one, SearchRounds.of(one))
-                    out += self._next_round(search)
+                    found += self._next_round(search)
                 else:
-                    out.append(one)
+                    found.append(one)
             try:
-                self._client.submit(out)
+                self._client.submit(found)
             except (EngineDeadError, RequestError):
                 for one in requests:
                     self._forget(one.id)
@@ -104,29 +104,29 @@ class BeamSearches:
         """
         with self._lock:
             wanted = dict.fromkeys(ids)  # in their order, for the journal
-            mine = [self._live[name] for name in wanted if name in self._live]
+            searches = [self._live[name] for name in wanted if name in self._live]
             names = dict.fromkeys(name for name in wanted if name not in self._live)
-            for search in mine:
+            for search in searches:
                 search.cancelled = True
                 names |= dict.fromkeys(sorted(search.names))
             served = self._client.cancel(names)
-            found = {one.asked.id for one in mine if one.names & served}
+            found = {one.request.id for one in searches if one.names & served}
             return frozenset(served & wanted.keys() | found)
 
-    def heard(self, message: EngineMessage) -> list[EngineMessage]:
+    def translate(self, message: EngineMessage) -> list[EngineMessage]:
         """Returns what a front gets for a message of the engine."""
         if not self._live:
             return [message]
         with self._lock:
             match message:
                 case TurnOutputs():
-                    return self._read(message)
+                    return self._translate_outputs(message)
                 case EngineDied():
-                    return [self._died(message)]
+                    return [self._translate_death(message)]
 
     def _next_round(self, search: _LiveSearch) -> tuple[Request, ...]:
         """Register and return the requests of a search's next round."""
-        search.rounds, requests = round_requests(search.rounds, search.asked)
+        search.rounds, requests = round_requests(search.rounds, search.request)
         search.offers = {}
         search.names = {one.id for one in requests}
         self._beams |= {one.id: (search, at) for at, one in enumerate(requests)}
@@ -137,112 +137,112 @@ class BeamSearches:
         for beam in () if search is None else search.names:
             self._beams.pop(beam, None)
 
-    def _died(self, death: EngineDied) -> EngineDied:
+    def _translate_death(self, death: EngineDied) -> EngineDied:
         """Returns a death with the ids of searches instead of their beams'."""
         each = (self._beams.get(name) for name in death.ids)
-        mine = [found[0].asked.id for found in each if found is not None]
+        searches = [found[0].request.id for found in each if found is not None]
         others = [name for name in death.ids if name not in self._beams]
         self._live.clear()
         self._beams.clear()
-        return EngineDied((*others, *dict.fromkeys(mine)), death.why)
+        return EngineDied((*others, *dict.fromkeys(searches)), death.why)
 
     # --- news ---------------------------------------------------------------------------
 
-    def _read(self, news: TurnOutputs) -> list[EngineMessage]:
+    def _translate_outputs(self, outputs: TurnOutputs) -> list[EngineMessage]:
         """Returns news without those of beams, and with those of their searches."""
         beams = self._beams
         places = {
-            at: beams[name] for at, (name, _) in enumerate(news.ids) if name in beams
+            at: beams[name] for at, (name, _) in enumerate(outputs.ids) if name in beams
         }
         for at, (search, beam) in places.items():
-            said = news.logprobs[at] if news.logprobs else ()
-            if (offer := candidates_of(beam, said)) is not None:
+            logprobs = outputs.logprobs[at] if outputs.logprobs else ()
+            if (offer := candidates_of(beam, logprobs)) is not None:
                 search.offers[beam] = offer
-        reasons = self._reasons(news)
-        arrived = self._arrived(news)
-        ended = [done for done in news.finished if done.id in beams]
-        finished = [done for done in news.finished if done.id not in beams]
-        told = evolve(
-            news,
-            ids=_without(news.ids, places),
-            tokens=_without(news.tokens, places),
-            logprobs=_without(news.logprobs, places),
-            pooled=_without(news.pooled, places),
-            drafts=_without(news.drafts, places),
+        reasons = self._translate_reasons(outputs)
+        arrived = self._translate_arrivals(outputs)
+        ended = [done for done in outputs.finished if done.id in beams]
+        finished = [done for done in outputs.finished if done.id not in beams]
+        passed = evolve(
+            outputs,
+            ids=_without(outputs.ids, places),
+            tokens=_without(outputs.tokens, places),
+            logprobs=_without(outputs.logprobs, places),
+            pooled=_without(outputs.pooled, places),
+            drafts=_without(outputs.drafts, places),
             finished=tuple(finished),
             arrived=arrived,
             reasons=reasons,
         )
         if not ended:
-            return [told]
-        over, dead = self._advanced(ended)
+            return [passed]
+        over, dead = self._advance(ended)
         for search in over:
-            told = _with_outputs(told, search)
-        return [told, *([dead] if dead else [])]
+            passed = _with_outputs(passed, search)
+        return [passed, *([dead] if dead else [])]
 
-    def _reasons(self, news: TurnOutputs) -> tuple[RequestReason, ...]:
+    def _translate_reasons(self, outputs: TurnOutputs) -> tuple[RequestReason, ...]:
         """Returns reasons, with those of beams as their search's: its first admission,
         and preemptions.
         """
-        out = list[RequestReason]()
-        for one in news.reasons:
+        found = list[RequestReason]()
+        for one in outputs.reasons:
             search, _ = self._beams.get(one.id, (None, 0))
             if search is None:
-                out.append(one)
+                found.append(one)
             elif isinstance(one, Preempted) or (
                 isinstance(one, Admitted) and not search.rounds.about.number
             ):
-                out.append(evolve(one, id=search.asked.id, sample=0))
-        return tuple(out)
+                found.append(evolve(one, id=search.request.id, sample=0))
+        return tuple(found)
 
-    def _arrived(self, news: TurnOutputs) -> tuple[str, ...]:
+    def _translate_arrivals(self, outputs: TurnOutputs) -> tuple[str, ...]:
         """Returns the requests that entered the waiting queue; a search enters with its
         first round, and keeps that round's place.
         """
-        out = list[str]()
-        for name in news.arrived:
+        found = list[str]()
+        for name in outputs.arrived:
             search, _ = self._beams.get(name, (None, 0))
             if search is None:
-                out.append(name)
+                found.append(name)
                 continue
-            if (place := news.places.get(name)) is not None:
-                search.asked = evolve(search.asked, place=place)
+            if (place := outputs.places.get(name)) is not None:
+                search.request = evolve(search.request, place=place)
             if not search.rounds.about.number:
-                out.append(search.asked.id)
-        return tuple(out)
+                found.append(search.request.id)
+        return tuple(found)
 
-    def _advanced(
+    def _advance(
         self, ended: Iterable[Finished]
     ) -> tuple[list[_LiveSearch], EngineDied | None]:
         """Continue searches of which requests have ended; returns those that are over,
         and a death with those that a dead engine did not take.
         """
         over, lost, why = list[_LiveSearch](), list[str](), ""
-        for search in self._settled(ended):
-            if self._live.get(search.asked.id) is not search:
-                continue  # it was over before these news were read: see `_settled`
+        for search in self._note_ends(ended):
+            if self._live.get(search.request.id) is not search:
+                continue  # it was over before these news were read: see `_note_ends`
             if search.failed is None and search.cancelled:
-                search.fail(Finished(search.asked.id, 0, "cancelled", 0))
+                search.fail(Finished(search.request.id, 0, "cancelled", 0))
             if search.failed is None:
                 offers = [search.offers[at] for at in range(len(search.rounds.beams))]
                 search.rounds = search.rounds.after_round(offers)
             if search.failed is not None or search.rounds.over:
-                self._live.pop(search.asked.id)
+                self._live.pop(search.request.id)
                 over.append(search)
                 continue
             try:
                 self._client.submit(self._next_round(search))
             except EngineDeadError as error:
-                self._forget(search.asked.id)
-                lost.append(search.asked.id)
+                self._forget(search.request.id)
+                lost.append(search.request.id)
                 why = str(error)
             except RequestError as error:
-                self._forget(search.asked.id)
-                search.fail(Finished(search.asked.id, 0, "error", 0, str(error)))
+                self._forget(search.request.id)
+                search.fail(Finished(search.request.id, 0, "error", 0, str(error)))
                 over.append(search)
         return over, EngineDied(tuple(lost), why) if lost else None
 
-    def _settled(self, ended: Iterable[Finished]) -> list[_LiveSearch]:
+    def _note_ends(self, ended: Iterable[Finished]) -> list[_LiveSearch]:
         """Note ends of beams' requests; returns the searches whose round is over. If one
         request of a round failed, the others are cancelled; a client without a link
         reports their ends at once, while these news are read.
@@ -253,7 +253,7 @@ class BeamSearches:
             if search is None:
                 continue
             search.names.discard(done.id)
-            touched[search.asked.id] = search
+            touched[search.request.id] = search
             if not search.rounds.about.number:
                 search.cached = done.cached
             if done.reason not in ("stop", "length"):
@@ -273,14 +273,14 @@ def _without(column: tuple[T, ...], places: Mapping[int, object]) -> tuple[T, ..
     return tuple([one for at, one in enumerate(column) if at not in places])
 
 
-def _with_outputs(news: TurnOutputs, search: _LiveSearch) -> TurnOutputs:
+def _with_outputs(outputs: TurnOutputs, search: _LiveSearch) -> TurnOutputs:
     """Returns news with a search's end: if it ended well, with the best sequences."""
-    name, count, failed = search.asked.id, search.asked.n, search.failed
+    name, count, failed = search.request.id, search.request.n, search.failed
     if failed is not None:
         ends = tuple(
             Finished(name, i, failed.reason, 0, failed.error) for i in range(count)
         )
-        return evolve(news, finished=(*news.finished, *ends))
+        return evolve(outputs, finished=(*outputs.finished, *ends))
     found = search.rounds.found(count)
     ids = tuple((name, i) for i in range(count))
     ends = tuple(
@@ -294,11 +294,11 @@ def _with_outputs(news: TurnOutputs, search: _LiveSearch) -> TurnOutputs:
         )
         for i, one in enumerate(found)
     )
-    padded = (*news.logprobs, *((),) * count) if news.logprobs else ()
+    padded = (*outputs.logprobs, *((),) * count) if outputs.logprobs else ()
     return evolve(
-        news,
-        ids=(*news.ids, *ids),
-        tokens=(*news.tokens, *[one.tokens for one in found]),
+        outputs,
+        ids=(*outputs.ids, *ids),
+        tokens=(*outputs.tokens, *[one.tokens for one in found]),
         logprobs=padded,
-        finished=(*news.finished, *ends),
+        finished=(*outputs.finished, *ends),
     )

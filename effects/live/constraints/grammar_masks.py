@@ -73,7 +73,7 @@ class GrammarMasks:
         self._grammars = grammars
         self._block_size = block_size
         self._ends = ends
-        self._walks: dict[SampleId, SampleGrammar] = {}
+        self._samples: dict[SampleId, SampleGrammar] = {}
         self._slow: dict[
             SampleId, SampleGrammar
         ] = {}  # those whose masks are made by threads
@@ -84,7 +84,7 @@ class GrammarMasks:
         self._barring = Barring()
 
     def __len__(self) -> int:
-        return len(self._walks)
+        return len(self._samples)
 
     def listen(self, post: Callable[[Event], object]) -> None:
         """As `MaskMaker` says."""
@@ -105,9 +105,9 @@ class GrammarMasks:
             if request.sampling.structured_outputs:
                 for sample in range(request.n):
                     self._prepare(request, sample)
-        told = tuple(self._pauses)
+        pauses = tuple(self._pauses)
         self._pauses.clear()
-        return told
+        return pauses
 
     def observe(self, transition: Transition) -> None:
         """As `MaskMaker` says: pauses slow samples again once they are planned; makes the
@@ -117,35 +117,35 @@ class GrammarMasks:
             return
         run = transition.state.running
         slow = [
-            (i, walk)
+            (i, grammar)
             for i, name in enumerate(run.ids)
-            if (walk := self._slow.get(name)) is not None  # threads remove some
+            if (grammar := self._slow.get(name)) is not None  # threads remove some
         ]
-        planned = _planned(transition)
-        for i, walk in slow:
+        planned = _planned_gens(transition)
+        for i, grammar in slow:
             if run.gens[i] in planned:
-                self._pause(walk)
+                self._pause(grammar)
         flying = {gen for plan in transition.state.inflight for gen in plan.gens}
-        for i, walk in slow:
+        for i, grammar in slow:
             # In this order: a job that is done has already resumed its sample. A sample
             # that was planned only for prefill has all tokens before its first mask.
-            if walk.busy or not walk.paused:
+            if grammar.busy or not grammar.paused:
                 continue
-            if walk.is_new or run.gens[i] not in flying:
-                self._make_alone(due_mask(walk, run, i, self._block_size))
+            if grammar.is_new or run.gens[i] not in flying:
+                self._submit_mask_job(due_mask(grammar, run, i, self._block_size))
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
         """As `MaskMaker` says: at once, in the driver's thread, which has nothing else to
         do; the library works on all processors.
         """
-        batch = self._due(plan, state.running)
+        batch = self._prepare_masks(plan, state.running)
         if not (batch.moves or batch.made):  # there may be no library either
             return ready_masks(StepMasks(ends=batch.end(())))
         count, words = batch.count, self._grammars.words
         lent = self._lend(plan.step)
         fits = lent is not None and lent.shape[1] == words and len(lent) >= count
         lines = lent if fits and lent is not None else np.empty((count, words), np.int32)
-        masked = self._written(batch, lines, plan, state.running)
+        masked = self._write_masks(batch, lines, plan, state.running)
         if lines is lent:
             return ready_masks(evolve(masked, written=True))
         return ready_masks(evolve(masked, masks=tuple(batch.masks(plan, lines))))
@@ -153,27 +153,32 @@ class GrammarMasks:
     def drop(self, samples: Iterable[SampleId]) -> None:
         """As `MaskMaker` says."""
         for name in samples:
-            walk, slow = self._walks.pop(name, None), self._slow.pop(name, None)
-            if walk is None or slow is not None or walk.busy or walk.matcher is None:
+            grammar, slow = self._samples.pop(name, None), self._slow.pop(name, None)
+            if (
+                grammar is None
+                or slow is not None
+                or grammar.busy
+                or grammar.matcher is None
+            ):
                 continue
-            asked = walk.request.sampling.structured_outputs
-            if asked is not None:
-                self._grammars.give_back(asked, walk.matcher, walk.given)
+            constraint = grammar.request.sampling.structured_outputs
+            if constraint is not None:
+                self._grammars.give_back(constraint, grammar.matcher, grammar.consumed)
 
     def close(self) -> None:
         """As `MaskMaker` says."""
         self._threads.close()
-        self._walks.clear()
+        self._samples.clear()
         self._slow.clear()
 
     # --- samples ------------------------------------------------------------------------
 
-    def _walk(self, name: SampleId, request: Request) -> SampleGrammar:
-        walk = self._walks.get(name)
-        if walk is None or walk.request is not request:
-            walk = self._walks[name] = SampleGrammar(name, request)
+    def _sample_grammar(self, name: SampleId, request: Request) -> SampleGrammar:
+        grammar = self._samples.get(name)
+        if grammar is None or grammar.request is not request:
+            grammar = self._samples[name] = SampleGrammar(name, request)
             self._slow.pop(name, None)
-        return walk
+        return grammar
 
     def _prepare(self, request: Request, sample: int) -> None:
         """Prepare a sample that arrives: it is paused until its matcher and first mask
@@ -181,88 +186,93 @@ class GrammarMasks:
         neither. But if there is an idle matcher that served another output, the sample
         takes it and waits for nothing.
         """
-        walk = self._walk((request.id, sample), request)
-        asked = request.sampling.structured_outputs
-        if asked is not None and (idle := self._grammars.idle(asked)) is not None:
-            self._give(walk, idle)
+        grammar = self._sample_grammar((request.id, sample), request)
+        constraint = request.sampling.structured_outputs
+        if (
+            constraint is not None
+            and (idle := self._grammars.idle(constraint)) is not None
+        ):
+            self._set_matcher(grammar, idle)
             return
-        self._slow[walk.name] = walk
-        self._pause(walk)
+        self._slow[grammar.name] = grammar
+        self._pause(grammar)
 
-    def _pause(self, walk: SampleGrammar) -> None:
-        if not walk.paused:
-            walk.paused = True
-            self._pauses.append(Pause(*walk.name))
+    def _pause(self, grammar: SampleGrammar) -> None:
+        if not grammar.paused:
+            grammar.paused = True
+            self._pauses.append(Pause(*grammar.name))
 
     # --- masks --------------------------------------------------------------------------
 
-    def _due(self, plan: Plan, run: Running) -> MaskBatch:
+    def _prepare_masks(self, plan: Plan, run: Running) -> MaskBatch:
         """Returns the masks to make for a plan, a line for each of its deferred rows.
 
         Nearly always a row has one new token; this case runs for each row of each step,
         so it is inlined here.
         """
         batch = MaskBatch.of(plan)
-        walks, ids, seqs, known, fresh = (
-            self._walks,
+        samples, ids, seqs, known, fresh = (
+            self._samples,
             run.ids,
             run.seqs,
             run.known,
             run.fresh,
         )
-        move, of_line, lengths = batch.moves.append, batch.walks, batch.lengths
-        for line, i in enumerate(_places(plan, run)):
+        move, grammar_of_line, lengths = batch.moves.append, batch.samples, batch.lengths
+        for line, i in enumerate(_running_indices(plan, run)):
             if i is None:  # it has ended, or was resumed
                 batch.free.append(line)
                 continue
-            walk, request = walks.get(ids[i]), seqs[i].request
-            if walk is None or walk.request is not request:
+            grammar, request = samples.get(ids[i]), seqs[i].request
+            if grammar is None or grammar.request is not request:
                 if request.sampling.structured_outputs is None:
                     batch.free.append(line)
                     continue
-                walk = self._walk(ids[i], request)
-            of_line[line] = walk
-            lengths[line] = length = known[i] - walk.prompt
-            new, matcher = fresh[i], walk.matcher
-            one_more = length == walk.given + 1 and new
-            if one_more and matcher is not None and walk.job is None:
-                walk.given, walk.allowed = length, None
+                grammar = self._sample_grammar(ids[i], request)
+            grammar_of_line[line] = grammar
+            lengths[line] = length = known[i] - grammar.prompt
+            new, matcher = fresh[i], grammar.matcher
+            one_more = length == grammar.consumed + 1 and new
+            if one_more and matcher is not None and grammar.job is None:
+                grammar.consumed, grammar.allowed = length, None
                 move(Move(matcher, 0, new[-1:], line))
             else:
-                self._due_otherwise(batch, line, run, i)
-            never = walk.never if length >= walk.min_tokens else barred_tokens(walk)
+                self._prepare_row(batch, line, run, i)
+            never = (
+                grammar.never if length >= grammar.min_tokens else barred_tokens(grammar)
+            )
             batch.barred_tokens[never].append(line)
         return batch
 
-    def _due_otherwise(self, batch: MaskBatch, line: int, run: Running, i: int) -> None:
+    def _prepare_row(self, batch: MaskBatch, line: int, run: Running, i: int) -> None:
         """Prepare the mask of a row with other than one new token, or with a mask by a
         thread.
         """
-        walk = batch.walks[line]
-        walk.settle()  # this waits only if it was planned too early
-        due = due_mask(walk, run, i, self._block_size)
-        if due.is_made and walk.failed is None:
+        grammar = batch.samples[line]
+        grammar.wait_for_job()  # this waits only if it was planned too early
+        due = due_mask(grammar, run, i, self._block_size)
+        if due.is_made and grammar.failed is None:
             batch.made.append(line)
             return
-        walk.allowed = None
-        if walk.matcher is None and walk.failed is None:
-            self._open(walk)
-        if walk.failed is not None:
-            batch.errors[line] = walk.failed
-        elif walk.matcher is not None:
-            batch.moves.append(Move(walk.matcher, due.back, due.tokens, line))
+        grammar.allowed = None
+        if grammar.matcher is None and grammar.failed is None:
+            self._open(grammar)
+        if grammar.failed is not None:
+            batch.errors[line] = grammar.failed
+        elif grammar.matcher is not None:
+            batch.moves.append(Move(grammar.matcher, due.back, due.tokens, line))
 
-    def _written(
+    def _write_masks(
         self, batch: MaskBatch, lines: Lines, plan: Plan, run: Running
     ) -> StepMasks:
         """Write the masks of a step; returns the samples that end."""
         batch.errors |= self._make_at_once(batch, lines)
         if batch.errors:
-            self._try_anew(batch, lines, _places(plan, run), run)
+            self._retry_errors(batch, lines, _running_indices(plan, run), run)
         for line in batch.made:
-            last = batch.walks[line].allowed
+            last = batch.samples[line].allowed
             if last is None:
-                raise AssertionError(f"no mask was made for {batch.walks[line].name}")
+                raise AssertionError(f"no mask was made for {batch.samples[line].name}")
             if isinstance(last.bits, GrammarError):
                 batch.errors[line] = last.bits
             else:
@@ -288,108 +298,110 @@ class GrammarMasks:
             errors = {one.line: GrammarError(str(error)) for one in moves}
         for one in moves:
             if one.late:
-                self._was_late(batch.walks[one.line].request)
+                self._mark_slow(batch.samples[one.line].request)
         return errors
 
-    def _try_anew(
+    def _retry_errors(
         self, batch: MaskBatch, lines: Lines, places: Sequence[int | None], run: Running
     ) -> None:
         """Retry failed samples whose matcher had served others before with a new matcher;
         those that fail again end with the new error.
         """
         for line in [*batch.errors]:
-            walk, i = batch.walks[line], places[line]
-            if i is None or walk.matcher is None or not walk.matcher.served:
+            grammar, i = batch.samples[line], places[line]
+            if i is None or grammar.matcher is None or not grammar.matcher.served:
                 continue
-            if walk.failed is not None:
+            if grammar.failed is not None:
                 continue
-            walk.spoil()
-            bits = self._anew(due_mask(walk, run, i, self._block_size))
+            grammar.discard_matcher()
+            bits = self._mask_from_new_matcher(
+                due_mask(grammar, run, i, self._block_size)
+            )
             if isinstance(bits, GrammarError):
                 batch.errors[line] = bits
             else:
                 del batch.errors[line]
                 fill(lines[line], bits)
 
-    def _anew(self, due: DueMask) -> bytes | GrammarError:
+    def _mask_from_new_matcher(self, due: DueMask) -> bytes | GrammarError:
         """Returns the mask of an output from a new matcher, which reads all its
         tokens.
         """
-        matcher = self._open(due.walk)
+        matcher = self._open(due.grammar)
         if matcher is None:
-            return due.walk.failed or GrammarError("there is no matcher")
-        return _moved(matcher, due)
+            return due.grammar.failed or GrammarError("there is no matcher")
+        return _advance_matcher(matcher, due)
 
-    def _was_late(self, request: Request) -> None:
+    def _mark_slow(self, request: Request) -> None:
         """Have threads make this request's masks: a step waited too long for one."""
-        for name, walk in self._walks.items():
-            if walk.request is request:
-                walk.late = True
-                self._slow[name] = walk
+        for name, grammar in self._samples.items():
+            if grammar.request is request:
+                grammar.is_slow = True
+                self._slow[name] = grammar
 
-    def _make_alone(self, due: DueMask) -> None:
+    def _submit_mask_job(self, due: DueMask) -> None:
         """Have a thread make the mask of a slow sample, and resume it then; at once if
         the mask is ready, as the sample was planned for prefill.
         """
         if due.is_made:
-            due.walk.paused = False
-            self._post(Pause(*due.walk.name, paused=False))
+            due.grammar.paused = False
+            self._post(Pause(*due.grammar.name, paused=False))
             return
-        due.walk.job = self._threads.submit(self._alone, due)
+        due.grammar.job = self._threads.submit(self._run_mask_job, due)
 
-    def _alone(self, due: DueMask) -> None:
-        walk = due.walk
+    def _run_mask_job(self, due: DueMask) -> None:
+        grammar = due.grammar
         try:
-            if self._walks.get(walk.name) is walk:  # else the sample has ended
+            if self._samples.get(grammar.name) is grammar:  # else the sample has ended
                 self._make(due)
         # Any error: otherwise the sample would stay paused forever.
         except BaseException as error:
-            walk.failed = GrammarError(f"making its mask failed: {error!r}")
-        walk.paused = False
-        now = self._walks.get(walk.name)
+            grammar.failed = GrammarError(f"making its mask failed: {error!r}")
+        grammar.paused = False
+        now = self._samples.get(grammar.name)
         # A new sample with the same id is resumed by its own job.
-        if now is walk or now is None or not now.busy:
-            self._post(Pause(*walk.name, paused=False))
+        if now is grammar or now is None or not now.busy:
+            self._post(Pause(*grammar.name, paused=False))
 
     def _make(self, due: DueMask) -> None:
         """Make the mask of a slow sample; notes if the sample is not slow any more."""
-        walk = due.walk
-        matcher = walk.matcher or self._open(walk)
+        grammar = due.grammar
+        matcher = grammar.matcher or self._open(grammar)
         begun = time.thread_time()
         if matcher is not None:
-            bits = _moved(matcher, due)
+            bits = _advance_matcher(matcher, due)
             if isinstance(bits, GrammarError) and matcher.served:
-                walk.spoil()
+                grammar.discard_matcher()
                 whole = due.whole or due.tokens  # the tokens, if the matcher is new
-                bits = self._anew(evolve(due, back=0, tokens=whole))
-                walk.given = due.length
-            walk.allowed = AllowedTokens(due.length, bits)
+                bits = self._mask_from_new_matcher(evolve(due, back=0, tokens=whole))
+                grammar.consumed = due.length
+            grammar.allowed = AllowedTokens(due.length, bits)
         quick = time.thread_time() - begun <= MASK_WAIT
-        if quick and not walk.late and self._slow.get(walk.name) is walk:
-            del self._slow[walk.name]
+        if quick and not grammar.is_slow and self._slow.get(grammar.name) is grammar:
+            del self._slow[grammar.name]
 
-    def _open(self, walk: SampleGrammar) -> Matcher | None:
+    def _open(self, grammar: SampleGrammar) -> Matcher | None:
         """Give a sample a matcher; if that fails, it may sample no token, ever."""
-        asked = walk.request.sampling.structured_outputs
-        if asked is None:
-            raise AssertionError(f"{walk.name} has no constraint")
+        constraint = grammar.request.sampling.structured_outputs
+        if constraint is None:
+            raise AssertionError(f"{grammar.name} has no constraint")
         try:
-            idle = None if walk.spoilt else self._grammars.idle(asked)
-            self._give(walk, idle or self._grammars.get(asked).matcher())
+            idle = None if grammar.discarded else self._grammars.idle(constraint)
+            self._set_matcher(grammar, idle or self._grammars.get(constraint).matcher())
         except GrammarError as error:
-            walk.failed = error
+            grammar.failed = error
         # Any error, also a library's panic, which is no Exception: the others of the step
         # continue.
         except BaseException as error:
-            walk.failed = GrammarError(str(error))
-        return walk.matcher
+            grammar.failed = GrammarError(str(error))
+        return grammar.matcher
 
-    def _give(self, walk: SampleGrammar, matcher: Matcher) -> None:
-        ends = self._ends if walk.request.sampling.ignore_eos else NOTHING
-        walk.matcher, walk.never = matcher, ends | self._grammars.never
+    def _set_matcher(self, grammar: SampleGrammar, matcher: Matcher) -> None:
+        ends = self._ends if grammar.request.sampling.ignore_eos else NOTHING
+        grammar.matcher, grammar.never = matcher, ends | self._grammars.never
 
 
-def _places(plan: Plan, run: Running) -> Sequence[int | None]:
+def _running_indices(plan: Plan, run: Running) -> Sequence[int | None]:
     """Returns the indices of a plan's deferred rows among the running samples; None if a
     row's sample does not run.
     """
@@ -399,14 +411,14 @@ def _places(plan: Plan, run: Running) -> Sequence[int | None]:
     return [places.get(plan.gens[index]) for index in plan.deferred]
 
 
-def _planned(transition: Transition) -> set[int]:
+def _planned_gens(transition: Transition) -> set[int]:
     """Returns the generations in the turn's plans."""
     commands = transition.commands
     plans = [one.plan for one in commands if isinstance(one, Execute)]
     return {gen for plan in plans for gen in plan.gens}
 
 
-def _moved(matcher: Matcher, due: DueMask) -> bytes | GrammarError:
+def _advance_matcher(matcher: Matcher, due: DueMask) -> bytes | GrammarError:
     """Move a matcher to where its mask is due; returns the mask."""
     try:
         matcher.rollback(due.back)

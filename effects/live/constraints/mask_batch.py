@@ -22,7 +22,7 @@ class MaskBatch:
     """The deferred rows of a step, by their lines of masks."""
 
     count: int = 0  # lines
-    walks: dict[int, SampleGrammar] = field(factory=dict)
+    samples: dict[int, SampleGrammar] = field(factory=dict)
     lengths: dict[int, int] = field(factory=dict)  # of outputs before this token
     moves: list[Move] = field(factory=list)  # masks that are to be made
     made: list[int] = field(factory=list)  # lines whose mask a thread has made
@@ -50,12 +50,12 @@ class MaskBatch:
         any allowed token. Their rows may sample any token.
         """
         ends = []
-        for line, walk in self.walks.items():
+        for line, grammar in self.samples.items():
             length, error = self.lengths[line], self.errors.get(line)
             if error is not None:
-                ends.append(Finish(*walk.name, length, "error", f"{STUCK}: {error}"))
+                ends.append(Finish(*grammar.name, length, "error", f"{STUCK}: {error}"))
             elif line in empty:
-                ends.append(Finish(*walk.name, length))
+                ends.append(Finish(*grammar.name, length))
             else:
                 continue
             self.free.append(line)

@@ -25,16 +25,16 @@ class SampleGrammar:
 
     name: SampleId
     request: Request
-    given: int = 0
+    consumed: int = 0
     matcher: Matcher | None = None  # made by the thread that needs it
     failed: GrammarError | None = None  # why there can be no matcher
     allowed: AllowedTokens | None = None  # its last mask, if a thread made it
     # For slow samples:
     paused: bool = False  # as the engine knows
     job: "Future[None] | None" = None  # of the thread that makes its next mask
-    late: bool = False  # a step waited too long for a mask of its request
+    is_slow: bool = False  # a step waited too long for a mask of its request
     never: frozenset[int] = frozenset()  # tokens that it must never sample
-    spoilt: bool = False  # whether a matcher of it was discarded
+    discarded: bool = False  # whether a matcher of it was discarded
     # Cached, as each token needs them:
     prompt: int = field(init=False)  # its length
     min_tokens: int = field(init=False)
@@ -51,15 +51,15 @@ class SampleGrammar:
     @property
     def is_new(self) -> bool:
         """Whether its matcher was never used."""
-        never = self.job is None and self.matcher is None and not self.spoilt
+        never = self.job is None and self.matcher is None and not self.discarded
         return never and self.failed is None
 
-    def spoil(self) -> None:
+    def discard_matcher(self) -> None:
         """Discard its matcher: the next one starts from the beginning."""
-        self.matcher, self.allowed, self.given = None, None, 0
-        self.spoilt = True
+        self.matcher, self.allowed, self.consumed = None, None, 0
+        self.discarded = True
 
-    def settle(self) -> None:
+    def wait_for_job(self) -> None:
         """Wait until no thread uses its matcher."""
         if self.job is not None:
             wait((self.job,))
@@ -70,7 +70,7 @@ class SampleGrammar:
 class DueMask:
     """A mask that is to be made."""
 
-    walk: SampleGrammar
+    grammar: SampleGrammar
     back: int  # tokens that the matcher has to roll back first
     tokens: tuple[int, ...]  # tokens that it has to read then
     length: int  # of the output after them
@@ -80,26 +80,28 @@ class DueMask:
     @property
     def is_made(self) -> bool:
         """Whether the mask is ready, or impossible."""
-        last = self.walk.allowed
+        last = self.grammar.allowed
         there = last is not None and last.length == self.length and not self.back
-        return there or self.walk.failed is not None
+        return there or self.grammar.failed is not None
 
 
-def due_mask(walk: SampleGrammar, running: Running, i: int, block_size: int) -> DueMask:
+def due_mask(
+    grammar: SampleGrammar, running: Running, i: int, block_size: int
+) -> DueMask:
     """Returns what a walk's matcher has to read of the sample that is the `i`th to
     run.
     """
-    length = running.known[i] - walk.prompt
-    back = max(0, walk.given - length)
-    start = walk.prompt + walk.given - back
+    length = running.known[i] - grammar.prompt
+    back = max(0, grammar.consumed - length)
+    start = grammar.prompt + grammar.consumed - back
     new = running.inputs(i, start, running.known[i], block_size)
-    walk.given = length
+    grammar.consumed = length
     whole: tuple[int, ...] = ()
-    if walk.matcher is not None and walk.matcher.served:
-        whole = running.inputs(i, walk.prompt, running.known[i], block_size)
-    return DueMask(walk, back, new, length, whole)
+    if grammar.matcher is not None and grammar.matcher.served:
+        whole = running.inputs(i, grammar.prompt, running.known[i], block_size)
+    return DueMask(grammar, back, new, length, whole)
 
 
-def barred_tokens(walk: SampleGrammar) -> frozenset[int]:
+def barred_tokens(grammar: SampleGrammar) -> frozenset[int]:
     """Returns the tokens that must not come in an output that is too short to end."""
-    return walk.never | walk.request.stop_ids
+    return grammar.never | grammar.request.stop_ids

@@ -33,7 +33,7 @@ from minfer.records.state import EngineState
 from minfer.runs.drafts import drafted
 from minfer.schedule import queue_blocked_by
 
-SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle creates cycles, too
+COLLECT_INTERVAL: Final = 60.0  # seconds; a server that is never idle creates cycles, too
 POLL: Final = 0.02  # seconds between two checks while waiting for the end
 
 
@@ -50,7 +50,7 @@ class EngineWorker:
         the requests' constraints, before the requests enter the waiting queue.
         """
         self.driver = driver
-        driver.deferred.masks.listen(self._stir)
+        driver.deferred.masks.listen(self._post_event)
         self.compiling = CompilingRequests(grammars)
         self.journal = journal
         self.tally = TotalsCounter()
@@ -102,14 +102,14 @@ class EngineWorker:
             now = self.driver.clock()
             for request in requests:
                 self.served[request.id] = now
-            if not self.compiling.wait_for_grammars(requests, self._compiled):
-                self._enter(requests)
+            if not self.compiling.wait_for_grammars(requests, self._post_compiled):
+                self._post_requests(requests)
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
         with self.reporter.locked():
             known = [name for name in ids if name in self.served]
-            self._compiled(known)  # else they could not be ended
+            self._post_compiled(known)  # else they could not be ended
             self.driver.inbox.extend(map(Cancel, known))
             if self.driver.busy:
                 self._wake()
@@ -168,7 +168,7 @@ class EngineWorker:
     def close(self) -> None:
         """As `EngineClient` says."""
         with self.reporter.locked():  # no requests enter from now on
-            self._compiled(list(self.served))
+            self._post_compiled(list(self.served))
             self.dead = self.dead or EngineDeadError("it was closed")
         self.cancel(list(self.served))
         if self.thread is not None:
@@ -180,14 +180,14 @@ class EngineWorker:
 
     # --- the thread ---------------------------------------------------------------------
 
-    def _stir(self, event: Event) -> None:
+    def _post_event(self, event: Event) -> None:
         """Post an event that is not a client's."""
         with self.reporter.locked():
             self.driver.post(event)
             if self.driver.busy:
                 self._wake()
 
-    def _enter(self, requests: Sequence[Request]) -> None:
+    def _post_requests(self, requests: Sequence[Request]) -> None:
         """Enter requests into the engine; the caller holds the lock."""
         now = self.driver.clock()
         for request in requests:
@@ -195,11 +195,11 @@ class EngineWorker:
             self.driver.post(Submit(request))
         self._wake()
 
-    def _compiled(self, ids: Iterable[str]) -> None:
+    def _post_compiled(self, ids: Iterable[str]) -> None:
         """Enter those of these requests that waited for their grammars."""
         with self.reporter.locked():
             for batch in self.compiling.release(ids):
-                self._enter(batch)
+                self._post_requests(batch)
 
     def _check_alive(self) -> None:
         if self.dead is not None:
@@ -234,31 +234,31 @@ class EngineWorker:
         if not alive and self.dead is None:
             # At the interpreter's end a new thread would never run.
             if not threading.main_thread().is_alive():
-                self._leave()
+                self._end_with_program()
                 return
             self.running = True
             self.thread = threading.Thread(target=self._run, name="minfer-engine")
             self.thread.start()
         self.posted.notify_all()
 
-    def _leave(self) -> None:
+    def _end_with_program(self) -> None:
         """End all requests, as the program ends without waiting for them; the caller
         holds the lock, and reports it then. Threads that wait for an answer get one, and
         can end.
         """
-        self._die(EngineDeadError(PROGRAM_ENDS), PROGRAM_ENDS)
+        self._stop_serving(EngineDeadError(PROGRAM_ENDS), PROGRAM_ENDS)
 
     def _run(self) -> None:
-        swept = time.monotonic()
+        collected_at = time.monotonic()
         try:
             with paused_collector(), short_switch_interval():
                 while self._has_work():
-                    if time.monotonic() - swept > SWEEP_EVERY:
+                    if time.monotonic() - collected_at > COLLECT_INTERVAL:
                         gc.collect()
-                        swept = time.monotonic()
+                        collected_at = time.monotonic()
                     self._turn()
         except BaseException as error:  # any error: readers must be notified
-            self._broke(error)
+            self._fail(error)
 
     def _has_work(self) -> bool:
         """Wait until a turn is due; False ends the thread."""
@@ -275,7 +275,7 @@ class EngineWorker:
                 self.posted.wait(min(left, 1.0))
             self.running = False
             if driver.busy:
-                self._leave()
+                self._end_with_program()
         self.reporter.report_death()
         return False
 
@@ -287,10 +287,10 @@ class EngineWorker:
         )
         drafts = drafted(before, driver.last_events, transition)
         if (
-            news := reporter.outputs_of(driver.last_events, transition, drafts)
+            outputs := reporter.outputs_of(driver.last_events, transition, drafts)
         ) is not None:
-            self._free(news.finished, transition.state)
-            reporter.send(news)
+            self._free(outputs.finished, transition.state)
+            reporter.send(outputs)
         self.tally.count_turn(transition)
         self.tally.count_drafts(drafts)
 
@@ -300,12 +300,12 @@ class EngineWorker:
             if done.id not in state.requests:
                 self.served.pop(done.id, None)
 
-    def _broke(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         with self.posted:
-            self._die(error, f"the engine broke: {error!r}")
+            self._stop_serving(error, f"the engine broke: {error!r}")
         self.reporter.report_death()
 
-    def _die(self, error: BaseException, why: str) -> None:
+    def _stop_serving(self, error: BaseException, why: str) -> None:
         """Stop serving; the caller holds the lock, and reports it then."""
         self.dead = error
         self.running = False

@@ -65,9 +65,9 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
     """Returns the setup with the measured costs of steps on its device, if the number of
     drafts is adaptive. An executor that computes nothing has no costs.
     """
-    asked, how = setup.speculative, setup.config.speculation
+    speculative, how = setup.speculative, setup.config.speculation
     measure = getattr(executor, "step_costs", None)
-    if asked is None or how is None or not asked.adaptive or measure is None:
+    if speculative is None or how is None or not speculative.adaptive or measure is None:
         return setup
     try:
         how = attrs.evolve(how, adaptive=True, costs=measure(how))
@@ -106,8 +106,8 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
 
 def host_drafts(setup: Setup) -> HostDraftSource:
     """Returns the maker of the host's drafts, by the settings."""
-    asked = setup.speculative
-    proposer = None if asked is None else asked.proposer
+    speculative = setup.speculative
+    proposer = None if speculative is None else speculative.proposer
     return NoHostDrafts() if proposer is None else HostDrafts(setup.config, proposer)
 
 
@@ -173,8 +173,10 @@ def _may_have_fewer_drafts(setup: Setup) -> bool:
     """Returns whether rows may have fewer drafts than the most: if their number is
     adaptive, or a proposer finds them.
     """
-    asked = setup.speculative
-    return asked is not None and (asked.adaptive or asked.proposer is not None)
+    speculative = setup.speculative
+    return speculative is not None and (
+        speculative.adaptive or speculative.proposer is not None
+    )
 
 
 def _weights(setup: Setup, folder: Path, spec: ModelSpec) -> "Weights | Model":

@@ -58,8 +58,8 @@ class OutputReporter:
 
     def send(self, message: EngineMessage) -> None:
         """Send a message to all listeners; the caller does not hold the lock."""
-        for hear in self._listeners:
-            hear(message)
+        for listener in self._listeners:
+            listener(message)
 
     # --- a turn -------------------------------------------------------------------------
 
@@ -89,9 +89,9 @@ class OutputReporter:
     ) -> TurnOutputs | None:
         """Returns a turn's news that were not reported yet, if any."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
-        said = self._is_early(transition)
-        reasons = () if said else _reasons(transition)
-        arrived = () if said else _arrivals(events)
+        reported_early = self._is_early(transition)
+        reasons = () if reported_early else _reasons(transition)
+        arrived = () if reported_early else _arrivals(events)
         finished = tuple(done for emit in emits for done in emit.finished)
         ids = concat([emit.ids for emit in emits])
         if not (ids or finished or arrived or reasons):
@@ -105,7 +105,7 @@ class OutputReporter:
             drafts=drafts_column(drafts, ids),
             finished=finished,
             arrived=arrived,
-            places={} if said else _places(events, transition.state),
+            places={} if reported_early else _places(events, transition.state),
             reasons=reasons,
             waits=self._waits,
         )

@@ -31,17 +31,17 @@ def unknown_snapshot(now: float, requests: int) -> Snapshot:
 
 
 def reported_snapshot(
-    now: float, told: Snapshot, quiet: float, *, ready: bool
+    now: float, last: Snapshot, quiet: float, *, ready: bool
 ) -> Snapshot:
-    """Returns the snapshot of an engine that sent `told`, and nothing for `quiet` seconds
+    """Returns the snapshot of an engine that sent `last`, and nothing for `quiet` seconds
     in which requests were served.
     """
-    stalled = max(told.stalled, quiet if quiet > QUIET else 0.0)
+    stalled = max(last.stalled, quiet if quiet > QUIET else 0.0)
     return evolve(
-        told,
+        last,
         time=now,
         dead="",  # another engine will follow
         # An engine that is starting does not stall: it reports its progress.
-        failing=told.failing if ready else 0,
+        failing=last.failing if ready else 0,
         stalled=stalled if ready else 0.0,
     )

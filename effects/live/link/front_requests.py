@@ -29,24 +29,24 @@ class CrashHistory:
     """A sample's history with the engines that served it: see `quarantine`."""
 
     admitted: bool = False  # by the current engine
-    got: int = 0  # tokens from this engine
+    tokens_received: int = 0  # tokens from this engine
     deaths: int = 0  # engines in a row that did not clear it and died
     solo_deaths: int = 0  # of these, while they served nothing else
     solo_tokens: int = 0  # tokens from the last of those
 
-    def end(self, *, alone: bool) -> None:
+    def end(self, *, solo: bool) -> None:
         """Note that its engine has died."""
-        cleared = self.got > CLEARING_TOKENS
+        cleared = self.tokens_received > CLEARING_TOKENS
         self.deaths = 1 if cleared else self.deaths + 1
         if cleared:
             self.solo_deaths = 0
-        elif alone:
-            alike = abs(self.got - self.solo_tokens) <= TOKEN_TOLERANCE
+        elif solo:
+            alike = abs(self.tokens_received - self.solo_tokens) <= TOKEN_TOLERANCE
             self.solo_deaths = self.solo_deaths + 1 if alike else 1
-            self.solo_tokens = self.got
+            self.solo_tokens = self.tokens_received
 
     @property
-    def proven(self) -> bool:
+    def guilty(self) -> bool:
         """Whether it is proven that engines died of it."""
         return self.solo_deaths >= GUILTY_DEATHS + (self.solo_tokens > 0)
 
@@ -57,9 +57,9 @@ class FrontRequest:
 
     request: Request
     tokens: list[list[int]]  # new ones, by sample
-    trials: list[CrashHistory]  # likewise
+    histories: list[CrashHistory]  # likewise
     names: list[str] = field(factory=list)  # of it, or of its parts, on the link
-    over: set[int] = field(factory=set)  # samples that have ended
+    ended: set[int] = field(factory=set)  # samples that have ended
     ends: dict[int, Finish] = field(factory=dict)  # ends that were sent to the engine
     cancelled: bool = False
     # the engine may be compiling its grammar: until it enters the queue
@@ -67,7 +67,7 @@ class FrontRequest:
 
     def left(self) -> list[int]:
         """Returns the samples that have not ended."""
-        return [i for i in range(self.request.n) if i not in self.over]
+        return [i for i in range(self.request.n) if i not in self.ended]
 
     def length(self, sample: int) -> int:
         """Returns a sample's output tokens so far, including those that it began with."""
@@ -78,25 +78,25 @@ class FrontRequest:
         self.names.append(name)
         self.compiling = self.request.sampling.structured_outputs is not None
 
-    def note_death(self, alone: Sequence[int], *, probing: bool) -> bool:
+    def note_death(self, solo: Sequence[int], *, probing: bool) -> bool:
         """Note that its engine has died; returns whether a sample is proven to kill
         engines.
 
-        `alone`: its samples that the engine served alone; `probing`: whether the engine
+        `solo`: its samples that the engine served alone; `probing`: whether the engine
         served one request alone, this or another one.
         """
         for sample in self.left():
-            trial = self.trials[sample]
-            if sample in alone or (not probing and (trial.admitted or self.compiling)):
-                trial.end(alone=sample in alone)
+            history = self.histories[sample]
+            if sample in solo or (not probing and (history.admitted or self.compiling)):
+                history.end(solo=sample in solo)
         self.leave_engine()
-        return any(self.trials[sample].proven for sample in alone)
+        return any(self.histories[sample].guilty for sample in solo)
 
     def leave_engine(self) -> None:
         """Note that no engine has it any more."""
         self.compiling = False
-        for trial in self.trials:
-            trial.admitted, trial.got = False, 0
+        for history in self.histories:
+            history.admitted, history.tokens_received = False, 0
         self.names.clear()
 
 
@@ -133,8 +133,8 @@ class FrontRequests:
     def add(self, request: Request) -> None:
         """Add a request, under an id that no other one has."""
         tokens: list[list[int]] = [[] for _ in range(request.n)]
-        trials = [CrashHistory() for _ in range(request.n)]
-        kept = self._kept[request.id] = FrontRequest(request, tokens, trials)
+        histories = [CrashHistory() for _ in range(request.n)]
+        kept = self._kept[request.id] = FrontRequest(request, tokens, histories)
         kept.go(request.id)
         self._names[request.id] = (request.id, None)
 
@@ -155,13 +155,13 @@ class FrontRequests:
         """Note that samples have to end at a length; returns that with their names on the
         link.
         """
-        told = []
+        outputs = []
         for end in ends:
             kept = self._kept.get(end.id)
-            if kept is not None and end.sample not in kept.over:
+            if kept is not None and end.sample not in kept.ended:
                 kept.ends[end.sample] = end
-                told += self._as_named(kept, end)
-        return tuple(told)
+                outputs += self._as_named(kept, end)
+        return tuple(outputs)
 
     # --- when the link is over ----------------------------------------------------------
 
@@ -170,30 +170,32 @@ class FrontRequests:
         the ends of requests that are given up. If the engine had not `served` yet, no
         request is blamed.
         """
-        proven = []
+        guilty = []
         for kept in self._kept.values():
             if not served:
                 kept.leave_engine()
-            elif kept.note_death(self._known_as(probing, kept), probing=bool(probing)):
-                proven.append(kept)
+            elif kept.note_death(
+                self._samples_named(probing, kept), probing=bool(probing)
+            ):
+                guilty.append(kept)
         self._names.clear()
         self._batch = ()
         self._rows = ()
         why = f"{GIVEN_UP}: the request itself is the cause, and is not tried again"
         return tuple(
             Finished(kept.request.id, sample, "error", kept.length(sample), why)
-            for kept in proven
+            for kept in guilty
             for sample in kept.left()
         )
 
-    def _known_as(self, name: str, kept: FrontRequest) -> list[int]:
+    def _samples_named(self, name: str, kept: FrontRequest) -> list[int]:
         """Returns the samples of a request that have a name on the link."""
         if name not in kept.names:
             return []
         _, sample = self._names[name]
         return kept.left() if sample is None else [sample]
 
-    def to_end(self) -> tuple[Finished, ...]:
+    def pending_ends(self) -> tuple[Finished, ...]:
         """Returns the ends of requests and samples that have to end, without an
         engine.
         """
@@ -203,7 +205,7 @@ class FrontRequests:
 
     def resumed(self) -> tuple[wire.Resumed, ...]:
         """Returns the unfinished parts of all requests, to resubmit."""
-        return tuple(one for kept in self._kept.values() for one in self._parts(kept))
+        return tuple(part for kept in self._kept.values() for part in self._parts(kept))
 
     def _parts(self, kept: FrontRequest) -> list[wire.Resumed]:
         """Returns a request as a whole; or, if its samples have begun, each of them."""
@@ -213,14 +215,14 @@ class FrontRequests:
             output = request.output + tuple(kept.tokens[0])
             # Queue places are not valid in another engine.
             parts.append((evolve(request, output=output, place=None), None))
-        elif not kept.over and not any(kept.tokens):
+        elif not kept.ended and not any(kept.tokens):
             parts.append((request, None))
         else:
-            for one in kept.left():
-                number = request.first_sample + one
-                output = tuple(kept.tokens[one])
+            for sample in kept.left():
+                number = request.first_sample + sample
+                output = tuple(kept.tokens[sample])
                 part = evolve(request, n=1, first_sample=number, output=output)
-                parts.append((part, one))
+                parts.append((part, sample))
         return [self._named(kept, part, sample) for part, sample in parts]
 
     def _named(
@@ -229,43 +231,47 @@ class FrontRequests:
         name = again_name(kept.request.id, next(self._again))
         self._names[name] = (kept.request.id, sample)
         kept.go(name)
-        trials = kept.trials if sample is None else [kept.trials[sample]]
-        deaths = max(one.deaths for one in trials)
-        alone = max(one.solo_deaths for one in trials)
-        return wire.Resumed(evolve(part, id=name), deaths, alone)
+        histories = kept.histories if sample is None else [kept.histories[sample]]
+        deaths = max(history.deaths for history in histories)
+        solo = max(history.solo_deaths for history in histories)
+        return wire.Resumed(evolve(part, id=name), deaths, solo)
 
     # --- news ---------------------------------------------------------------------------
 
-    def take(self, told: wire.FrontOutputs) -> TurnOutputs:
+    def take(self, outputs: wire.FrontOutputs) -> TurnOutputs:
         """Keep the engine's news, and return them with the requests' own ids."""
-        if told.ids:
-            self._regroup(told.ids)
-        has_batch = told.ids is None or len(told.ids) > 0
+        if outputs.ids:
+            self._set_batch(outputs.ids)
+        has_batch = outputs.ids is None or len(outputs.ids) > 0
         if has_batch:
-            for row, tokens in zip(self._rows, told.tokens, strict=True):
+            for row, tokens in zip(self._rows, outputs.tokens, strict=True):
                 if tokens and row is not None:
                     kept, sample = row
                     kept.tokens[sample] += tokens
-                    kept.trials[sample].got += len(tokens)
-        known = [one for one in told.reasons if one.of.id in self._names]
+                    kept.histories[sample].tokens_received += len(tokens)
+        known = [one for one in outputs.reasons if one.reason.id in self._names]
         names = self._names
-        places = {names[one][0]: at for one, at in told.places.items() if one in names}
-        arrived = [self._names[name][0] for name in told.arrived if name in self._names]
+        places = {
+            names[part][0]: at for part, at in outputs.places.items() if part in names
+        }
+        arrived = [
+            self._names[name][0] for name in outputs.arrived if name in self._names
+        ]
         for own in arrived:
             if own in self._kept:
                 self._kept[own].compiling = False
         return TurnOutputs(
-            time=told.time,
+            time=outputs.time,
             ids=self._batch if has_batch else (),
-            tokens=told.tokens,
-            logprobs=told.logprobs,
-            pooled=told.pooled,
-            drafts=told.drafts,
-            finished=tuple([self._finished(done) for done in told.finished]),
+            tokens=outputs.tokens,
+            logprobs=outputs.logprobs,
+            pooled=outputs.pooled,
+            drafts=outputs.drafts,
+            finished=tuple([self._finished(done) for done in outputs.finished]),
             arrived=tuple(arrived),
             places=places,
             reasons=tuple([self._reason(one) for one in known]),
-            waits=told.waits,
+            waits=outputs.waits,
         )
 
     def end(self, finished: Sequence[Finished]) -> None:
@@ -274,13 +280,13 @@ class FrontRequests:
             kept = self._kept.get(done.id)
             if kept is None:
                 continue
-            kept.over.add(done.sample)
+            kept.ended.add(done.sample)
             if not kept.left():
                 del self._kept[done.id]
                 for name in kept.names:
                     del self._names[name]
 
-    def _regroup(self, ids: tuple[SampleId, ...]) -> None:
+    def _set_batch(self, ids: tuple[SampleId, ...]) -> None:
         """Find the requests of a new batch's rows."""
         batch: list[SampleId] = []
         rows: list[tuple[FrontRequest, int] | None] = []
@@ -303,11 +309,11 @@ class FrontRequests:
         own, sample = self._own(done.id, done.sample)
         return evolve(done, id=own, sample=sample)
 
-    def _reason(self, one: wire.WireReason) -> RequestReason:
-        own, sample = self._own(one.of.id, one.of.sample)
-        if isinstance(one, wire.AdmittedReason) and own in self._kept:
-            self._kept[own].trials[sample].admitted = True
-        return evolve(one.of, id=own, sample=sample)
+    def _reason(self, part: wire.WireReason) -> RequestReason:
+        own, sample = self._own(part.reason.id, part.reason.sample)
+        if isinstance(part, wire.AdmittedReason) and own in self._kept:
+            self._kept[own].histories[sample].admitted = True
+        return evolve(part.reason, id=own, sample=sample)
 
     def _as_named(self, kept: FrontRequest, end: Finish) -> list[Finish]:
         """Returns an end with the sample's name on the link, if there is one."""

@@ -65,16 +65,18 @@ class Host:
         self._progress = wire.encode(wire.LoadingProgress("starting"))
         self._sessions: list[Session] = []
         self._owners: dict[str, Session] = {}
-        self._left: dict[str, int] = {}  # samples that have not ended, by request
+        self._unfinished: dict[str, int] = {}  # samples that have not ended, by request
         self._shares = OutputRouter()
         self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
         self._fronts = fronts
         self._missing = set(range(fronts))
         self._opened = 0.0
-        self._lives: dict[int, int] = {}  # by front: which of its processes is connected
-        self._counted: dict[int, Totals] = {}  # by front
-        self._retired = NO_TOTALS  # counts of fronts' earlier processes
+        self._processes: dict[
+            int, int
+        ] = {}  # by front: which of its processes is connected
+        self._front_totals: dict[int, Totals] = {}  # by front
+        self._past_totals = NO_TOTALS  # counts of fronts' earlier processes
 
     # --- the engine ---------------------------------------------------------------------
 
@@ -103,7 +105,7 @@ class Host:
         with self._lock:
             match message:
                 case TurnOutputs():
-                    self._spread(message)
+                    self._send_outputs(message)
                 case EngineDied():
                     self._died(message.why)
 
@@ -121,7 +123,9 @@ class Host:
             if snapshot.stalled < self._step:
                 self._beat()
             if self._sessions:
-                self._broadcast(wire.encode(wire.EngineStatus(self._told(snapshot))))
+                self._broadcast(
+                    wire.encode(wire.EngineStatus(self._with_front_counts(snapshot)))
+                )
 
     # --- fronts -------------------------------------------------------------------------
 
@@ -137,12 +141,12 @@ class Host:
             self._sessions.remove(session)
             gone = set(session.ids)
             for name in gone:
-                self._forget(name)
+                self._remove(name)
             held = {name for name in gone if self._quarantine.drop(name) is not None}
             if self._client is not None:
                 self._client.cancel(gone - held)
             if self._quarantine.probing in gone:
-                self._cleared(self._quarantine.probing)
+                self._note_cleared(self._quarantine.probing)
 
     def receive(self, session: Session, message: wire.ToEngine) -> None:
         """Handle a front's message. Raises LinkError for an invalid one."""
@@ -151,7 +155,7 @@ class Host:
                 raise wire.LinkError("a front says hello first, and once")
             match message:
                 case wire.Hello():
-                    self._greet(session, message)
+                    self._accept_front(session, message)
                 case wire.SubmitRequests(requests):
                     self._submit(session, requests)
                 case wire.CancelRequests(ids):
@@ -165,7 +169,7 @@ class Host:
                     self._pass_on(session, message)
                 case wire.FrontTotals(totals):
                     if session.front is not None:
-                        self._counted[session.front] = totals
+                        self._front_totals[session.front] = totals
 
     def _pass_on(
         self, session: Session, message: wire.SendQuery | wire.SendAnswer
@@ -180,23 +184,25 @@ class Host:
             return
         others = [one for one in self._sessions if one.front not in (None, session.front)]
         for one in others:
-            asked = (session.front or 0, message.number, len(others), message.query)
-            one.send(wire.encode(wire.ReceivedQuery(*asked)))
+            fields = (session.front or 0, message.number, len(others), message.query)
+            one.send(wire.encode(wire.ReceivedQuery(*fields)))
         if not others:
             session.send(wire.encode(wire.QueryAnswer(message.number, 0)))
 
-    def _greet(self, session: Session, hello: wire.Hello) -> None:
+    def _accept_front(self, session: Session, hello: wire.Hello) -> None:
         if not 0 <= hello.front < self._fronts:
             raise wire.LinkError(f"there is no front {hello.front}")
         session.front = hello.front
-        if self._lives.get(hello.front) != hello.life:  # a new process counts from zero
-            last = self._counted.pop(hello.front, NO_TOTALS)
-            self._retired = sum_totals([self._retired, last])
-            self._lives[hello.front] = hello.life
+        if (
+            self._processes.get(hello.front) != hello.life
+        ):  # a new process counts from zero
+            last = self._front_totals.pop(hello.front, NO_TOTALS)
+            self._past_totals = sum_totals([self._past_totals, last])
+            self._processes[hello.front] = hello.life
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.front)
         resumed = {one.request.id: one for one in hello.resumed}
-        for request in self._owned(session, [one.request for one in hello.resumed]):
+        for request in self._register(session, [one.request for one in hello.resumed]):
             deaths = resumed[request.id].deaths
             if deaths >= SUSPECT_DEATHS:
                 self._quarantine.suspect(request, deaths)
@@ -205,10 +211,10 @@ class Host:
         self._serve_due()
 
     def _submit(self, session: Session, requests: Sequence[Request]) -> None:
-        self._quarantine.hold(self._owned(session, requests))
+        self._quarantine.hold(self._register(session, requests))
         self._serve_due()
 
-    def _owned(self, session: Session, requests: Sequence[Request]) -> list[Request]:
+    def _register(self, session: Session, requests: Sequence[Request]) -> list[Request]:
         """Register requests; returns them without those that are refused."""
         taken = []
         for request in requests:
@@ -219,7 +225,7 @@ class Host:
                 self._refuse(session, request, "rejected", why)
                 continue
             self._owners[request.id] = session
-            self._left[request.id] = request.n
+            self._unfinished[request.id] = request.n
             session.ids.add(request.id)
             taken.append(request)
         return taken
@@ -233,14 +239,14 @@ class Host:
             if waiting is None:
                 running.append(name)
             else:
-                self._forget(name)
+                self._remove(name)
                 self._refuse(session, waiting, "cancelled")
         if self._client is not None:
             self._client.cancel(running)
 
-    def _forget(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         session = self._owners.pop(name, None)
-        self._left.pop(name, None)
+        self._unfinished.pop(name, None)
         if session is not None:
             session.ids.discard(name)
 
@@ -261,7 +267,7 @@ class Host:
     def _serve_due(self) -> None:
         """Submit to the engine what is not in quarantine."""
         client = self._client
-        if client is None or self._is_waiting(client):
+        if client is None or self._awaits_fronts(client):
             return
         before = self._quarantine.probing
         due = self._quarantine.due()
@@ -269,17 +275,17 @@ class Host:
         if probing != before:
             # If earlier requests still run beside the suspect, a death would prove
             # nothing.
-            alone = self._owners.keys() - self._quarantine.waiting() <= {probing}
-            self._broadcast(wire.encode(wire.ProbingRequest(probing if alone else "")))
+            is_solo = self._owners.keys() - self._quarantine.waiting() <= {probing}
+            self._broadcast(wire.encode(wire.ProbingRequest(probing if is_solo else "")))
         # Grammars may have to be compiled first, for which no other request should wait.
         bound = [one for one in due if one.sampling.structured_outputs is not None]
         free = tuple(one for one in due if one.sampling.structured_outputs is None)
         if free:
-            self._hand_over(client, free)
+            self._submit_to_engine(client, free)
         for request in bound:
-            self._hand_over(client, (request,))
+            self._submit_to_engine(client, (request,))
 
-    def _hand_over(self, client: EngineClient, due: tuple[Request, ...]) -> None:
+    def _submit_to_engine(self, client: EngineClient, due: tuple[Request, ...]) -> None:
         try:
             client.submit(due)
         except EngineDeadError:
@@ -287,21 +293,21 @@ class Host:
         except RequestError as error:
             if len(due) > 1:  # one of them is invalid, the others are not
                 for request in due:
-                    self._hand_over(client, (request,))
+                    self._submit_to_engine(client, (request,))
                 return
             (request,) = due
             session = self._owners[request.id]
-            self._forget(request.id)
+            self._remove(request.id)
             self._refuse(session, request, "rejected", str(error))
-            self._cleared(request.id)
+            self._note_cleared(request.id)
 
-    def _is_waiting(self, client: EngineClient) -> bool:
+    def _awaits_fronts(self, client: EngineClient) -> bool:
         """Returns whether missing fronts may still come back with suspects of their
         own.
         """
         return bool(self._missing) and client.clock() < self._opened + PATIENCE
 
-    def _cleared(self, name: str) -> None:
+    def _note_cleared(self, name: str) -> None:
         """Note that a request is cleared, or is gone, and serve the requests that waited
         for that.
         """
@@ -310,34 +316,34 @@ class Host:
                 self._broadcast(wire.encode(wire.ProbingRequest()))
             self._serve_due()
 
-    def _spread(self, news: TurnOutputs) -> None:
-        parts = self._shares.route(news, self._sessions, self._owners)
+    def _send_outputs(self, outputs: TurnOutputs) -> None:
+        parts = self._shares.route(outputs, self._sessions, self._owners)
         for session, part in parts:
             session.send(wire.encode(part))
-        self._settle(news)
+        self._note_ends(outputs)
 
-    def _settle(self, news: TurnOutputs) -> None:
+    def _note_ends(self, outputs: TurnOutputs) -> None:
         """Note which requests have ended, and whether the suspect is cleared."""
-        for done in news.finished:
-            if done.id in self._left:
-                self._left[done.id] -= 1
-                if not self._left[done.id]:
-                    self._forget(done.id)
+        for done in outputs.finished:
+            if done.id in self._unfinished:
+                self._unfinished[done.id] -= 1
+                if not self._unfinished[done.id]:
+                    self._remove(done.id)
         probing = self._quarantine.probing
         if probing:
-            each = zip(news.ids, news.tokens, strict=True)
+            each = zip(outputs.ids, outputs.tokens, strict=True)
             cleared = False
             for (name, sample), tokens in each:
                 if name == probing and self._quarantine.give(sample, len(tokens)):
                     cleared = True
             if cleared or probing not in self._owners:
-                self._cleared(probing)
+                self._note_cleared(probing)
 
     def _broadcast(self, message: bytes) -> None:
         for session in list(self._sessions):
             session.send(message)
 
-    def _told(self, now: Snapshot) -> Snapshot:
+    def _with_front_counts(self, now: Snapshot) -> Snapshot:
         """Returns the engine's state, with the counts of fronts and resets."""
-        fronts = sum_totals([self._retired, *self._counted.values()])
+        fronts = sum_totals([self._past_totals, *self._front_totals.values()])
         return evolve(now, resets=self._resets, fronts=fronts)

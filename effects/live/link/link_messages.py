@@ -137,31 +137,31 @@ class EngineReady(Struct, tag="ready", frozen=True):
 class AdmittedReason(Struct, tag="admitted", frozen=True):
     """Carries the reason of that name; so do those below."""
 
-    of: Admitted
+    reason: Admitted
 
 
 class HeldReason(Struct, tag="held", frozen=True):
     """See `AdmittedReason`."""
 
-    of: Held
+    reason: Held
 
 
 class PreemptedReason(Struct, tag="preempted", frozen=True):
     """See `AdmittedReason`."""
 
-    of: Preempted
+    reason: Preempted
 
 
 class MissedReason(Struct, tag="missed", frozen=True):
     """See `AdmittedReason`."""
 
-    of: Missed
+    reason: Missed
 
 
 class EndedReason(Struct, tag="ended", frozen=True):
     """See `AdmittedReason`."""
 
-    of: Ended
+    reason: Ended
 
 
 WireReason: TypeAlias = (

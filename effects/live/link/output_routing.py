@@ -40,7 +40,7 @@ class _Extras:
     reasons: list[wire.WireReason] = field(factory=list)
 
 
-_NOTHING: Final = _Extras()
+_NO_EXTRAS: Final = _Extras()
 
 
 class OutputRouter:
@@ -50,25 +50,25 @@ class OutputRouter:
         self._batch: SampleIds = ()  # of the last news that had one
 
     def route(
-        self, news: TurnOutputs, sessions: Sequence[Session], owners: Owners
+        self, outputs: TurnOutputs, sessions: Sequence[Session], owners: Owners
     ) -> Iterator[tuple[Session, wire.FrontOutputs]]:
         """Yields the news of each session that is concerned."""
-        if news.ids is not self._batch and news.ids:
-            self._regroup(news.ids, sessions, owners)
+        if outputs.ids is not self._batch and outputs.ids:
+            self._regroup(outputs.ids, sessions, owners)
         parts = dict[int, _Extras]()
-        for done in news.finished:
-            _part(parts, owners.get(done.id)).finished.append(done)
-        for name in news.arrived:
-            _part(parts, owners.get(name)).arrived.append(name)
-        for name, place in news.places.items():
-            _part(parts, owners.get(name)).places[name] = place
-        for reason in news.reasons:
-            part = _part(parts, owners.get(reason.id))
+        for done in outputs.finished:
+            _extras_of(parts, owners.get(done.id)).finished.append(done)
+        for name in outputs.arrived:
+            _extras_of(parts, owners.get(name)).arrived.append(name)
+        for name, place in outputs.places.items():
+            _extras_of(parts, owners.get(name)).places[name] = place
+        for reason in outputs.reasons:
+            part = _extras_of(parts, owners.get(reason.id))
             part.reasons.append(wire.REASONS[type(reason)](reason))
         for session in sessions:
-            part = parts.get(id(session), _NOTHING)
-            if part is not _NOTHING or (news.ids and session.rows):
-                yield session, _told(session, news, part)
+            part = parts.get(id(session), _NO_EXTRAS)
+            if part is not _NO_EXTRAS or (outputs.ids and session.rows):
+                yield session, _front_outputs(session, outputs, part)
 
     def _regroup(
         self, batch: SampleIds, sessions: Sequence[Session], owners: Owners
@@ -85,34 +85,36 @@ class OutputRouter:
             session.batch_sent = False
 
 
-def _part(parts: dict[int, _Extras], session: Session | None) -> _Extras:
+def _extras_of(parts: dict[int, _Extras], session: Session | None) -> _Extras:
     return parts.setdefault(id(session), _Extras())
 
 
-def _told(session: Session, news: TurnOutputs, part: _Extras) -> wire.FrontOutputs:
+def _front_outputs(
+    session: Session, outputs: TurnOutputs, part: _Extras
+) -> wire.FrontOutputs:
     """Returns the news as sent to one front."""
-    rows = session.rows if news.ids else ()
-    whole = len(rows) == len(news.ids)
+    rows = session.rows if outputs.ids else ()
+    whole = len(rows) == len(outputs.ids)
     ids: SampleIds | None = ()
     if rows and session.batch_sent:
         ids = None
     elif rows:
-        ids = news.ids if whole else tuple([news.ids[at] for at in rows])
+        ids = outputs.ids if whole else tuple([outputs.ids[at] for at in rows])
         session.batch_sent = True
     return wire.FrontOutputs(
-        time=news.time,
+        time=outputs.time,
         ids=ids,
-        tokens=news.tokens if whole else tuple([news.tokens[at] for at in rows]),
-        logprobs=_own_rows(news, rows),
-        pooled=tuple([news.pooled[at] for at in rows]) if news.pooled else (),
-        drafts=tuple([news.drafts[at] for at in rows]) if news.drafts else (),
+        tokens=outputs.tokens if whole else tuple([outputs.tokens[at] for at in rows]),
+        logprobs=_own_rows(outputs, rows),
+        pooled=tuple([outputs.pooled[at] for at in rows]) if outputs.pooled else (),
+        drafts=tuple([outputs.drafts[at] for at in rows]) if outputs.drafts else (),
         finished=tuple(part.finished),
         arrived=tuple(part.arrived),
         places=part.places,
         reasons=tuple(part.reasons),
-        waits=dict(news.waits) if part.arrived or part.reasons else {},
+        waits=dict(outputs.waits) if part.arrived or part.reasons else {},
     )
 
 
-def _own_rows(news: TurnOutputs, rows: Sequence[int]) -> Logprobs:
-    return tuple([news.logprobs[at] for at in rows]) if news.logprobs else ()
+def _own_rows(outputs: TurnOutputs, rows: Sequence[int]) -> Logprobs:
+    return tuple([outputs.logprobs[at] for at in rows]) if outputs.logprobs else ()

@@ -62,7 +62,7 @@ class Remote:
         self.draining = False
         self.resets = 0
         self.links = 0  # links so far
-        self.inquirer = RequestQueries()
+        self.queries = RequestQueries()
         # Progress of an engine that is not ready; None: it is ready.
         self.progress: wire.LoadingProgress | None = wire.LoadingProgress(
             "waiting for the engine"
@@ -72,11 +72,11 @@ class Remote:
         )
         self._send: Callable[[wire.ToEngine], None] | None = None
         self._listeners: list[Listener] = []
-        self._telling = False
+        self._sending = False
         self._requests = FrontRequests()
         self._probing = ""  # by its name on the link
-        self._told: Snapshot | None = None  # the engine's last state
-        self._heard = clock()
+        self._snapshot: Snapshot | None = None  # the engine's last state
+        self._last_message = clock()
 
     # --- what callers ask for -----------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Remote:
     @property
     def working(self) -> bool:
         """As `EngineClient` says."""
-        return (len(self._requests) > 0 or self._telling) and self.dead is None
+        return (len(self._requests) > 0 or self._sending) and self.dead is None
 
     def listen(self, listener: Listener, *, early: bool = False) -> None:
         """As `EngineClient` says; `early` depends on the engine's process."""
@@ -120,18 +120,18 @@ class Remote:
         known = [name for name in ids if name in self._requests]
         names = self._requests.cancel(known)
         if self._send is None:
-            self._end(self._requests.to_end())
+            self._end(self._requests.pending_ends())
         elif known:
             self._send(wire.CancelRequests(names))
         return frozenset(known)
 
     def finish(self, ends: Sequence[Finish]) -> None:
         """As `EngineClient` says."""
-        told = self._requests.finish(ends)
+        named_ends = self._requests.finish(ends)
         if self._send is None:
-            self._end(self._requests.to_end())
-        elif told:
-            self._send(wire.EndSamples(told))
+            self._end(self._requests.pending_ends())
+        elif named_ends:
+            self._send(wire.EndSamples(named_ends))
 
     def reset_cache(self) -> None:
         """As `EngineClient` says."""
@@ -149,11 +149,13 @@ class Remote:
     def snapshot(self) -> Snapshot:
         """As `EngineClient` says: as last reported."""
         now = self.clock()
-        if self._told is None:
+        if self._snapshot is None:
             found = unknown_snapshot(now, len(self._requests))
         else:
-            quiet = now - self._heard if len(self._requests) else 0.0
-            found = reported_snapshot(now, self._told, quiet, ready=self.progress is None)
+            quiet = now - self._last_message if len(self._requests) else 0.0
+            found = reported_snapshot(
+                now, self._snapshot, quiet, ready=self.progress is None
+            )
         return evolve(
             found,
             dead="" if self.dead is None else repr(self.dead),
@@ -178,7 +180,7 @@ class Remote:
             if self._send is not None and names:
                 self._send(wire.CancelRequests(names))
             self._requests.clear()
-            self._tell(EngineDied(ids, "the engine client was closed"))
+            self._send_to_listeners(EngineDied(ids, "the engine client was closed"))
 
     # --- the link -----------------------------------------------------------------------
 
@@ -186,29 +188,29 @@ class Remote:
         """Introduce this front on a new link, and resubmit what has not ended."""
         self.links += 1
         self._send = send
-        self.inquirer.connect(send)
-        self._heard = self.clock()
+        self.queries.connect(send)
+        self._last_message = self.clock()
         self.progress = wire.LoadingProgress("connecting")
         resumed = self._requests.resumed()
         send(wire.Hello(self.front, self.life, self.resets, resumed))
 
     def receive(self, message: wire.ToFront) -> None:
         """Handle a message of the engine."""
-        self._heard = self.clock()
+        self._last_message = self.clock()
         match message:
             case wire.FrontOutputs():
-                news = self._requests.take(message)
-                self._requests.end(news.finished)
-                self._tell(news)
+                outputs = self._requests.take(message)
+                self._requests.end(outputs.finished)
+                self._send_to_listeners(outputs)
             case wire.EngineStatus(snapshot):
-                self._told = snapshot
+                self._snapshot = snapshot
                 self.resets = max(self.resets, snapshot.resets)
             case wire.ProbingRequest(name):
                 self._probing = name
             case wire.ReceivedQuery():
-                self.inquirer.asked(message)
+                self.queries.answer_query(message)
             case wire.QueryAnswer():
-                self.inquirer.told(message)
+                self.queries.take_answer(message)
             case wire.LoadingProgress():
                 self.progress = message
             case wire.EngineReady():
@@ -220,24 +222,24 @@ class Remote:
         have been the cause.
         """
         self._send = None
-        self.inquirer.disconnect()
+        self.queries.disconnect()
         abandoned = self._requests.lose(self._probing, served=self.progress is None)
         self.progress = wire.LoadingProgress("waiting for the engine")
         self._probing = ""
         self._end(abandoned)
-        self._end(self._requests.to_end())
+        self._end(self._requests.pending_ends())
 
     def _end(self, finished: tuple[Finished, ...]) -> None:
         """Report ends of samples that no engine will report."""
         if finished:
             self._requests.end(finished)
-            self._tell(TurnOutputs(time=self.clock(), finished=finished))
+            self._send_to_listeners(TurnOutputs(time=self.clock(), finished=finished))
 
-    def _tell(self, message: EngineMessage) -> None:
-        self._telling = True  # a listener may submit a follow-up
-        for hear in self._listeners:
-            hear(message)
-        self._telling = False
+    def _send_to_listeners(self, message: EngineMessage) -> None:
+        self._sending = True  # a listener may submit a follow-up
+        for listener in self._listeners:
+            listener(message)
+        self._sending = False
 
     def _waiting(self) -> int:
         """Returns the number of waiting samples: as last reported, or, for an engine that
@@ -245,7 +247,7 @@ class Remote:
         """
         if self.progress is not None:
             return self._requests.samples
-        return 0 if self._told is None else self._told.waiting
+        return 0 if self._snapshot is None else self._snapshot.waiting
 
     def _check_new(self, request: Request) -> None:
         if self.dead is not None:

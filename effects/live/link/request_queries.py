@@ -18,23 +18,23 @@ from attrs import define
 
 from minfer.effects.live.link import link_messages as wire
 
-MOST_ASKED: Final = 64  # unanswered questions of a front
+MAX_PENDING: Final = 64  # unanswered questions of a front
 
 # Gets another front's answer: JSON, or nothing; None: they cannot be asked now.
-Hear = Callable[[bytes | None], None]
+OnAnswer = Callable[[bytes | None], None]
 
 
-def nothing_known(wanted: wire.RequestQuery) -> bytes:
+def no_record(query: wire.RequestQuery) -> bytes:
     """Returns the answer of a front that serves no model yet."""
-    del wanted
+    del query
     return b""
 
 
 @define(eq=False)
-class _Open:
+class _PendingQuery:
     """An unanswered question."""
 
-    hear: Hear
+    on_answer: OnAnswer
     empty: int = 0  # empty answers so far
 
 
@@ -43,25 +43,25 @@ class RequestQueries:
 
     def __init__(self) -> None:
         # Returns this front's record of a request; it may have to cancel it.
-        self.answer: Callable[[wire.RequestQuery], bytes] = nothing_known
+        self.answer: Callable[[wire.RequestQuery], bytes] = no_record
         self._send: Callable[[wire.ToEngine], None] | None = None
-        self._open: dict[int, _Open] = {}
+        self._pending: dict[int, _PendingQuery] = {}
 
-    def ask(self, wanted: wire.RequestQuery, hear: Hear) -> int:
-        """Ask the others; `hear` is called once. Returns a number to `forget` the
+    def ask(self, query: wire.RequestQuery, on_answer: OnAnswer) -> int:
+        """Ask the others; `on_answer` is called once. Returns a number to `forget` the
         question by.
         """
         number = secrets.randbits(62)  # not used by earlier processes of this front
-        if self._send is None or len(self._open) >= MOST_ASKED:
-            hear(None)
+        if self._send is None or len(self._pending) >= MAX_PENDING:
+            on_answer(None)
             return number
-        self._open[number] = _Open(hear)
-        self._send(wire.SendQuery(number, wanted))
+        self._pending[number] = _PendingQuery(on_answer)
+        self._send(wire.SendQuery(number, query))
         return number
 
     def forget(self, number: int) -> None:
         """Stop waiting for an answer."""
-        self._open.pop(number, None)
+        self._pending.pop(number, None)
 
     def connect(self, send: Callable[[wire.ToEngine], None]) -> None:
         """Note a new link."""
@@ -70,23 +70,23 @@ class RequestQueries:
     def disconnect(self) -> None:
         """End all questions without an answer, as the link is over."""
         self._send = None
-        unanswered, self._open = self._open, {}
+        unanswered, self._pending = self._pending, {}
         for one in unanswered.values():
-            one.hear(None)
+            one.on_answer(None)
 
-    def asked(self, asked: wire.ReceivedQuery) -> None:
+    def answer_query(self, received: wire.ReceivedQuery) -> None:
         """Answer another front's question."""
-        record = self.answer(asked.query)
+        record = self.answer(received.query)
         if self._send is not None:
-            told = wire.QueryAnswer(asked.number, asked.others, record)
-            self._send(wire.SendAnswer(asked.front, told))
+            answer = wire.QueryAnswer(received.number, received.others, record)
+            self._send(wire.SendAnswer(received.front, answer))
 
-    def told(self, told: wire.QueryAnswer) -> None:
+    def take_answer(self, answer: wire.QueryAnswer) -> None:
         """Take an answer to this front's question; ignored if it is too late."""
-        one = self._open.get(told.number)
+        one = self._pending.get(answer.number)
         if one is None:
             return
         one.empty += 1
-        if told.record or one.empty >= told.others:
-            del self._open[told.number]
-            one.hear(told.record)
+        if answer.record or one.empty >= answer.others:
+            del self._pending[answer.number]
+            one.on_answer(answer.record)

@@ -28,10 +28,10 @@ class Lookup:
         self._records = records
         self._inquirer: RequestQueries | None = None  # where there are other fronts
 
-    def join(self, inquirer: RequestQueries) -> None:
+    def join(self, queries: RequestQueries) -> None:
         """Query other fronts too, and answer their queries."""
-        self._inquirer = inquirer
-        inquirer.answer = self._answer
+        self._inquirer = queries
+        queries.answer = self._answer
 
     async def find(self, wanted: RequestQuery) -> JsonObject | None:
         """The record of a request, which is also cancelled if `wanted` requests that.
@@ -52,17 +52,17 @@ class Lookup:
         return b"" if found is None else json.dumps(found).encode()
 
 
-async def _asked(inquirer: RequestQueries, wanted: RequestQuery) -> bytes:
+async def _asked(queries: RequestQueries, wanted: RequestQuery) -> bytes:
     """The record of another front, in JSON, or empty."""
     answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-    number = inquirer.ask(wanted, answer.set_result)
+    number = queries.ask(wanted, answer.set_result)
     try:
         async with asyncio.timeout(PATIENCE):
             found = await answer
     except TimeoutError:
         raise ApiError(_SILENT, None, "timeout", 504) from None
     finally:
-        inquirer.forget(number)
+        queries.forget(number)
     if found is None:
         raise ApiError(_UNASKED, None, OVERLOADED, 503)
     return found

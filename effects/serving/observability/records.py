@@ -105,7 +105,9 @@ class Records:
         told = self.told(name, owner)
         if told is None:
             return None
-        jobs = [one for one in list(self._front.jobs) if answer_of(one) == told["id"]]
+        jobs = [
+            one for one in list(self._front.processors) if answer_of(one) == told["id"]
+        ]
         self._front.cancel(jobs)
         return {**told, "cancelled": len(jobs)}
 
@@ -131,7 +133,7 @@ class Records:
         """The prompts of an answer in the engine, of the first `PARTS`."""
         found = {}
         for i in range(PARTS):
-            job = self._front.jobs.get(prompt_name(name, i))
+            job = self._front.processors.get(prompt_name(name, i))
             if job is not None and i not in ended:
                 found[i] = job
         return found

@@ -137,7 +137,7 @@ async def _open(
         shared=shared,
         parsers=plan.http.parsers,
     )
-    gate.application.lookup.join(remote.inquirer)
+    gate.application.lookup.join(remote.queries)
     ready()
     metrics = gate.application.metrics
     told = None

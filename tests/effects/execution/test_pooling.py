@@ -144,7 +144,9 @@ def test_whoever_is_sent_back_begins_again(llama: Beside, pooling: str) -> None:
     inbox: SimpleQueue[OutputProcessor] = SimpleQueue()
     with LLM(llama.folder, **PLAIN | tight) as one:
         one.client.listen(lambda news: reasons.extend(getattr(news, "reasons", ())))
-        first = one._jobs([ids[:9] for ids in prompts(5)[2:]], GREEDY, None).wanted
+        first = one._make_checked_batch(
+            [ids[:9] for ids in prompts(5)[2:]], GREEDY, None
+        ).processors
         pooled = [
             one._job(ids, inbox.put, pooling, count=10 + i, urgency=Urgency())
             for i, ids in enumerate([prompts()[1][:30], prompts()[1][5:35]])

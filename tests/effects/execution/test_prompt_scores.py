@@ -176,9 +176,9 @@ def test_whoever_is_sent_back_is_told_of_each_token_once(llama: Beside) -> None:
         llm.client.listen(lambda news: reasons.extend(getattr(news, "reasons", ())))
         long = evolve(SCORED, max_tokens=20)
         ids = [ids[:25] for ids in prompts(5)[1:]]
-        jobs = llm._jobs(ids, long, None)
-        llm.front.submit(jobs.wanted)
-        check(llama.theirs, [jobs.inbox.get().take() for _ in jobs.wanted])
+        jobs = llm._make_checked_batch(ids, long, None)
+        llm.front.submit(jobs.processors)
+        check(llama.theirs, [jobs.inbox.get().take() for _ in jobs.processors])
     assert any(isinstance(reason, Preempted) for reason in reasons)
     assert inbox.empty()
 

@@ -127,7 +127,7 @@ class ByHand:
     jobs: list[Job] = field(factory=list)
 
     def submit(self, do: Callable[[DueMask], object], due: DueMask) -> "Future[None]":
-        self.jobs.append(Job(due.walk.name[0], partial(do, due)))
+        self.jobs.append(Job(due.grammar.name[0], partial(do, due)))
         return self.jobs[-1].done
 
     def run(self, most: int = 100, *, but: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.constraints import grammar_masks
-from minfer.effects.text.grammars import ready_masks, watching
+from minfer.effects.text.grammars import at_once, watching
 from minfer.effects.text.grammars.at_once import AtOnce
 from minfer.effects.text.grammars.protocol import GrammarError
 
@@ -19,7 +19,7 @@ MADE = AtOnce._made
 def stick_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks fail from where an output may be over."""
     monkeypatch.setattr(grammar_masks, "MASK_WAIT", 60.0)
-    monkeypatch.setattr(ready_masks, "MASK_WAIT", 60.0)
+    monkeypatch.setattr(at_once, "MASK_WAIT", 60.0)
     monkeypatch.setattr(watching, "THREADS", 0)
     monkeypatch.setattr(AtOnce, "_made", _failing)
 

@@ -103,7 +103,7 @@ def run(llm: AsyncLLM, program: Coroutine[Any, Any, None]) -> None:
 
 def settled(llm: AsyncLLM) -> None:
     state = llm.worker.driver.state
-    assert not llm.front.jobs
+    assert not llm.front.processors
     assert not llm._readers
     for left in (state.requests, state.inflight, state.fences, state.running.ids):
         assert not left
@@ -179,7 +179,7 @@ def test_a_slow_reader_gets_the_rest_in_one_piece(folder: str) -> None:
         first = await anext(stream)
         await idle(llm)
         await asyncio.sleep(0)
-        assert len(llm._fresh) == 0
+        assert len(llm._ready) == 0
         rest = [output async for output in stream]
         assert len(rest) == 1
         got = [first, *rest]
@@ -214,7 +214,7 @@ def test_a_loop_that_stands_still_is_rung_for_once(slow: AsyncLLM) -> None:
             time.sleep(0.01)  # the loop stands still
         assert len(turns) > taken + 5
         assert len(rings) <= before + 1
-        assert len(slow._fresh) <= 8
+        assert len(slow._ready) <= 8
         await asyncio.gather(*map(collect, streams))
 
     run(slow, program())
@@ -406,7 +406,7 @@ def test_closing_ends_readers_and_refuses_newcomers(slow: AsyncLLM) -> None:
             asyncio.create_task(collect(slow.generate([i], ENDLESS)))
             for i in range(1, 12)
         ]
-        while len(slow.front.jobs) < 11:
+        while len(slow.front.processors) < 11:
             await asyncio.sleep(0.002)
         before = slow.errored
         await asyncio.to_thread(slow.close)
@@ -446,7 +446,7 @@ def test_an_engine_that_breaks_tells_every_reader(
         assert llm.errored
         with pytest.raises(EngineDeadError, match="the engine has stopped"):
             llm.generate([1])
-        assert not llm.front.jobs
+        assert not llm.front.processors
         assert not llm._readers
 
     asyncio.run(asyncio.wait_for(program(), 30))
@@ -577,9 +577,9 @@ def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(
     loop.close()
     time.sleep(0.05)  # the engine goes on and finds nobody to ring for
     assert not slow.errored
-    assert list(slow.front.jobs) == ["orphan"]
+    assert list(slow.front.processors) == ["orphan"]
     slow.close()
-    assert not slow.front.jobs
+    assert not slow.front.processors
     with contextlib.suppress(StopIteration):  # closed by hand: there is no loop to do it
         stream.aclose().send(None)
     assert slow.worker.thread is not None

@@ -181,8 +181,8 @@ def test_searches_run_beside_samples_in_a_cache_that_is_short(folder: str) -> No
         turn = llm.worker.driver.record
         assert turn is None
         llm.worker.driver.record = _Noted(reasons)
-        jobs = llm._jobs([*prompts], drawn, None)
-        llm.front.submit(jobs.wanted)
+        jobs = llm._make_checked_batch([*prompts], drawn, None)
+        llm.front.submit(jobs.processors)
         got = texts(llm.beam_search(prompts, params))
         beside = [jobs.inbox.get().take() for _ in prompts]
     assert [text for text, _ in got] == [text for text, _ in due]

@@ -128,7 +128,7 @@ def outputs_of(messages: list[Any]) -> TurnOutputs:
 def run(searches: BeamSearches, engine: Engine) -> TurnOutputs:
     """Answer rounds until the search says something of its end."""
     for _ in range(20):
-        news = outputs_of(searches.heard(engine.answer()))
+        news = outputs_of(searches.translate(engine.answer()))
         if news.finished:
             return news
     raise AssertionError("a search has no end")
@@ -164,14 +164,14 @@ def test_its_sequences_are_those_of_plain_beam_search(
 
 def test_one_request_is_heard_of(searches: BeamSearches, engine: Engine) -> None:
     searches.submit([asked()])
-    first = outputs_of(searches.heard(engine.answer()))
+    first = outputs_of(searches.translate(engine.answer()))
     assert (first.arrived, first.ids, first.finished) == (("s",), (), ())
     assert [(one.id, type(one)) for one in first.reasons] == [("s", Admitted)]
     gone = Preempted("s/1/2", 0, ("x", 0), 4, 4)
     other = Admitted("x", 0, 0.0, 0, 3)
     told = engine.answer(reasons=(gone, other))
     second = outputs_of(
-        searches.heard(
+        searches.translate(
             evolve(
                 told,
                 ids=(*told.ids, ("x", 0)),
@@ -190,12 +190,12 @@ def test_cancelling_it_ends_what_runs_of_it(
     searches: BeamSearches, engine: Engine
 ) -> None:
     searches.submit([asked()])
-    searches.heard(engine.answer())
+    searches.translate(engine.answer())
     assert searches.cancel(["s", "unknown"]) == {"s"}
     assert engine.asked[-1] == ("cancel", "s/1/0", "s/1/1", "s/1/2")
     rounds = len(engine.rounds)
     # What the engine had done by then counts no more.
-    news = outputs_of(searches.heard(engine.answer()))
+    news = outputs_of(searches.translate(engine.answer()))
     ends = [(one.id, one.sample, one.reason) for one in news.finished]
     assert ends == [("s", 0, "cancelled"), ("s", 1, "cancelled")]
     assert len(engine.rounds) == rounds
@@ -206,14 +206,14 @@ def test_a_beam_that_fails_ends_it_once_the_others_are_gone(
     searches: BeamSearches, engine: Engine
 ) -> None:
     searches.submit([asked()])
-    searches.heard(engine.answer())
+    searches.translate(engine.answer())
     failed, *others = engine.came
     broke = Finished(failed.id, 0, "error", 0, "its step failed")
-    news = outputs_of(searches.heard(TurnOutputs(time=9.0, finished=(broke,))))
+    news = outputs_of(searches.translate(TurnOutputs(time=9.0, finished=(broke,))))
     assert not news.finished
     assert engine.asked[-1] == ("cancel", *[one.id for one in others])
     gone = tuple(Finished(one.id, 0, "cancelled", 0) for one in others)
-    news = outputs_of(searches.heard(TurnOutputs(time=9.0, finished=gone)))
+    news = outputs_of(searches.translate(TurnOutputs(time=9.0, finished=gone)))
     ends = [(one.reason, one.error) for one in news.finished]
     assert ends == [("error", "its step failed")] * 2
 
@@ -228,16 +228,18 @@ def test_ends_that_are_told_while_others_are_read() -> None:
         def cancel(self, ids: Iterable[str]) -> frozenset[str]:
             known = super().cancel(ids)
             ends = tuple(Finished(name, 0, "cancelled", 0) for name in sorted(known))
-            self.told += front.heard(TurnOutputs(time=9.0, finished=ends))
+            self.told += front.translate(TurnOutputs(time=9.0, finished=ends))
             return known
 
     engine = Ending()
     front = BeamSearches(engine)
     front.submit([asked()])
-    front.heard(engine.answer())
+    front.translate(engine.answer())
     broke = Finished(engine.came[0].id, 0, "error", 0, "its step failed")
     engine.served.discard(broke.id)
-    assert not outputs_of(front.heard(TurnOutputs(time=9.0, finished=(broke,)))).finished
+    assert not outputs_of(
+        front.translate(TurnOutputs(time=9.0, finished=(broke,)))
+    ).finished
     ends = [(one.reason, one.error) for one in outputs_of(engine.told).finished]
     assert ends == [("error", "its step failed")] * 2
     assert not front.live
@@ -249,18 +251,18 @@ def test_a_model_without_numbers_is_an_error(
     searches.submit([asked()])
     told = engine.answer()
     said = evolve(told.logprobs[0][0], logprobs=(math.nan,) * 4)
-    news = outputs_of(searches.heard(evolve(told, logprobs=((said,),))))
+    news = outputs_of(searches.translate(evolve(told, logprobs=((said,),))))
     assert "no log-probabilities" in news.finished[0].error
 
 
 def test_a_death_is_heard_of_once(searches: BeamSearches, engine: Engine) -> None:
     searches.submit([asked()])
-    searches.heard(engine.answer())
+    searches.translate(engine.answer())
     ids = tuple(one.id for one in engine.came)
-    assert searches.heard(EngineDied(("x", *ids), "why")) == [
+    assert searches.translate(EngineDied(("x", *ids), "why")) == [
         EngineDied(("x", "s"), "why")
     ]
-    assert searches.heard(EngineDied(("s",), "why")) == [EngineDied(("s",), "why")]
+    assert searches.translate(EngineDied(("s",), "why")) == [EngineDied(("s",), "why")]
 
 
 def test_an_engine_that_is_dead_by_the_next_round(
@@ -269,7 +271,7 @@ def test_an_engine_that_is_dead_by_the_next_round(
     searches.submit([asked()])
     told = engine.answer()
     engine.refusal = EngineDeadError("it was closed")
-    _, death = searches.heard(told)
+    _, death = searches.translate(told)
     assert death == EngineDied(("s",), "it was closed")
 
 
@@ -277,7 +279,7 @@ def test_a_round_that_is_refused_ends_it(searches: BeamSearches, engine: Engine)
     searches.submit([asked()])
     told = engine.answer()
     engine.refusal = RequestError("s/1/0 is being served")
-    news = outputs_of(searches.heard(told))
+    news = outputs_of(searches.translate(told))
     assert {(one.reason, one.error) for one in news.finished} == {
         ("error", "s/1/0 is being served")
     }
@@ -299,7 +301,7 @@ def test_it_goes_on_when_its_engine_is_another() -> None:
     remote, sent = Remote(), list[Any]()
     client: EngineClient = remote
     searches, heard = BeamSearches(client), list[Any]()
-    remote.listen(lambda message: heard.extend(searches.heard(message)))
+    remote.listen(lambda message: heard.extend(searches.translate(message)))
 
     def link() -> None:
         remote.connect(sent.append)

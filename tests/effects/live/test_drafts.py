@@ -60,8 +60,8 @@ class Loop(Driver):
     def turn(self, before: Any = None) -> Transition:
         was = self.state
         done = super().turn(before)
-        self.steps += sum(isinstance(event, Executed) for event in self.taken)
-        self.tally = self.tally.plus(tally_of(judged(was, self.taken, done)))
+        self.steps += sum(isinstance(event, Executed) for event in self.last_events)
+        self.tally = self.tally.plus(tally_of(judged(was, self.last_events, done)))
         assert not done.reasons or not any(
             type(one).__name__ == "Ignored" for one in done.reasons
         )
@@ -72,7 +72,7 @@ class Loop(Driver):
         return done
 
     def proposals(self) -> list[Propose]:
-        return [event for event in self.taken if isinstance(event, Propose)]
+        return [event for event in self.last_events if isinstance(event, Propose)]
 
     def finish(self) -> "Loop":
         while self.busy:

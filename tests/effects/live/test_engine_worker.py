@@ -68,7 +68,7 @@ def test_a_real_interrupt_cancels_all_and_the_llm_goes_on(folder: str) -> None:
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6], [7, 8]], ENDLESS)
         timer.join()
-        assert not llm.front.jobs
+        assert not llm.front.processors
         assert llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids == wanted
         assert llm.worker.driver.state.blocks.available == 2000
 
@@ -234,7 +234,7 @@ def test_an_id_is_served_once_at_a_time(folder: str) -> None:
         llm.count = 0  # so that the next request gets the same id
         with pytest.raises(RequestError, match="'0' is being served"):
             llm.generate([[1], [2]], GREEDY)
-        assert list(llm.front.jobs) == ["0"]
+        assert list(llm.front.processors) == ["0"]
         stream.close()
 
 
@@ -242,7 +242,7 @@ def test_an_id_is_free_before_anybody_hears_of_the_end(folder: str) -> None:
     heard: list[tuple[bool, bool]] = []
 
     def sink(job: OutputProcessor) -> None:
-        heard.append((job.take().finished, job.request.id in llm.front.jobs))
+        heard.append((job.take().finished, job.request.id in llm.front.processors))
 
     with LLM(folder, executor="oracle") as llm:
         request = Request(id="a", prompt=(1,), max_tokens=3)

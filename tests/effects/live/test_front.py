@@ -113,9 +113,9 @@ def test_a_request_is_gone_before_anybody_hears_of_its_end(front: Front) -> None
     order: list[tuple[str, bool]] = []
     told: list[OutputProcessor] = []
     one = job("a", told, n=2)
-    one.sink = lambda _: order.append(("sink", "a" in front.jobs))
-    front.on_end.append(lambda _: order.append(("end", "a" in front.jobs)))
-    front.after.append(lambda: order.append(("after", "a" in front.jobs)))
+    one.sink = lambda _: order.append(("sink", "a" in front.processors))
+    front.on_end.append(lambda _: order.append(("end", "a" in front.processors)))
+    front.after.append(lambda: order.append(("after", "a" in front.processors)))
     front.submit([one])
     front.hear(
         TurnOutputs(time=1.0, ids=(("a", 0),), tokens=((3,),), finished=(end("a"),))
@@ -141,7 +141,7 @@ def test_a_stop_string_is_told_to_the_engine(front: Front, client: Stub) -> None
     front.hear(TurnOutputs(time=3.0, finished=(Finished("a", 0, "stop", 2),)))
     output = one.take()
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a", "b")
-    assert not front.jobs
+    assert not front.processors
 
 
 def test_times_come_with_the_reasons(front: Front) -> None:
@@ -165,7 +165,7 @@ def test_an_id_is_served_once(front: Front, client: Stub) -> None:
         front.check(job("a", []))
     with pytest.raises(RequestError, match=says):
         front.submit([job("a", [])])
-    assert front.jobs == {"a": first}
+    assert front.processors == {"a": first}
     front.check(job("b", []))
     assert client.asked == [("submit", "a"), ("check", "b")]
 
@@ -177,7 +177,7 @@ def test_who_is_refused_leaves_nothing_behind(
     client.refusal = refusal
     with pytest.raises(type(refusal)):
         front.submit([job("a", []), job("b", [])])
-    assert not front.jobs
+    assert not front.processors
 
 
 def test_cancelling_some_or_all(front: Front, client: Stub) -> None:
@@ -185,7 +185,10 @@ def test_cancelling_some_or_all(front: Front, client: Stub) -> None:
     front.cancel(["a", "unknown"])
     front.cancel()
     assert client.asked[1:] == [("cancel", "a"), ("cancel", "a", "b")]
-    assert set(front.jobs) == {"a", "b"}  # until the engine says that they have ended
+    assert set(front.processors) == {
+        "a",
+        "b",
+    }  # until the engine says that they have ended
 
 
 def test_dropping_waits_for_the_end(
@@ -206,7 +209,7 @@ def test_dropping_waits_for_the_end(
     twin = job("a", [])
     front.submit([twin])
     front.drop([mine])  # which is gone: the other one of its name stays
-    assert front.jobs == {"a": twin}
+    assert front.processors == {"a": twin}
     client.working = False
     front.drop([twin])  # nobody works on it any more, so there is nothing to wait for
     assert len(waited) == 3
@@ -220,7 +223,7 @@ def test_dropping_what_an_interrupt_kept_from_the_engine(
     with pytest.raises(KeyboardInterrupt):
         front.submit([one])
     front.drop([one])
-    assert not front.jobs
+    assert not front.processors
 
 
 def test_a_death_is_told_once_to_each(front: Front, client: Stub) -> None:
@@ -234,7 +237,7 @@ def test_a_death_is_told_once_to_each(front: Front, client: Stub) -> None:
     front.hear(EngineDied(("a", "b"), "the engine broke"))
     assert told == jobs
     assert rung == [2, 2]
-    assert not front.jobs
+    assert not front.processors
     for one in jobs:
         with pytest.raises(EngineDeadError, match="the engine broke") as caught:
             one.take()
@@ -252,4 +255,4 @@ def test_abandoning_tells_everybody_at_once(front: Front, client: Stub) -> None:
         one.take()
     front.hear(TurnOutputs(time=1.0, finished=(Finished("a", 0, "cancelled", 0),)))
     assert told == [one]
-    assert not front.jobs
+    assert not front.processors

@@ -214,8 +214,8 @@ def test_a_thread_s_mask_does_not_outlive_the_way_it_was_made_for() -> None:
     bench = Bench()
     bench.turn(Submit(ask("a")))
     bench.turn()
-    walk = bench.masks._walks["a", 0]
-    walk.allowed = AllowedTokens(1, b"\x40\0\0\0")  # as if a thread had made it
+    grammar = bench.masks._samples["a", 0]
+    grammar.allowed = AllowedTokens(1, b"\x40\0\0\0")  # as if a thread had made it
     early, plan = bench.state, bench.plan
     assert plan is not None
     assert allowed(bench.masks.begin(plan, early).result(5)) == {0: 16}

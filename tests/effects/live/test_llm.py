@@ -280,7 +280,7 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(folder: str, depth: int) 
             pieces = list(llm.stream("abc", cut))
             assert "".join(p.outputs[0].text for p in pieces) == one.text
             assert sum((p.outputs[0].token_ids for p in pieces), ()) == one.token_ids
-    assert not llm.front.jobs
+    assert not llm.front.processors
 
 
 @pytest.mark.long
@@ -315,13 +315,13 @@ def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
     stream = llm.stream(["abc", "def"], params)
     next(stream)
     stream.close()
-    assert not llm.front.jobs
+    assert not llm.front.processors
     assert len(ids(llm.generate("abc", GREEDY)[0])) == 12
 
 
 def test_a_stream_that_nobody_reads_runs_nothing(llm: LLM) -> None:
     llm.stream("abc", GREEDY)
-    assert not llm.front.jobs
+    assert not llm.front.processors
 
 
 # --- conversations and the makers' advice -----------------------------------------------
@@ -381,7 +381,7 @@ def test_options_of_the_template(talker: LLM) -> None:
 def test_an_answer_without_parameters_takes_the_room_there_is(talker: LLM) -> None:
     one = talker.chat([{"role": "user", "content": "y" * 190}])[0].outputs[0]
     assert len(one.token_ids) > 16 or one.finish_reason == "stop"
-    job = talker._answers(TALK, None, {}).wanted[0].request
+    job = talker._make_chat_batch(TALK, None, {}).processors[0].request
     assert job.max_tokens == 256 - len("<user>hi<assistant>")
     assert job.sampling == SamplingParams(temperature=0.5, top_k=7, max_tokens=None)
 
@@ -406,7 +406,7 @@ def test_conversations_that_make_no_sense(
     for ask in (talker.chat, talker.stream_chat):
         with pytest.raises(ChatTemplateError, match=message):
             ask(messages, GREEDY, **options)
-    assert not talker.front.jobs
+    assert not talker.front.processors
 
 
 def test_a_conversation_that_is_too_long_or_not_text(talker: LLM) -> None:
@@ -436,7 +436,7 @@ def test_the_makers_advice_is_the_default(talker: LLM, llm: LLM) -> None:
     assert llm.get_default_sampling_params() == SamplingParams()
     asked = talker.setup.default_sampling_params(top_k=3, n=2)
     assert asked == SamplingParams(temperature=0.5, top_k=3, n=2)
-    silent = talker._jobs(["a", "b"], None, None).wanted
+    silent = talker._make_checked_batch(["a", "b"], None, None).processors
     assert [job.request.sampling.top_k for job in silent] == [7, 7]
     with pytest.raises(ParameterError, match="top_p"):
         talker.setup.default_sampling_params(top_p=2)
@@ -769,7 +769,7 @@ def test_an_interrupt_cancels_and_leaves_the_llm_usable(
         patch.setattr(llm_module, "_received", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6], [7, 8]], endless)
-    assert not llm.front.jobs
+    assert not llm.front.processors
     assert [ids(o) for o in llm.generate([[1], [2]], GREEDY)] == wanted
 
 

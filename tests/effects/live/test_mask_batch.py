@@ -10,7 +10,7 @@ from tests.effects.live.matchers import ask
 def test_those_who_cannot_go_on_end_by_name_and_those_without_a_token_simply() -> None:
     batch = MaskBatch(free=[1])
     for line, name in ((0, "a"), (2, "b"), (3, "c"), (4, "d")):
-        batch.walks[line] = SampleGrammar((name, 0), ask(name))
+        batch.samples[line] = SampleGrammar((name, 0), ask(name))
         batch.lengths[line] = 10 + line
     batch.errors = {2: GrammarError("no way"), 3: GrammarError("too slow")}
     assert batch.end({3, 4}) == (
@@ -22,6 +22,6 @@ def test_those_who_cannot_go_on_end_by_name_and_those_without_a_token_simply() -
 
 
 def test_of_whom_there_is_a_mask_nothing_ends() -> None:
-    batch = MaskBatch(walks={0: SampleGrammar(("a", 0), ask("a"))}, lengths={0: 3})
+    batch = MaskBatch(samples={0: SampleGrammar(("a", 0), ask("a"))}, lengths={0: 3})
     assert batch.end(()) == ()
     assert not batch.free

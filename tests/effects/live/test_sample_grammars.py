@@ -24,7 +24,7 @@ BLOCK = 4
 ALL = b"\xff\xff"
 
 
-def walk(given: int = 0, **more: Any) -> SampleGrammar:
+def grammar(given: int = 0, **more: Any) -> SampleGrammar:
     request = ask("a", **more)
     return SampleGrammar((request.id, 0), request, given)
 
@@ -47,18 +47,18 @@ def output(running: Running) -> tuple[int, ...]:
 def test_a_matcher_is_due_behind_the_last_token_that_is_known(running: Running) -> None:
     assert len(output(running)) == 9
     for given in range(10):
-        one = walk(given)
+        one = grammar(given)
         due = due_mask(one, running, 0, BLOCK)
         assert (due.back, due.tokens) == (0, output(running)[given:])
         assert due.length == 9
-        assert one.given == 9
+        assert one.consumed == 9
 
 
 def test_what_does_not_count_any_more_is_taken_back_first(running: Running) -> None:
-    one = walk(given=11)
+    one = grammar(given=11)
     due = due_mask(one, running, 0, BLOCK)
     assert (due.back, due.tokens, due.length) == (2, (), 9)
-    assert one.given == 9
+    assert one.consumed == 9
 
 
 @pytest.mark.parametrize(
@@ -67,42 +67,42 @@ def test_what_does_not_count_any_more_is_taken_back_first(running: Running) -> N
 def test_a_mask_is_made_once_for_so_many_tokens(
     length: int, back: int, made: bool
 ) -> None:
-    one = walk()
+    one = grammar()
     assert not DueMask(one, back, (), 9).is_made
     one.allowed = AllowedTokens(length, ALL)
     assert DueMask(one, back, (), 9).is_made == made
 
 
 def test_for_whom_there_can_be_no_matcher_no_mask_is_to_be_made() -> None:
-    one = walk()
+    one = grammar()
     one.failed = GrammarError("no way")
     assert DueMask(one, 0, (), 9).is_made
 
 
 @pytest.mark.parametrize("done", [False, True])
 def test_a_walk_is_busy_until_its_thread_is_done(done: bool) -> None:
-    one = walk()
-    one.settle()  # which waits for nothing
+    one = grammar()
+    one.wait_for_job()  # which waits for nothing
     one.job = Future()
     if done:
         one.job.set_exception(ValueError())
     assert one.busy == (not done)
     if done:
-        one.settle()
+        one.wait_for_job()
         assert one.job is None
 
 
 def test_what_may_not_end_an_output_yet_is_barred() -> None:
-    one = walk(sampling={"min_tokens": 3}, stop_ids=frozenset({EOS, 9}))
+    one = grammar(sampling={"min_tokens": 3}, stop_ids=frozenset({EOS, 9}))
     one.never = frozenset({12})
     assert one.min_tokens == 3
     assert barred_tokens(one) == {EOS, 9, 12}  # all that may end it, and what never comes
 
 
 def test_who_has_lost_a_matcher_begins_anew_and_is_not_new() -> None:
-    one: Any = walk()
+    one: Any = grammar()
     assert one.is_new
-    one.given, one.allowed = 3, AllowedTokens(3, ALL)
-    one.spoil()
-    assert (one.given, one.allowed, one.matcher) == (0, None, None)
+    one.consumed, one.allowed = 3, AllowedTokens(3, ALL)
+    one.discard_matcher()
+    assert (one.consumed, one.allowed, one.matcher) == (0, None, None)
     assert not one.is_new, "a thread was told of it before"

@@ -97,7 +97,7 @@ def test_how_a_model_writes_is_what_its_template_shows(tmp_path: Path) -> None:
     path = write_talker(tmp_path / "m", special=["[ARGS]"])
     with contextlib.closing(AsyncLLM(path, executor="dry")) as llm:
         assert llm.parsers == Parsers("hermes", "think")
-        llm.read_answers(Parsers("json", "none"))
+        llm.set_parsers(Parsers("json", "none"))
         assert llm.parsers == Parsers("json", "none")
 
 

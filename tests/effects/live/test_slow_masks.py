@@ -140,9 +140,9 @@ def test_a_matcher_that_cannot_be_made_ends_its_sample_alone(
     engine = Engine(clock)
     engine.turn(plain(), ask("a"), ask("b"))
     if late:
-        engine.masks.forget([("a", 0)])  # it needs another one
+        engine.masks.drop([("a", 0)])  # it needs another one
         engine.threads.run()
-        engine.masks.forget([("a", 0)])
+        engine.masks.drop([("a", 0)])
     engine.compiler.error = error
     engine.threads.run()
     engine.turn(times=5)
@@ -176,7 +176,7 @@ def test_any_error_in_a_thread_ends_its_sample_alone(
     engine.turn(plain(), ask("a"))
 
     def broken(due: DueMask) -> None:
-        raise OSError(f"no more memory for {due.walk.name[0]}")
+        raise OSError(f"no more memory for {due.grammar.name[0]}")
 
     monkeypatch.setattr(engine.masks, "_make", broken)
     engine.threads.run()

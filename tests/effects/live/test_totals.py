@@ -38,7 +38,7 @@ from minfer.runs.drafts import drafted, judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS
 from tests.core.recorded import recorded, storm
 from tests.core.runs.clocked import Run
-from tests.core.runs.count_drafts import by_device, by_host
+from tests.core.runs.drafted import by_device, by_host
 from tests.effects.tiny_model import write_checkpoint
 
 PAIR = (("a", 0), ("b", 0))

@@ -201,7 +201,7 @@ def test_bad_input_harms_nobody_else(
             stream = events(neighbour.iter_lines())
             got = [next(stream)["choices"][0]["text"]]
             found, said = raw(slow, **asked)
-            assert len(slow.llm.front.jobs) == 1
+            assert len(slow.llm.front.processors) == 1
         got += [event["choices"][0]["text"] for event in stream]
     assert found == status
     error = said["error"]

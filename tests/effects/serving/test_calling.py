@@ -46,9 +46,9 @@ def bundled() -> Iterator[Serving]:
 @pytest.fixture(params=sorted(FORMS))
 def each(request: pytest.FixtureRequest, bundled: Serving) -> Iterator[Serving]:
     """It, in every format."""
-    bundled.llm.read_answers(Parsers(request.param, NONE))
+    bundled.llm.set_parsers(Parsers(request.param, NONE))
     yield bundled
-    bundled.llm.read_answers(Parsers("hermes"))
+    bundled.llm.set_parsers(Parsers("hermes"))
 
 
 def chat(to: Serving, **fields: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_only_what_is_named_or_allowed_is_called(bundled: Serving) -> None:
 def test_strict_tools_leave_text_free_until_they_are_called(bundled: Serving) -> None:
     strict = {**WEATHER, "strict": True}
     assert chat(bundled, tools=tools(strict), max_tokens=8)["message"]["content"]
-    bundled.llm.read_answers(Parsers("json", NONE))
+    bundled.llm.set_parsers(Parsers("json", NONE))
     try:
         assert bundled.llm.tokenizer is not None
         (brace,) = bundled.llm.tokenizer.encode("{")
@@ -140,7 +140,7 @@ def test_strict_tools_leave_text_free_until_they_are_called(bundled: Serving) ->
         loose = chat(bundled, tools=tools(WEATHER), **begins)
         assert not loose["message"].get("tool_calls")
     finally:
-        bundled.llm.read_answers(Parsers("hermes"))
+        bundled.llm.set_parsers(Parsers("hermes"))
 
 
 @pytest.mark.long
@@ -287,7 +287,7 @@ def test_formats_of_which_there_is_no_grammar(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calling, "FORMS", {})
-    bundled.llm.read_answers(Parsers("json"))
+    bundled.llm.set_parsers(Parsers("json"))
     try:
         error = refusal(bundled, tools=tools(NOW), **REQUIRED)
         assert (error["param"], "'json'" in error["message"]) == ("tool_choice", True)
@@ -299,4 +299,16 @@ def test_formats_of_which_there_is_no_grammar(
         assert error["param"] == "tool_choice"
         assert chat(bundled, tools=tools(NOW), max_tokens=1)
     finally:
-        bundled.llm.read_answers(Parsers("hermes"))
+        bundled.llm.set_parsers(Parsers("hermes"))
+
+
+def test_without_the_library_it_is_said_what_to_install(bundled: Serving) -> None:
+    def missing() -> Any:
+        raise MissingLibraryError(MISSING)
+
+    with patch.object(bundled.llm, "grammars", Grammars(missing)):
+        error = refusal(bundled, tools=tools(NOW), **REQUIRED)
+        assert error["param"] == "tool_choice"
+        assert error["message"] == f"tool_choice: {MISSING}"
+        error = refusal(bundled, tools=tools({**NOW, "strict": True}))
+        assert error["param"] == "tools[0].function.strict"

@@ -87,7 +87,7 @@ def test_a_beam_search_is_one_request(slow: Serving) -> None:
 
     slow.until(running)
     slow.until(lambda: slow.llm.worker.driver.state.next_step > 4)
-    assert list(slow.llm.front.jobs)
+    assert list(slow.llm.front.processors)
     assert cancelled(slow, "search").json()["cancelled"] == 1
     thread.join()
     assert found[0].status_code == 499
@@ -121,19 +121,19 @@ def test_other_fronts_are_asked_for_what_is_not_known_here(
 ) -> None:
     monkeypatch.setattr(lookup, "PATIENCE", 0.05)
     said: list[Any] = []
-    inquirer = RequestQueries()
+    queries = RequestQueries()
     here: Any = Records({"a": {"id": "a"}})
     found = Lookup(here)
-    found.join(inquirer)
+    found.join(queries)
 
     async def ask() -> list[Any]:
         with pytest.raises(ApiError, match="cannot be asked now"):
             await found.find(RequestQuery("b", "Ann"))
-        inquirer.connect(said.append)
+        queries.connect(said.append)
         known = await found.find(RequestQuery("a", "Ann"))
         waiting = asyncio.create_task(found.find(RequestQuery("b", "Ann", True)))
         await asyncio.sleep(0)
-        inquirer.told(wire.QueryAnswer(said[0].number, 1, b'{"id": "b"}'))
+        queries.take_answer(wire.QueryAnswer(said[0].number, 1, b'{"id": "b"}'))
         with pytest.raises(ApiError, match="did not answer in time"):
             await found.find(RequestQuery("c", "Ann"))
         # The last is no id that could be known.
@@ -142,9 +142,9 @@ def test_other_fronts_are_asked_for_what_is_not_known_here(
     assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None]
     asked = [one.wanted for one in said]
     assert asked == [RequestQuery("b", "Ann", True), RequestQuery("c", "Ann")]
-    assert not inquirer._open
-    inquirer.asked(wire.ReceivedQuery(1, 7, 2, RequestQuery("a", "Ann")))
-    inquirer.asked(wire.ReceivedQuery(1, 8, 2, RequestQuery("a", "Bob")))
+    assert not queries._pending
+    queries.answer_query(wire.ReceivedQuery(1, 7, 2, RequestQuery("a", "Ann")))
+    queries.answer_query(wire.ReceivedQuery(1, 8, 2, RequestQuery("a", "Bob")))
     first, second = wire.QueryAnswer(7, 2, b'{"id": "a"}'), wire.QueryAnswer(8, 2)
     assert said[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
 

@@ -22,7 +22,7 @@ def part(first: int, count: int) -> bytes:
 
 
 def ranks(scores: PromptScores) -> list[int | None] | None:
-    told = scores.told()
+    told = scores.by_token()
     if told is None:
         return None
     return [
@@ -55,7 +55,7 @@ def test_parts_are_joined_and_what_comes_twice_counts_once() -> None:
         for one in parts:
             scores.add(one)
         assert ranks(scores) == [None, 1, 2, 3, 4]
-        assert scores.told() is scores.told()
+        assert scores.by_token() is scores.by_token()
         assert not scores.unread
 
 
@@ -64,5 +64,5 @@ def test_a_prompt_that_was_not_computed_has_none() -> None:
     scores.add(part(1, 2))
     scores.add(part(4, 1))  # what is between them never came
     assert scores.unread
-    assert scores.told() is None
-    assert PromptScores((5,)).told() == [None]
+    assert scores.by_token() is None
+    assert PromptScores((5,)).by_token() == [None]

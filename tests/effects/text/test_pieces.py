@@ -30,7 +30,7 @@ def done(length: int, reason: str = "length") -> Finished:
 def test_without_a_tokenizer_tokens_are_news() -> None:
     one = Pieces(None, None)
     one.fresh += [1, 2]
-    assert not one.news
+    assert not one.has_output
     one.flush(NONE)
     assert one.take(0, ()).token_ids == (1, 2)
     assert one.take(0, ()).token_ids == ()
@@ -42,23 +42,23 @@ def test_tokens_without_text_wait_for_it(tokenizer: Tokenizer) -> None:
     assert len(smile) > 1
     one.fresh += smile[:1]
     one.flush(NONE)
-    assert (one.count, one.news) == (1, False)
+    assert (one.count, one.has_output) == (1, False)
     one.fresh += smile[1:]
     one.flush(NONE)
-    assert (one.count, one.news) == (len(smile), True)
+    assert (one.count, one.has_output) == (len(smile), True)
     new = one.take(3, ())
     assert (new.index, new.text, new.token_ids) == (3, "🙂", tuple(smile))
 
 
 def test_the_end_is_news_and_is_taken_once(tokenizer: Tokenizer) -> None:
     one = Pieces(Detokenizer(tokenizer), None)
-    seen = [one.news]
+    seen = [one.has_output]
     one.finish(done(0))
-    seen.append(one.news)
+    seen.append(one.has_output)
     one.flush(NONE)
-    seen.append(one.news)
+    seen.append(one.has_output)
     assert one.take(0, ()).finish_reason == "length"
-    assert [*seen, one.news] == [False, False, True, False]
+    assert [*seen, one.has_output] == [False, False, True, False]
 
 
 def test_the_token_that_ends_has_no_text(tokenizer: Tokenizer) -> None:

@@ -111,7 +111,7 @@ def test_what_was_to_end_ends_without_an_engine() -> None:
     requests.take(news(("a", 0), ("b", 0), tokens=((1, 2, 3), (4,))))
     requests.finish([Finish("a", 0, 2, "stop")])
     assert requests.cancel(["b"]) == ("b",)
-    assert [(one.id, one.reason, one.length) for one in requests.to_end()] == [
+    assert [(one.id, one.reason, one.length) for one in requests.pending_ends()] == [
         ("a", "stop", 2),
         ("b", "cancelled", 1),
     ]

@@ -33,7 +33,7 @@ def nothing_left(ends: Ends) -> None:
     """Of requests that have gone, nothing is kept."""
     host = ends.host
     assert not host._owners
-    assert not host._left
+    assert not host._unfinished
     assert not host._quarantine.waiting()
     assert not any(session.ids for session in host._sessions)
 
@@ -93,7 +93,7 @@ def test_who_starts_is_told_before_the_step() -> None:
     ends.cut()
     ends.link()
     (kept,) = ends.remotes[0]._requests._kept.values()
-    assert kept.trials[0].deaths == 1  # the engine had it, and gave it nothing
+    assert kept.histories[0].deaths == 1  # the engine had it, and gave it nothing
 
 
 def test_all_fronts_hear_how_the_engine_is() -> None:

@@ -25,7 +25,7 @@ def asking(known: dict[int, str], fronts: int = 3) -> World:
             what = "cancelled" if wanted.cancel else ""
             return f"{number} {what}".encode() if found else b""
 
-        front.remote.inquirer.answer = answer
+        front.remote.queries.answer = answer
     settle(world)
     return world
 
@@ -55,7 +55,7 @@ Answers = list[bytes | None]
 def ask(world: World, front: int, name: str, *, cancel: bool = False) -> Answers:
     """Ask, and what will have been heard."""
     heard: Answers = []
-    world.fronts[front].remote.inquirer.ask(
+    world.fronts[front].remote.queries.ask(
         wire.RequestQuery(name, cancel=cancel), heard.append
     )
     return heard
@@ -66,7 +66,7 @@ def test_the_front_that_knows_answers() -> None:
     found = ask(world, 0, "a"), ask(world, 0, "b", cancel=True), ask(world, 0, "c")
     settle(world)
     assert found == ([b"2 "], [b"1 cancelled"], [b""])
-    assert not world.fronts[0].remote.inquirer._open
+    assert not world.fronts[0].remote.queries._pending
 
 
 def test_without_a_link_nobody_can_be_asked_and_without_others_nobody_knows() -> None:
@@ -83,7 +83,7 @@ def test_an_engine_that_dies_leaves_no_question_open() -> None:
     heard = ask(world, 0, "a")
     world.kill()
     assert heard == [None]
-    assert not world.fronts[0].remote.inquirer._open
+    assert not world.fronts[0].remote.queries._pending
 
 
 @pytest.mark.long
@@ -94,7 +94,7 @@ def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
         world = World(seed, fronts=3)
         rng = Random(seed)
         for number, front in enumerate(world.fronts):
-            front.remote.inquirer.answer = knowing(number)
+            front.remote.queries.answer = knowing(number)
         heard: list[tuple[str, Answers]] = []
         for _ in range(60):
             name = str(rng.randrange(4))
@@ -108,7 +108,7 @@ def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
         world._tick()
         deliver(world)
         # Only of a front that is gone no answer came, and its asker stops waiting.
-        waiting = sum(len(front.remote.inquirer._open) for front in world.fronts)
+        waiting = sum(len(front.remote.queries._pending) for front in world.fronts)
         assert sum(not answers for _, answers in heard) == waiting
         assert all(len(answers) <= 1 for _, answers in heard)
         assert not any(answers[:1] == [b"yes"] for name, answers in heard if name == "3")
@@ -119,22 +119,22 @@ def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
 def test_more_than_a_front_may_ask_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(questions, "MOST_ASKED", 2)
+    monkeypatch.setattr(questions, "MAX_PENDING", 2)
     said: list[wire.ToEngine] = []
-    inquirer = RequestQueries()
-    inquirer.connect(said.append)
+    queries = RequestQueries()
+    queries.connect(said.append)
     heard: Answers = []
-    first = inquirer.ask(wire.RequestQuery("a"), heard.append)
-    inquirer.ask(wire.RequestQuery("b"), heard.append)
-    inquirer.ask(wire.RequestQuery("c"), heard.append)
+    first = queries.ask(wire.RequestQuery("a"), heard.append)
+    queries.ask(wire.RequestQuery("b"), heard.append)
+    queries.ask(wire.RequestQuery("c"), heard.append)
     assert heard == [None]
-    inquirer.forget(first)
-    inquirer.told(wire.QueryAnswer(first, 1, b"late"))
+    queries.forget(first)
+    queries.take_answer(wire.QueryAnswer(first, 1, b"late"))
     assert heard == [None]
-    inquirer.ask(wire.RequestQuery("d"), heard.append)
+    queries.ask(wire.RequestQuery("d"), heard.append)
     asked = [one for one in said if isinstance(one, wire.SendQuery)]
     assert [one.query.name for one in asked] == ["a", "b", "d"]
-    inquirer.told(wire.QueryAnswer(asked[1].number, 2))
+    queries.take_answer(wire.QueryAnswer(asked[1].number, 2))
     assert heard == [None], "one more was asked"
-    inquirer.told(wire.QueryAnswer(asked[1].number, 2))
+    queries.take_answer(wire.QueryAnswer(asked[1].number, 2))
     assert heard == [None, b""]

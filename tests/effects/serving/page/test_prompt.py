@@ -117,7 +117,7 @@ def test_what_a_model_thinks_is_shown_above_its_answer(chromium: Browser) -> Non
         assert tokenizer is not None
         assert tokenizer.chat_template is not None
         tokenizer.chat_template += "<think>"
-        served.llm.read_answers(Parsers(reasoning="think"))
+        served.llm.set_parsers(Parsers(reasoning="think"))
         visit(chromium, served)
         write(chromium, "Hello?")
         settled(chromium)

@@ -67,7 +67,7 @@ def test_both_know_how_the_model_writes_calls(tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     data = json.dumps({"messages": MESSAGES, "tools": [tool]}).encode()
     with contextlib.closing(AsyncLLM(path, executor="dry")) as llm:
-        llm.read_answers(Parsers("mistral", "think"))
+        llm.set_parsers(Parsers("mistral", "think"))
         found = prepare(CHAT, data, Likeness(Recipe.of(llm, ("bundled",))), MODELS)
         assert found == prepare(CHAT, data, llm, MODELS)
     wanted = Parsing(tools="mistral", reasoning="think", names=("f",))
