@@ -20,7 +20,7 @@ class RequestMetrics:
     output_tokens: int = 0  # of all samples
     first_scheduled_time: float | None = None  # when its first sample was admitted
     # Seconds from arrival until then, by the reason that blocked the head of the queue
-    # (`schedule.waits_for`).
+    # (`schedule.queue_blocked_by`).
     queue_times: Mapping[str, float] = field(factory=dict)
     preemptions: int = 0  # of all samples
     draft_tokens: int = 0  # of all samples: proposed, and verified

@@ -41,6 +41,6 @@ class MasksBy(NoMasks):
         else:
             lines[:] = -1
             for mask in masks:
-                fill(lines[plan.apart.index(mask.index)], mask.bits)
+                fill(lines[plan.deferred.index(mask.index)], mask.bits)
             made.set_result(StepMasks(written=True))
         return made

@@ -23,7 +23,7 @@ from attrs import define, field
 from minfer.effects.execution.contract import Executor
 from minfer.effects.live.masks import MaskMaker, StepMasks
 from minfer.records.messages import Event, Finish
-from minfer.records.plan import Plan, SampleApart
+from minfer.records.plan import Plan, SampleDeferred
 from minfer.records.state import Transition
 
 
@@ -38,7 +38,7 @@ class DeferredStep:
     gens: frozenset[int] = field(init=False)  # generations of these rows
 
     def __attrs_post_init__(self) -> None:
-        self.gens = frozenset(map(self.plan.gens.__getitem__, self.plan.apart))
+        self.gens = frozenset(map(self.plan.gens.__getitem__, self.plan.deferred))
 
     def feeds(self, gens: Iterable[int]) -> bool:
         """Returns whether a row of these generations needs a token that this step
@@ -121,7 +121,7 @@ class DeferredSampling:
                     self._sample(step)
             self._drop_sampled()
             self._executor.launch(plan)
-            if plan.apart:
+            if plan.deferred:
                 self.steps.append(DeferredStep(plan))
                 self._begin_masks()
 
@@ -158,7 +158,7 @@ class DeferredSampling:
         step.sampled = True
         made = step.masks.result()
         self._ends += made.ends
-        self._executor.sample(SampleApart(step.plan.step, made.masks, made.written))
+        self._executor.sample(SampleDeferred(step.plan.step, made.masks, made.written))
 
     def _drop_sampled(self) -> None:
         self.steps = [step for step in self.steps if not step.sampled]

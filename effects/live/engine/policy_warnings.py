@@ -30,10 +30,10 @@ class PolicyWarnings:
     def observe(self, reasons: Iterable[Reason]) -> None:
         """Warn of a turn's policy overrides, if these faults are new."""
         for one in reasons:
-            if type(one) is Overruled:
+            if type(one) is PolicyOverride:
                 self._warn(one)
 
-    def _warn(self, one: Overruled) -> None:
+    def _warn(self, one: PolicyOverride) -> None:
         kind = one.question, one.why, one.line
         if kind in self.warned or len(self.warned) >= MOST_KINDS:
             return

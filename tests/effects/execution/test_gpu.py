@@ -430,7 +430,7 @@ def test_rows_that_are_sampled_apart_draw_the_same(
             assert tokens(llm, prompts) == expected
         only = (1 << 77).to_bytes(10, "little")
         driver.deferred.masks = MasksBy(
-            lambda plan: tuple(Mask(i, only) for i in plan.apart)
+            lambda plan: tuple(Mask(i, only) for i in plan.deferred)
         )
         forced = tokens(llm, prompts)
         assert forced[1::2] == expected[1::2]

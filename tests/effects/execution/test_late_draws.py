@@ -105,7 +105,7 @@ def test_whoever_never_runs_ahead_draws_what_it_would(
     run = start(model, at_once, **settings, depth=depth)
     if every == 2:
         run.driver.deferred.masks = MasksBy(
-            lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.apart)
+            lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.deferred)
         )
     assert run.serve(bound(requests(0), every), apart=depth % 2) == reference
     assert not run.count(Discarded)
@@ -175,7 +175,7 @@ def test_what_a_mask_leaves_is_drawn_as_ever(model: Model, at_once: bool) -> Non
     even = only(*range(0, VOCAB, 2))
     run = start(model, at_once)
     run.driver.deferred.masks = MasksBy(
-        lambda plan: tuple(Mask(i, even) for i in plan.apart)
+        lambda plan: tuple(Mask(i, even) for i in plan.deferred)
     )
     wanted = [evolve(r, stop_ids=frozenset()) for r in requests(0, 6)]
     tokens = run.serve(bound(wanted))

@@ -69,7 +69,7 @@ class Eleven(NoMasks):
 
     def say(self, *ends: Finish) -> None:
         bits = (1 << 11).to_bytes(5, "little")
-        masks = tuple(Mask(i, bits) for i in self.asked[-1].apart)
+        masks = tuple(Mask(i, bits) for i in self.asked[-1].deferred)
         self.begun[-1].set_result(StepMasks(masks, ends))
 
     def drop(self, samples: Iterable[SampleId]) -> None:
