@@ -68,7 +68,8 @@ class Driver:
         self.executor = executor
         self.clock = clock
         self.record = record
-        self.deferred = DeferredSampling(executor, masks or NoMasks(), self.post)
+        maker = NoMasks() if masks is None else masks
+        self.deferred = DeferredSampling(executor, maker, self.post)
         self.drafts = NoHostDrafts() if drafts is None else drafts
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
