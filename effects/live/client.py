@@ -27,7 +27,6 @@ from attrs import field, frozen
 from minfer.effects.live.totals import NO_TOTALS, Totals
 from minfer.records.messages import (
     Admitted,
-    Ended,
     Finish,
     Finished,
     Held,
@@ -40,7 +39,7 @@ from minfer.records.sequence import Place, SampleIds
 
 # What the engine reports of a request besides its tokens and its end, with the time of
 # the news that it is in.
-RequestReason = Admitted | Held | Preempted | Missed | Ended
+RequestReason = Admitted | Held | Preempted | Missed
 
 
 @frozen(kw_only=True)

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from minfer.records.messages import clip
+
 PROGRAM_ENDS: Final = (
     "the program's main thread has ended; let it wait for those who still ask"
 )
@@ -50,8 +52,22 @@ def too_long(length: int, context: int, able: int) -> TooLongError:
     return TooLongError(f"{why}{more}" if context < able else why)
 
 
+def id_in_use(name: str) -> RequestError:
+    """Returns the error about a request whose id is that of a live request."""
+    return RequestError(
+        f"a request with the id {clip(name)!r} is being served; ids must differ"
+    )
+
+
 class OverloadedError(RequestError):
     """Too many requests wait already; the same request may be served later."""
+
+
+def check_queue(waiting: int, new: int, most: int) -> None:
+    """Raise OverloadedError if `new` samples more would not fit in the waiting queue."""
+    if waiting + new > most:
+        why = f"{waiting} samples wait already, of at most {most} (max_waiting)"
+        raise OverloadedError(f"{why}; try again later")
 
 
 class EngineDeadError(RuntimeError):

@@ -26,9 +26,9 @@ from minfer.effects.live.client import (
     EngineMessage,
     TurnOutputs,
 )
-from minfer.effects.live.errors import EngineDeadError, RequestError
+from minfer.effects.live.errors import EngineDeadError, RequestError, id_in_use
 from minfer.effects.text.output_processor import OutputProcessor
-from minfer.records.messages import Admitted, Preempted, clip
+from minfer.records.messages import Admitted, Preempted
 
 POLL: Final = 0.02  # seconds between two checks while waiting for an end
 
@@ -114,10 +114,7 @@ class Front:
 
     def _check_new(self, processor: OutputProcessor) -> None:
         if processor.request.id in self.processors:
-            name = clip(processor.request.id)
-            raise RequestError(
-                f"a request with the id {name!r} is being served; ids must differ"
-            )
+            raise id_in_use(processor.request.id)
 
     def _process_outputs(self, outputs: TurnOutputs) -> None:
         self._note_times(outputs)

@@ -18,7 +18,6 @@ from minfer.records.messages import (
     Command,
     Discarded,
     Emit,
-    Ended,
     Execute,
     PolicyOverride,
     Preempted,
@@ -157,11 +156,13 @@ class TotalsCounter:
     def _commands(self, commands: Iterable[Command], now: float) -> None:
         for command in commands:
             match command:
-                case Emit(ids, tokens):
+                case Emit(ids, tokens, finished):
                     self.counts["generation_tokens"] += sum(map(len, tokens))
                     if ids:
                         self.failing = 0
                     self._emitted(ids, tokens, now)
+                    for end in finished:
+                        self.last.pop((end.id, end.sample), None)
                 case Execute(plan):
                     self.last_step_time = now
                     self.buckets[STEP].add(sum(plan.counts))
@@ -178,8 +179,6 @@ class TotalsCounter:
                     counts["prefix_cache_hits"] += reason.cached
                     if not sample:  # once a request
                         counts["prompt_tokens"] += reason.prompt
-                case Ended(name, sample):
-                    self.last.pop((name, sample), None)
                 case Preempted():
                     counts["num_preemptions"] += 1
                 case Discarded(plans=plans):

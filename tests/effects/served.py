@@ -144,7 +144,7 @@ def serving(
     """Serve a model; `step` slows every step down by so many seconds."""
     llm = AsyncLLM(model, **settings)
     if step:
-        llm.worker.driver.executor = Slow(llm.worker.driver.executor, step)
+        llm.worker.driver.deferred.executor = Slow(llm.worker.driver.executor, step)
     app = Application(llm, names, **(service or {}))
     (listener,) = bound("127.0.0.1", 0)
     config = uvicorn.Config(

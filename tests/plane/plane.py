@@ -158,7 +158,9 @@ class Plane:
         driver, self.vocab = self.llm.worker.driver, self.rng.choice((97, 97, 2048))
         driver.clock = lambda: self.loop.now + self.offset
         sizes = driver.config.block_size, self.vocab
-        driver.executor = slow = Faulty(self.loop, self.faults, self.late, *sizes)
+        driver.deferred.executor = slow = Faulty(
+            self.loop, self.faults, self.late, *sizes
+        )
         assert isinstance(driver.record, journal.Writer)
         dies = self.rng.randrange(80) if self.ending == "killed" else -1
         audit, self.writer = self.rng.random() < 0.1, driver.record

@@ -64,7 +64,7 @@ class DeferredSampling:
         self.masks = masks
         self.steps: list[DeferredStep] = []  # in the order of their plans
         self.unlaunched: deque[Plan] = deque()  # that cannot be launched yet, in order
-        self._executor = executor
+        self.executor = executor
         self._ends: list[Finish] = []
         self._last: Transition | None = None
         masks.listen(post)
@@ -120,7 +120,7 @@ class DeferredSampling:
                 if step.is_ready or step.feeds(plan.gens):
                     self._sample(step)
             self._drop_sampled()
-            self._executor.launch(plan)
+            self.executor.launch(plan)
             if plan.deferred:
                 self.steps.append(DeferredStep(plan))
                 self._begin_masks()
@@ -158,7 +158,7 @@ class DeferredSampling:
         step.sampled = True
         made = step.masks.result()
         self._ends += made.ends
-        self._executor.sample(SampleDeferred(step.plan.step, made.masks, made.written))
+        self.executor.sample(SampleDeferred(step.plan.step, made.masks, made.written))
 
     def _drop_sampled(self) -> None:
         self.steps = [step for step in self.steps if not step.sampled]

@@ -65,7 +65,6 @@ class Driver:
         `drafts` makes the host's drafts.
         """
         self.config = config
-        self.executor = executor
         self.clock = clock
         self.record = record
         maker = NoMasks() if masks is None else masks
@@ -78,6 +77,11 @@ class Driver:
         self.last_events: tuple[Event, ...] = ()  # of the last turn
         # When a turn is due even without events, on the clock.
         self.wake: float | None = None
+
+    @property
+    def executor(self) -> Executor:
+        """The executor that takes the steps."""
+        return self.deferred.executor
 
     @property
     def busy(self) -> bool:

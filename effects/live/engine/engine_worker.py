@@ -20,14 +20,14 @@ from minfer.effects.live.engine.reporting import OutputReporter
 from minfer.effects.live.errors import (
     PROGRAM_ENDS,
     DrainingError,
-    OverloadedError,
-    RequestError,
+    check_queue,
+    id_in_use,
 )
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal.journal_writer import Writer
 from minfer.effects.live.totals import TotalsCounter
 from minfer.effects.text.grammars.store import Grammars
-from minfer.records.messages import Cancel, Event, Finish, Finished, Submit, clip
+from minfer.records.messages import Cancel, Event, Finish, Finished, Submit
 from minfer.records.request import Request
 from minfer.records.state import EngineState
 from minfer.runs.drafts import drafted
@@ -89,10 +89,7 @@ class EngineWorker:
         """As `EngineClient` says."""
         self._check_served(request)
         waiting = len(self.driver.state.waiting)
-        most = self.driver.config.max_waiting
-        if waiting + request.n > most:
-            why = f"{waiting} samples wait already, of at most {most} (max_waiting)"
-            raise OverloadedError(f"{why}; try again later")
+        check_queue(waiting, request.n, self.driver.config.max_waiting)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """As `EngineClient` says."""
@@ -211,10 +208,7 @@ class EngineWorker:
         if self.draining and request.place is None:
             raise DrainingError("the engine finishes what it serves, and takes no more")
         if request.id in self.served:
-            name = clip(request.id)
-            raise RequestError(
-                f"a request with the id {name!r} is being served; ids must differ"
-            )
+            raise id_in_use(request.id)
 
     def _stalled(self, now: float) -> float:
         """Returns the seconds without a step although requests wait for one; see

@@ -26,7 +26,7 @@ from minfer.effects.live.client import (
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.output_routing import OutputRouter, Session
+from minfer.effects.live.link.output_routing import LinkedRequest, OutputRouter, Session
 from minfer.effects.live.link.quarantine import SUSPECT_DEATHS, Quarantine
 from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
 from minfer.records.messages import Finished, clip
@@ -64,9 +64,8 @@ class Host:
         self._ready: bytes = b""
         self._progress = wire.encode(wire.LoadingProgress("starting"))
         self._sessions: list[Session] = []
-        self._owners: dict[str, Session] = {}
-        self._unfinished: dict[str, int] = {}  # samples that have not ended, by request
-        self._shares = OutputRouter()
+        self._requests: dict[str, LinkedRequest] = {}  # of all fronts, by id
+        self._router = OutputRouter()
         self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
         self._fronts = fronts
@@ -220,12 +219,11 @@ class Host:
         for request in requests:
             if request.id in session.ids:
                 raise wire.LinkError(f"request {clip(request.id)!r} was asked for twice")
-            if request.id in self._owners:
+            if request.id in self._requests:
                 why = "a request with this id is being served; ids must differ"
                 self._refuse(session, request, "rejected", why)
                 continue
-            self._owners[request.id] = session
-            self._unfinished[request.id] = request.n
+            self._requests[request.id] = LinkedRequest(session, request.n)
             session.ids.add(request.id)
             taken.append(request)
         return taken
@@ -245,10 +243,8 @@ class Host:
             self._client.cancel(running)
 
     def _remove(self, name: str) -> None:
-        session = self._owners.pop(name, None)
-        self._unfinished.pop(name, None)
-        if session is not None:
-            session.ids.discard(name)
+        if (request := self._requests.pop(name, None)) is not None:
+            request.session.ids.discard(name)
 
     def _refuse(
         self, session: Session, request: Request, reason: str, why: str = ""
@@ -275,7 +271,7 @@ class Host:
         if probing != before:
             # If earlier requests still run beside the suspect, a death would prove
             # nothing.
-            is_solo = self._owners.keys() - self._quarantine.waiting() <= {probing}
+            is_solo = self._requests.keys() - self._quarantine.waiting() <= {probing}
             self._broadcast(wire.encode(wire.ProbingRequest(probing if is_solo else "")))
         # Grammars may have to be compiled first, for which no other request should wait.
         bound = [one for one in due if one.sampling.structured_outputs is not None]
@@ -296,7 +292,7 @@ class Host:
                     self._submit_to_engine(client, (request,))
                 return
             (request,) = due
-            session = self._owners[request.id]
+            session = self._requests[request.id].session
             self._remove(request.id)
             self._refuse(session, request, "rejected", str(error))
             self._note_cleared(request.id)
@@ -317,7 +313,7 @@ class Host:
             self._serve_due()
 
     def _send_outputs(self, outputs: TurnOutputs) -> None:
-        parts = self._shares.route(outputs, self._sessions, self._owners)
+        parts = self._router.route(outputs, self._sessions, self._requests)
         for session, part in parts:
             session.send(wire.encode(part))
         self._note_ends(outputs)
@@ -325,9 +321,9 @@ class Host:
     def _note_ends(self, outputs: TurnOutputs) -> None:
         """Note which requests have ended, and whether the suspect is cleared."""
         for done in outputs.finished:
-            if done.id in self._unfinished:
-                self._unfinished[done.id] -= 1
-                if not self._unfinished[done.id]:
+            if (request := self._requests.get(done.id)) is not None:
+                request.unfinished -= 1
+                if not request.unfinished:
                     self._remove(done.id)
         probing = self._quarantine.probing
         if probing:
@@ -336,7 +332,7 @@ class Host:
             for (name, sample), tokens in each:
                 if name == probing and self._quarantine.give(sample, len(tokens)):
                     cleared = True
-            if cleared or probing not in self._owners:
+            if cleared or probing not in self._requests:
                 self._note_cleared(probing)
 
     def _broadcast(self, message: bytes) -> None:

@@ -15,7 +15,6 @@ from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import Totals
 from minfer.records.messages import (
     Admitted,
-    Ended,
     Finish,
     Finished,
     Held,
@@ -158,21 +157,12 @@ class MissedReason(Struct, tag="missed", frozen=True):
     reason: Missed
 
 
-class EndedReason(Struct, tag="ended", frozen=True):
-    """See `AdmittedReason`."""
-
-    reason: Ended
-
-
-WireReason: TypeAlias = (
-    AdmittedReason | HeldReason | PreemptedReason | MissedReason | EndedReason
-)
+WireReason: TypeAlias = AdmittedReason | HeldReason | PreemptedReason | MissedReason
 REASONS: Final = {
     Admitted: AdmittedReason,
     Held: HeldReason,
     Preempted: PreemptedReason,
     Missed: MissedReason,
-    Ended: EndedReason,
 }
 
 

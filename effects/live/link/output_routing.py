@@ -27,7 +27,15 @@ class Session:
     batch_sent: bool = False  # the batch of the last news was sent to it
 
 
-Owners = Mapping[str, Session]  # of requests, by id
+@define(eq=False)
+class LinkedRequest:
+    """A live request of a front."""
+
+    session: Session
+    unfinished: int  # its samples that have not ended
+
+
+LinkedRequests = Mapping[str, LinkedRequest]  # by id
 
 
 @define(eq=False)
@@ -50,20 +58,20 @@ class OutputRouter:
         self._batch: SampleIds = ()  # of the last news that had one
 
     def route(
-        self, outputs: TurnOutputs, sessions: Sequence[Session], owners: Owners
+        self, outputs: TurnOutputs, sessions: Sequence[Session], requests: LinkedRequests
     ) -> Iterator[tuple[Session, wire.FrontOutputs]]:
         """Yields the news of each session that is concerned."""
         if outputs.ids is not self._batch and outputs.ids:
-            self._regroup(outputs.ids, sessions, owners)
+            self._regroup(outputs.ids, sessions, requests)
         parts = dict[int, _Extras]()
         for done in outputs.finished:
-            _extras_of(parts, owners.get(done.id)).finished.append(done)
+            _extras_of(parts, requests.get(done.id)).finished.append(done)
         for name in outputs.arrived:
-            _extras_of(parts, owners.get(name)).arrived.append(name)
+            _extras_of(parts, requests.get(name)).arrived.append(name)
         for name, place in outputs.places.items():
-            _extras_of(parts, owners.get(name)).places[name] = place
+            _extras_of(parts, requests.get(name)).places[name] = place
         for reason in outputs.reasons:
-            part = _extras_of(parts, owners.get(reason.id))
+            part = _extras_of(parts, requests.get(reason.id))
             part.reasons.append(wire.REASONS[type(reason)](reason))
         for session in sessions:
             part = parts.get(id(session), _NO_EXTRAS)
@@ -71,21 +79,22 @@ class OutputRouter:
                 yield session, _front_outputs(session, outputs, part)
 
     def _regroup(
-        self, batch: SampleIds, sessions: Sequence[Session], owners: Owners
+        self, batch: SampleIds, sessions: Sequence[Session], requests: LinkedRequests
     ) -> None:
         """Compute the rows of each session in a new batch."""
         self._batch = batch
         rows: dict[int, list[int]] = {id(one): [] for one in sessions}
         for at, (name, _) in enumerate(batch):
-            owner = owners.get(name)
-            if owner is not None:
-                rows[id(owner)].append(at)
+            request = requests.get(name)
+            if request is not None:
+                rows[id(request.session)].append(at)
         for session in sessions:
             session.rows = tuple(rows[id(session)])
             session.batch_sent = False
 
 
-def _extras_of(parts: dict[int, _Extras], session: Session | None) -> _Extras:
+def _extras_of(parts: dict[int, _Extras], request: LinkedRequest | None) -> _Extras:
+    session = None if request is None else request.session
     return parts.setdefault(id(session), _Extras())
 
 

@@ -30,15 +30,15 @@ from minfer.effects.live.client import (
 from minfer.effects.live.errors import (
     DrainingError,
     EngineDeadError,
-    OverloadedError,
-    RequestError,
+    check_queue,
+    id_in_use,
 )
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.engine_status import reported_snapshot, unknown_snapshot
 from minfer.effects.live.link.front_requests import FrontRequests
 from minfer.effects.live.link.request_queries import RequestQueries
 from minfer.effects.live.totals import Totals
-from minfer.records.messages import Finish, Finished, clip
+from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 
 POLL: Final = 0.02  # seconds between two checks while waiting for the end
@@ -101,10 +101,7 @@ class Remote:
     def check(self, request: Request) -> None:
         """As `EngineClient` says."""
         self._check_new(request)
-        waiting = self._waiting()
-        if waiting + request.n > self.max_waiting:
-            why = f"{waiting} samples wait already, of at most {self.max_waiting}"
-            raise OverloadedError(f"{why} (max_waiting); try again later")
+        check_queue(self._waiting(), request.n, self.max_waiting)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """As `EngineClient` says; without a link, requests wait for one."""
@@ -255,7 +252,4 @@ class Remote:
         if self.draining and request.place is None:
             raise DrainingError("the server finishes what it serves, and takes no more")
         if request.id in self._requests:
-            name = clip(request.id)
-            raise RequestError(
-                f"a request with the id {name!r} is being served; ids must differ"
-            )
+            raise id_in_use(request.id)

@@ -195,7 +195,7 @@ def test_what_was_void_is_read_anew() -> None:
     wanted = request("a"), request("b", n=2)
     plain = run(PLAIN, None, *wanted)
     loop = Loop(CONFIG, Lookup(least=2))
-    loop.executor = Failing(4, VOCAB)
+    loop.deferred.executor = Failing(4, VOCAB)
     for one in wanted:
         loop.post(Submit(one))
     loop.finish()

@@ -30,7 +30,7 @@ from minfer.effects.live.errors import (
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.output_processor import OutputProcessor
-from minfer.records.messages import Admitted, Cancel, Ended, Finish, Finished
+from minfer.records.messages import Admitted, Cancel, Finish, Finished
 from minfer.records.plan import Plan
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request
@@ -216,7 +216,7 @@ def test_a_worker_that_is_never_idle_sweeps_up_cycles(
         def observe() -> None:
             if not freed:
                 freed.append(weakref.ref(Knot()))
-                monkeypatch.setattr(worker, "SWEEP_EVERY", 0.0)
+                monkeypatch.setattr(worker, "COLLECT_INTERVAL", 0.0)
 
         llm.front.after.append(observe)
         stream = llm.stream([1, 2], ENDLESS)
@@ -408,7 +408,7 @@ def test_who_waits_for_a_step_is_stalled_but_not_who_the_policy_lets_wait(
         slow = Slow(llm.worker.driver.executor, 0)
         slow.left = 0
         slow.free.clear()
-        llm.worker.driver.executor = slow
+        llm.worker.driver.deferred.executor = slow
         began = time.monotonic()
         llm.client.submit([request("a", 1)])
         until(lambda: llm.client.snapshot().stalled > 0.05)
@@ -451,7 +451,7 @@ def test_who_starts_is_told_before_the_step_that_runs_it_and_once(folder: str) -
     ]
     assert [name for _, name in starts] == ["a", "b"], "each once"
     assert starts[0][0] < before[0], "before the first step"
-    ends = [reason.id for one in news for reason in one.reasons if type(reason) is Ended]
+    ends = [done.id for one in news for done in one.finished]
     assert ends == ["a", "b"]
 
 

@@ -45,7 +45,7 @@ def check(output: RequestOutput) -> None:
 
 def test_who_waits_for_rows_is_told_so(folder: str) -> None:
     with oracle(folder, num_gpu_blocks_override=64, max_num_seqs=2) as llm:
-        llm.worker.driver.executor = Slow(llm.worker.driver.executor, 0.003)
+        llm.worker.driver.deferred.executor = Slow(llm.worker.driver.executor, 0.003)
         params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
         outputs = llm.generate([[i] * 5 for i in range(1, 6)], params)
         settle(llm)

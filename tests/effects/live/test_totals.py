@@ -29,6 +29,7 @@ from minfer.records.messages import (
     Emit,
     Ended,
     Execute,
+    Finished,
     PolicyOverride,
     Preempted,
 )
@@ -101,9 +102,8 @@ def test_each_reason_has_its_count() -> None:
     }
     tally.count_turn(Transition(at(6.0), (Emit((("a", 0), ("a", 1)), ((1, 2), ())),)))
     assert tally.totals().histograms[FIRST].total == 6.0 - 3.0  # it came at 3 s
-    tally.count_turn(
-        Transition(at(7.0), (), (Ended("a", 0, "stop"), Ended("a", 1, "stop")))
-    )
+    ends = (Finished("a", 0, "stop", 2), Finished("a", 1, "stop", 0))
+    tally.count_turn(Transition(at(7.0), (Emit((), (), ends),)))
     assert not tally.last
 
 

@@ -32,8 +32,7 @@ def joined(ends: Ends) -> tuple[Session, list[bytes]]:
 def nothing_left(ends: Ends) -> None:
     """Of requests that have gone, nothing is kept."""
     host = ends.host
-    assert not host._owners
-    assert not host._unfinished
+    assert not host._requests
     assert not host._quarantine.waiting()
     assert not any(session.ids for session in host._sessions)
 

@@ -12,7 +12,6 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.totals import Histogram, Totals
 from minfer.records.messages import (
     Admitted,
-    Ended,
     Finish,
     Finished,
     Held,
@@ -121,7 +120,6 @@ REASONS = (
         computed=4,
     ),
     other(Missed("", 0, 0, 0), id="a", sample=1, block=2, blocks=3),
-    other(Ended("", 0, ""), id="a", sample=1, reason="error", error="why"),
 )
 
 

@@ -5,11 +5,15 @@ from hypothesis import strategies as st
 
 from minfer.effects.live.client import TurnOutputs
 from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.output_routing import OutputRouter, Session
+from minfer.effects.live.link.output_routing import LinkedRequest, OutputRouter, Session
 from minfer.records.messages import Finished
 
 NAMES = "abcdef"
 BATCHES = st.lists(st.lists(st.sampled_from(NAMES), unique=True), min_size=1, max_size=6)
+
+
+def of(**sessions: Session) -> dict[str, LinkedRequest]:
+    return {name: LinkedRequest(session, 1) for name, session in sessions.items()}
 
 
 @given(BATCHES, st.lists(st.integers(-1, 2), min_size=6, max_size=6), st.data())
@@ -17,7 +21,11 @@ def test_each_is_told_of_its_own_and_of_nothing_else(
     batches: list[list[str]], owned: list[int], data: st.DataObject
 ) -> None:
     sessions = [Session(lambda _: None) for _ in range(3)]
-    owners = {n: sessions[at] for n, at in zip(NAMES, owned, strict=True) if at >= 0}
+    owners = {
+        name: LinkedRequest(sessions[at], 1)
+        for name, at in zip(NAMES, owned, strict=True)
+        if at >= 0
+    }
     heard: dict[int, list[tuple[str, int]]] = {id(one): [] for one in sessions}
     known: dict[int, tuple[tuple[str, int], ...]] = {}
     right: list[tuple[str, int]] = []
@@ -34,7 +42,11 @@ def test_each_is_told_of_its_own_and_of_nothing_else(
                 heard[id(session)] += [(name, tokens[0]) for (name, _), tokens in rows]
                 assert told.ids is None or token == 0, "it was told before"
     for session in sessions:
-        own = [one for one in right if owners.get(one[0]) is session]
+        own = [
+            (name, token)
+            for name, token in right
+            if name in owners and owners[name].session is session
+        ]
         assert heard[id(session)] == own
 
 
@@ -43,7 +55,7 @@ def test_ends_are_told_to_who_has_no_rows() -> None:
     shares = OutputRouter()
     done = Finished("a", 0, "cancelled", 0)
     news = TurnOutputs(time=1.0, finished=(done,), ids=(("b", 0),), tokens=((5,),))
-    told = dict(shares.route(news, [one, two], {"a": one, "b": two}))
+    told = dict(shares.route(news, [one, two], of(a=one, b=two)))
     assert told == {
         one: wire.FrontOutputs(1.0, finished=(done,)),
         two: wire.FrontOutputs(1.0, ids=(("b", 0),), tokens=((5,),)),
@@ -54,7 +66,7 @@ def test_drafts_are_told_with_the_rows_that_had_them() -> None:
     one, two = Session(lambda _: None), Session(lambda _: None)
     batch = (("a", 0), ("b", 0), ("c", 0))
     news = TurnOutputs(time=1.0, ids=batch, tokens=((5,), (6, 7), (8,)), drafts=(0, 3, 2))
-    told = dict(OutputRouter().route(news, [one, two], {"a": one, "b": two, "c": one}))
+    told = dict(OutputRouter().route(news, [one, two], of(a=one, b=two, c=one)))
     assert (told[one].drafts, told[two].drafts) == ((0, 2), (3,))
     read = wire.read_to_front(wire.encode(told[two]))
     assert read == told[two]
