@@ -1,8 +1,8 @@
 """The library for programs that serve many requests at once: an async iterator per
 request.
 
-The engine's thread notifies the event loop once for all news of a turn, and the loop
-wakes the readers concerned. No reader polls, and a slow reader gets all news since its
+The engine's thread notifies the event loop once for all outputs of a turn, and the loop
+wakes the readers concerned. No reader polls, and a slow reader gets all outputs since its
 last read in one piece.
 """
 
@@ -43,7 +43,9 @@ class AsyncLLM(ServedModel):
         super()._attach(client, first)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = 0  # in that loop
-        self._ready: deque[asyncio.Event] = deque()  # of readers whose requests have news
+        self._ready: deque[asyncio.Event] = (
+            deque()
+        )  # of readers whose requests have new output
         self._wake_scheduled = False  # a callback to set them is scheduled
         self.front.after.append(self._schedule_wake)
 
@@ -214,7 +216,7 @@ class AsyncLLM(ServedModel):
                 self.front.cancel([processor.request.id])
 
     def _note_ready(self, ready: asyncio.Event, processor: OutputProcessor) -> None:
-        """Note, in the engine's thread, that a request has news."""
+        """Note, in the engine's thread, that a request has new output."""
         self._ready.append(ready)
         if processor.error is not None:  # no turn follows that would notify the loop
             self._schedule_wake()
@@ -227,8 +229,8 @@ class AsyncLLM(ServedModel):
                 self._loop.call_soon_threadsafe(self._wake_readers)
 
     def _wake_readers(self) -> None:
-        """Wake the readers that have news, in the event loop."""
-        self._wake_scheduled = False  # first, so that later news schedule another call
+        """Wake the readers with new output, in the event loop."""
+        self._wake_scheduled = False  # first, so that later outputs schedule another call
         while self._ready:
             self._ready.popleft().set()
 

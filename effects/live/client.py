@@ -5,13 +5,13 @@ other. Requests and commands cross it one way, and messages the other way: froze
 of plain data, so that they mean the same in this process and through a socket.
 
     submit, cancel, finish --->  +--------+
-                                 | engine |     News: all outputs of a turn, at once
-    hear(News | Died)      <---  +--------+     Died: no more messages will come
+                                 | engine |     all outputs of a turn, at once
+    TurnOutputs, EngineDied <--  +--------+     or that no more messages will come
 
 A message is for a listener, which is a front: the front keeps the requests that it has
 submitted, detokenizes their tokens and finds their stop strings
-(`minfer.effects.live.front`). News come in the order of turns, and a turn is one message
-however many requests it concerns, so that a step's outputs cross once.
+(`minfer.effects.live.front`). Outputs come in the order of turns, and a turn is one
+message however many requests it concerns, so that a step's outputs cross once.
 
 Two implementations: `minfer.effects.live.engine.engine_worker.EngineWorker` runs the
 engine in a thread of this process, `minfer.effects.live.link.remote.Remote` speaks to one
@@ -38,7 +38,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import Place, SampleIds
 
 # What the engine reports of a request besides its tokens and its end, with the time of
-# the news that it is in.
+# the outputs that it is in.
 RequestReason = Admitted | Held | Preempted | Missed
 
 
@@ -130,7 +130,7 @@ class EngineClient(Protocol):
 
     @property
     def working(self) -> bool:
-        """Whether news may come. False: no request is served, or none can be any more."""
+        """Whether outputs may come. False: no request is served, or none can be any more."""
         ...
 
     @property
@@ -146,8 +146,8 @@ class EngineClient(Protocol):
         """Have a listener get all messages from now on.
 
         With `early`, in a turn in which samples start, arrivals and all reasons are
-        reported before the step runs, and the rest of its news after that: if that step
-        kills the engine's process, the requests in it are known.
+        reported before the step runs, and the rest of its outputs after that: if that
+        step kills the engine's process, the requests in it are known.
         """
         ...
 
@@ -163,7 +163,7 @@ class EngineClient(Protocol):
     def submit(self, requests: Sequence[Request]) -> None:
         """Serve requests: all of them enter the same turn, or none.
 
-        A request whose `output` has tokens continues after them: news hold what comes
+        A request whose `output` has tokens continues after them: outputs hold what comes
         then, and lengths count from the first. Raises EngineDeadError, and RequestError
         for an id that is being served. If the queue is full, requests end with the reason
         "rejected".
@@ -173,7 +173,7 @@ class EngineClient(Protocol):
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """End requests; returns those that were being served.
 
-        Their last news come as usual. Unknown ids are ignored.
+        Their last outputs come as usual. Unknown ids are ignored.
         """
         ...
 

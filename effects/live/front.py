@@ -6,7 +6,7 @@ stop strings, and reports to the engine where the samples ended.
 
     caller ---> submit ----------------> client ---> engine
        ^                                    |
-       +--- sink <--- Assembly <--- hear <--+
+       +- sink <- OutputProcessor <- hear <-+
                          +--- finish -----> client
 
 In this process `hear` runs in the engine's thread: it passes outputs to a sink, and the

@@ -1,10 +1,10 @@
-"""From tokens to outputs: the engine's news of one request becomes text and records.
+"""From tokens to outputs: the engine's outputs of one request become text and records.
 
 The core knows token ids, lengths and ends of sequence; text is known here. A stop string
 is found here, in text, and reported to the engine as a `Finish` with the number of output
 tokens it took; what the engine emits after that is dropped on both sides.
 
-    News ---> feed, finish ---> flush ---> sink: there is news; the consumer calls take
+    outputs ---> feed, finish ---> flush ---> sink; the consumer calls take
                                   +------> Finish, to be handed to the engine client
 
 The sink is notified once; what comes before the next `take` is added to what waits there.

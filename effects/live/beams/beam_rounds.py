@@ -6,7 +6,7 @@ with their log-probabilities: from them `minfer.sampling.beam` chooses the next 
 request of a beam finds the KV of its parent in the prefix cache, as the blocks of the
 round before are published by then.
 
-    Rounds --requests--> engine --Candidates, one for each beam--> Rounds.following
+    SearchRounds --requests--> engine --Candidates of each beam--> after_round
 
 It is a fold on plain values: the same for a search that runs and for one that is read
 from a journal, which has the requests and their log-probabilities.

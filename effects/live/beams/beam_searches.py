@@ -1,12 +1,12 @@
 """The beam searches of a front: it submits their rounds, and reports each search as one
 request.
 
-    Front --SearchRequest--> Searches --rounds, ordinary requests--> engine client
-    Front <-- news of it --- Searches <------- news of them -------- engine client
+    Front --SearchRequest--> BeamSearches --rounds, ordinary requests--> engine client
+    Front <--its outputs---- BeamSearches <-------their outputs--------- engine client
 
-The front gets news of one request: its arrival, its first admission, its end and the
+The front gets outputs of one request: its arrival, its first admission, its end and the
 sequences. A round is submitted as soon as all beams of the round before have ended, in
-the thread that gets the news.
+the thread that gets the outputs.
 """
 
 import threading
@@ -146,10 +146,10 @@ class BeamSearches:
         self._beams.clear()
         return EngineDied((*others, *dict.fromkeys(searches)), death.why)
 
-    # --- news ---------------------------------------------------------------------------
+    # --- outputs ------------------------------------------------------------------------
 
     def _translate_outputs(self, outputs: TurnOutputs) -> list[EngineMessage]:
-        """Returns news without those of beams, and with those of their searches."""
+        """Returns outputs without those of beams, and with those of their searches."""
         beams = self._beams
         places = {
             at: beams[name] for at, (name, _) in enumerate(outputs.ids) if name in beams
@@ -220,7 +220,7 @@ class BeamSearches:
         over, lost, why = list[_LiveSearch](), list[str](), ""
         for search in self._note_ends(ended):
             if self._live.get(search.request.id) is not search:
-                continue  # it was over before these news were read: see `_note_ends`
+                continue  # it was over before these outputs were read: see `_note_ends`
             if search.failed is None and search.cancelled:
                 search.fail(Finished(search.request.id, 0, "cancelled", 0))
             if search.failed is None:
@@ -245,7 +245,7 @@ class BeamSearches:
     def _note_ends(self, ended: Iterable[Finished]) -> list[_LiveSearch]:
         """Note ends of beams' requests; returns the searches whose round is over. If one
         request of a round failed, the others are cancelled; a client without a link
-        reports their ends at once, while these news are read.
+        reports their ends at once, while these outputs are read.
         """
         touched = dict[str, _LiveSearch]()
         for done in ended:
@@ -274,7 +274,7 @@ def _without(column: tuple[T, ...], places: Mapping[int, object]) -> tuple[T, ..
 
 
 def _with_outputs(outputs: TurnOutputs, search: _LiveSearch) -> TurnOutputs:
-    """Returns news with a search's end: if it ended well, with the best sequences."""
+    """Returns outputs with a search's end: if it ended well, with the best sequences."""
     name, count, failed = search.request.id, search.request.n, search.failed
     if failed is not None:
         ends = tuple(

@@ -1,5 +1,5 @@
-"""Reports an engine's news to its listeners: the outputs of each turn, and the engine's
-death.
+"""Reports an engine's outputs to its listeners: the outputs of each turn, and the
+engine's death.
 
 Theory. A turn is one message however many requests it concerns, sent after all its
 commands have been performed. Only admissions are reported before the step runs, if a
@@ -37,7 +37,7 @@ from minfer.schedule import queue_blocked_by
 
 
 class OutputReporter:
-    """An engine's listeners, and the news that they have not received yet."""
+    """An engine's listeners, and the outputs that they have not received yet."""
 
     def __init__(self, config: EngineConfig, lock: threading.Condition) -> None:
         """`lock` guards the served requests."""
@@ -87,7 +87,7 @@ class OutputReporter:
         transition: Transition,
         drafts: Sequence[Drafted],
     ) -> TurnOutputs | None:
-        """Returns a turn's news that were not reported yet, if any."""
+        """Returns a turn's outputs that were not reported yet, if any."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
         reported_early = self._is_early(transition)
         reasons = () if reported_early else _reasons(transition)
@@ -140,7 +140,7 @@ class OutputReporter:
             self.report_death()
 
     def note_death(self, ids: tuple[str, ...], why: str) -> None:
-        """Note a death, and the requests that get no more news; the caller holds the
+        """Note a death, and the requests that get no more outputs; the caller holds the
         lock.
         """
         self._death = EngineDied(ids, why)

@@ -2,8 +2,8 @@
 
 A run writes `DIR/RUN-000001.journal` and on; each is a segment that begins with a
 snapshot, so old ones can be deleted: the size is bounded. A turn is written before its
-news are reported, with one system call; a process that is killed loses at most the turn
-that it was writing. States are values, so a thread makes their digests and snapshots
+outputs are reported, with one system call; a process that is killed loses at most the
+turn that it was writing. States are values, so a thread makes their digests and snapshots
 while the engine continues: until a new segment's snapshot is there, turns go to the old
 segment, and they are repeated in the new one.
 

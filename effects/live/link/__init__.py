@@ -1,15 +1,15 @@
 """An engine in another process: the link to it, and both of its ends.
 
-    messages      what is sent over the link, as a schema
-    frames        messages on a stream of bytes, numbered
-    remote        a front's end: an `EngineClient` that outlives its engine
-    kept          what a front keeps of its requests
-    state         the engine's state, as reported to a front
-    host          the engine's end: the connected fronts and their requests
-    shares        splits news by front
-    quarantine    runs suspects alone after engines have died, and gives requests up
-    questions     questions between fronts, by way of the host
-    sockets       both ends on local sockets
+    link_messages    what is sent over the link, as a schema
+    frames           messages on a stream of bytes, numbered
+    remote           a front's end: an `EngineClient` that outlives its engine
+    front_requests   what a front keeps of its requests
+    engine_status    the engine's state, as reported to a front
+    host             the engine's end: the connected fronts and their requests
+    output_routing   splits outputs by front
+    quarantine       runs suspects alone after engines have died, and gives requests up
+    request_queries  questions between fronts, by way of the host
+    sockets          both ends on local sockets
 
 Theory. A front has all of a request: its prompt and parameters, and every token that
 came. So nothing is lost when an engine dies: the front makes a new link and resubmits the

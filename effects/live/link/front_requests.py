@@ -1,8 +1,8 @@
 """What a front keeps of its requests, so that they outlive an engine.
 
 Of each request: its prompt and parameters, every token that came, and all commands to the
-engine since. From these follow how it is resubmitted, and how to read news of an engine
-in which it, or a part of it, has another name.
+engine since. From these follow how it is resubmitted, and how to read outputs of an
+engine in which it, or a part of it, has another name.
 """
 
 from collections.abc import Iterable, Sequence
@@ -108,7 +108,7 @@ class FrontRequests:
         # Names on the link, of a request or its sample: the request's own id, or, for
         # resubmitted ones, a new id.
         self._names: dict[str, tuple[str, int | None]] = {}
-        self._batch: tuple[SampleId, ...] = ()  # of the last news that had one
+        self._batch: tuple[SampleId, ...] = ()  # of the last outputs that had one
         self._rows: tuple[
             tuple[FrontRequest, int] | None, ...
         ] = ()  # their requests and samples
@@ -236,10 +236,10 @@ class FrontRequests:
         solo = max(history.solo_deaths for history in histories)
         return wire.Resumed(evolve(part, id=name), deaths, solo)
 
-    # --- news ---------------------------------------------------------------------------
+    # --- outputs ------------------------------------------------------------------------
 
     def take(self, outputs: wire.FrontOutputs) -> TurnOutputs:
-        """Keep the engine's news, and return them with the requests' own ids."""
+        """Keep the engine's outputs, and return them with the requests' own ids."""
         if outputs.ids:
             self._set_batch(outputs.ids)
         has_batch = outputs.ids is None or len(outputs.ids) > 0

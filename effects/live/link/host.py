@@ -1,13 +1,13 @@
-"""The engine's end of all links: the connected fronts, and the news for each of them.
+"""The engine's end of all links: the connected fronts, and the outputs for each of them.
 
-    front 0 ---+                        +--- its rows of the news ---> front 0
-    front 1 ---+---> Host ---> engine --+--- its rows of the news ---> front 1
+    front 0 ---+                        +--- its rows of outputs ---> front 0
+    front 1 ---+---> Host ---> engine --+--- its rows of outputs ---> front 1
     ...        |                        +--- ...
 
-It listens to the engine's client as any front would, and sends each front the news of its
-own requests (`shares`). Requests of a front that disconnects are cancelled.
+It listens to the engine's client as any front would, and sends each front the outputs of
+its own requests (`shares`). Requests of a front that disconnects are cancelled.
 
-Messages of fronts come in one thread, news in the engine's: a lock guards all.
+Messages of fronts come in one thread, outputs in the engine's: a lock guards all.
 """
 
 import threading

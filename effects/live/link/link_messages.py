@@ -81,14 +81,14 @@ class RequestQuery(Struct, frozen=True):
     cancel: bool = False  # the front that has it should cancel it
 
 
-class SendQuery(Struct, tag="ask", frozen=True):
+class SendQuery(Struct, tag="send_query", frozen=True):
     """Ask all other fronts."""
 
     number: int  # of the question; unique in this server
     query: RequestQuery
 
 
-class QueryAnswer(Struct, tag="told", frozen=True):
+class QueryAnswer(Struct, tag="query_answer", frozen=True):
     """A front's answer to another one's question."""
 
     number: int  # of the question
@@ -97,7 +97,7 @@ class QueryAnswer(Struct, tag="told", frozen=True):
 
 
 class SendAnswer(Struct, tag="answer", frozen=True):
-    """This front's answer to what it was `ReceivedQuery`, for the front that asks."""
+    """This front's answer to a `ReceivedQuery`, for the front that asks."""
 
     front: int
     answer: QueryAnswer
@@ -166,8 +166,8 @@ REASONS: Final = {
 }
 
 
-class FrontOutputs(Struct, tag="news", frozen=True, omit_defaults=True):
-    """A turn's news for the requests of one front: see `client.FrontOutputs`."""
+class FrontOutputs(Struct, tag="outputs", frozen=True, omit_defaults=True):
+    """A turn's outputs for the requests of one front: see `client.TurnOutputs`."""
 
     time: float
     ids: SampleIds | None = ()  # of the batch; None: the same as in the last batch
@@ -196,7 +196,7 @@ class ProbingRequest(Struct, tag="probing", frozen=True):
     id: str = ""
 
 
-class ReceivedQuery(Struct, tag="asked", frozen=True):
+class ReceivedQuery(Struct, tag="received_query", frozen=True):
     """A question of another front."""
 
     front: int  # that asks

@@ -1,4 +1,4 @@
-"""Splits news by front: each front gets those of its own requests.
+"""Splits outputs by front: each front gets those of its own requests.
 
 The rows of each front are computed when the batch changes, not at each step; and only
 then are their ids sent.
@@ -24,7 +24,7 @@ class Session:
     front: int | None = None  # its number, after its hello
     ids: set[str] = field(factory=set)  # of its requests here
     rows: tuple[int, ...] = ()  # its indices in the batch
-    batch_sent: bool = False  # the batch of the last news was sent to it
+    batch_sent: bool = False  # the batch of the last outputs was sent to it
 
 
 @define(eq=False)
@@ -40,7 +40,7 @@ LinkedRequests = Mapping[str, LinkedRequest]  # by id
 
 @define(eq=False)
 class _Extras:
-    """One front's part of the news, besides its rows."""
+    """One front's part of the outputs, besides its rows."""
 
     finished: list[Finished] = field(factory=list)
     arrived: list[str] = field(factory=list)
@@ -52,15 +52,15 @@ _NO_EXTRAS: Final = _Extras()
 
 
 class OutputRouter:
-    """Divides news among sessions."""
+    """Divides outputs among sessions."""
 
     def __init__(self) -> None:
-        self._batch: SampleIds = ()  # of the last news that had one
+        self._batch: SampleIds = ()  # of the last outputs that had one
 
     def route(
         self, outputs: TurnOutputs, sessions: Sequence[Session], requests: LinkedRequests
     ) -> Iterator[tuple[Session, wire.FrontOutputs]]:
-        """Yields the news of each session that is concerned."""
+        """Yields the outputs of each session that is concerned."""
         if outputs.ids is not self._batch and outputs.ids:
             self._regroup(outputs.ids, sessions, requests)
         parts = dict[int, _Extras]()
@@ -101,7 +101,7 @@ def _extras_of(parts: dict[int, _Extras], request: LinkedRequest | None) -> _Ext
 def _front_outputs(
     session: Session, outputs: TurnOutputs, part: _Extras
 ) -> wire.FrontOutputs:
-    """Returns the news as sent to one front."""
+    """Returns the outputs as sent to one front."""
     rows = session.rows if outputs.ids else ()
     whole = len(rows) == len(outputs.ids)
     ids: SampleIds | None = ()

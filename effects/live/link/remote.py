@@ -5,7 +5,7 @@ next one, and resubmits what has not ended, with the tokens as history: listener
 only a pause. Samples of one request continue as requests of their own, each with its
 number in the draws of the seed, so that sampling continues exactly as before.
 
-    submit ---> link ---> news ---> link is over ---> resubmit ---> news ---> ended
+    submit ---> link ---> outputs ---> link is over ---> resubmit ---> outputs ---> ended
                                     (tokens are kept) (as history)
 
 It has no socket: the owner of the socket calls `connect`, `receive` and `disconnect`, all

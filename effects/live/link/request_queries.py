@@ -1,7 +1,7 @@
 """A front's questions to all others about a request, by way of the engine's host.
 
-    front 0 --- Ask ---> host --- Asked ---> front 1, front 2, ...
-            <-- Told ---      <-- Answer ---
+    front 0 --- SendQuery ----> host --- ReceivedQuery ---> front 1, front 2, ...
+            <-- QueryAnswer ---      <-- SendAnswer ------
 
 Any front may get a connection, so a question about a request may come to a front that
 does not have it. The host passes messages on and keeps nothing of them: each names the
