@@ -130,7 +130,7 @@ class EngineClient(Protocol):
 
     @property
     def working(self) -> bool:
-        """Whether outputs may come. False: no request is served, or none can be any more."""
+        """Whether outputs may come: requests are served, and the engine lives."""
         ...
 
     @property

@@ -45,7 +45,7 @@ Inbox = SimpleQueue[OutputProcessor]
 
 @frozen
 class RequestBatch:
-    """Requests of one call, in its order, and the queue for those that have new output."""
+    """Requests of one call, in its order, and the queue of those with new output."""
 
     processors: list[OutputProcessor]
     inbox: Inbox

@@ -18,7 +18,11 @@ from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.front import Front
 from minfer.effects.live.input_processing import input_processor
-from minfer.effects.live.input_processing.input_processor import TokenizedPrompt, Urgency
+from minfer.effects.live.input_processing.input_processor import (
+    RequestInput,
+    TokenizedPrompt,
+    Urgency,
+)
 from minfer.effects.live.input_processing.logit_checks import BadWords, read_bad_words
 from minfer.effects.live.input_processing.prompts import (
     Prompt,
@@ -260,18 +264,21 @@ class ServedModel(Renders):
         samples, for a search, or for a vector. Raises RequestError.
         """
         tokenized = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        setup, resets = self.setup, self.client.resets
+        given = RequestInput(
+            setup=self.setup,
+            prompt=tokenized,
+            count=count,
+            urgency=urgency,
+            name=name,
+            resets=self.client.resets,
+        )
         if isinstance(params, str):
-            request = input_processor.make_pooled_request(
-                setup, tokenized, params, count, urgency, name, resets
-            )
+            request = input_processor.make_pooled_request(given, params)
             return OutputProcessor(request, sink, tokenized.text)
         special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
         bad_words: BadWords = ()
         if isinstance(params, BeamSearchParams):
-            request = input_processor.make_search(
-                setup, tokenized, params, count, urgency, name, resets
-            )
+            request = input_processor.make_search(given, params)
         else:
             if streaming and params.chooses:
                 why = "best_of: the best samples are known once all have ended; do not"
@@ -280,9 +287,7 @@ class ServedModel(Renders):
                 )
             self.check_constraint(params)
             bad_words = read_bad_words(params.bad_words, self.tokenizer)
-            request = input_processor.make_request(
-                setup, tokenized, params, count, urgency, name, resets, bad_words
-            )
+            request = input_processor.make_request(given, params, bad_words)
         return OutputProcessor(
             request, sink, tokenized.text, self.tokenizer, streaming, special
         )

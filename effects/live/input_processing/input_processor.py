@@ -101,41 +101,62 @@ def urgencies_for(priority: Sequence[int] | None, count: int) -> list[Urgency]:
     return found
 
 
-def make_request(
-    setup: Setup,
-    asked: TokenizedPrompt,
-    params: SamplingParams,
-    count: int,
-    urgency: Urgency,
-    name: str = "",
-    resets: int = 0,
-    bad_words: BadWords = (),
-) -> Request:
-    """Returns the engine's request after `count` others. Raises RequestError if it could
-    never run.
+@frozen(kw_only=True)
+class RequestInput:
+    """What a request is made of, besides what it asks for."""
 
-    `bad_words` are those of the parameters as token ids. `resets` is how often the prefix
-    cache was reset: earlier cached blocks are not found.
+    setup: Setup
+    prompt: TokenizedPrompt
+    count: int  # requests made before it
+    urgency: Urgency = Urgency()
+    name: str = ""  # its id; else the count is
+    # How often the prefix cache was reset: earlier cached blocks are not found.
+    resets: int = 0
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.name or str(self.count)
+
+    @property
+    def root(self) -> Key:
+        """The key before the prompt's first block, which decides who shares its cached
+        blocks.
+        """
+        salt = self.prompt.salt
+        if not self.setup.args.enable_prefix_caching:
+            salt = f"request {self.count}".encode()
+        made = root_key(self.setup.fingerprint, salt)
+        return root_key(made, f"reset {self.resets}".encode()) if self.resets else made
+
+
+def make_request(
+    given: RequestInput, params: SamplingParams, bad_words: BadWords = ()
+) -> Request:
+    """Returns the engine's request. Raises RequestError if it could never run.
+
+    `bad_words` are those of the parameters as token ids.
     """
+    setup = given.setup
     config = setup.config
     stops = _stops(setup, params)
     _check_params(setup, params)
     check_shape(config.vocab_size, params, stops, bad_words)
-    prompt = tuple(asked.ids)
-    root = _root(setup, asked, count, resets)
+    prompt = tuple(given.prompt.ids)
+    root = given.root
     request = Request(
-        id=name or str(count),
+        id=given.id,
         prompt=prompt,
-        max_tokens=_most(setup, len(prompt), params),
+        max_tokens=_max_output_tokens(setup, len(prompt), params),
         n=params.samples,
         sampling=params,
         stop_ids=stops,
         bad_words=bad_words,
-        seed=_seed(setup, count) if params.seed is None else params.seed,
+        seed=_seed(setup, given.count) if params.seed is None else params.seed,
         lockstep=params.structured_outputs is not None and params.max_tokens != 0,
-        priority=urgency.priority,
-        client=urgency.client,
-        deadline=float(urgency.deadline),
+        priority=given.urgency.priority,
+        client=given.urgency.client,
+        deadline=float(given.urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
         reads_cache=params.prompt_logprobs is None,
@@ -145,38 +166,31 @@ def make_request(
     return request
 
 
-def make_search(
-    setup: Setup,
-    asked: TokenizedPrompt,
-    wanted: BeamSearchParams,
-    count: int,
-    urgency: Urgency,
-    name: str = "",
-    resets: int = 0,
-) -> SearchRequest:
+def make_search(given: RequestInput, search: BeamSearchParams) -> SearchRequest:
     """Returns a beam search as one request; otherwise as `make_request`.
 
-    All its rounds have the root key of a request of its prompt, made from `count` where
-    nothing is shared: so they find each other's KV.
+    All its rounds have the root key of a request of its prompt, made from the count
+    where nothing is shared: so they find each other's KV.
     """
-    config, params, width = setup.config, wanted.sampling, wanted.beam_width
+    setup = given.setup
+    config, params, width = setup.config, search.sampling, search.beam_width
     stops = _stops(setup, params)
     _check_params(setup, params)
     _check_beams(setup, width, len(stops))
-    prompt = tuple(asked.ids)
+    prompt = tuple(given.prompt.ids)
     request = SearchRequest(
-        id=name or str(count),
+        id=given.id,
         prompt=prompt,
-        max_tokens=_most(setup, len(prompt), params, width),
+        max_tokens=_max_output_tokens(setup, len(prompt), params, width),
         n=params.n,
         sampling=params,
         stop_ids=stops,
-        priority=urgency.priority,
-        client=urgency.client,
-        deadline=float(urgency.deadline),
-        root=_root(setup, asked, count, resets),
+        priority=given.urgency.priority,
+        client=given.urgency.client,
+        deadline=float(given.urgency.deadline),
+        root=given.root,
         width=width,
-        how=wanted.how,
+        how=search.how,
         block_size=config.block_size,
     )
     if why := objection(config, initial(config), evolve(request, n=1)):
@@ -190,32 +204,25 @@ def _stops(setup: Setup, params: SamplingParams) -> frozenset[int]:
     return stops if params.ignore_eos else stops | setup.stop_ids
 
 
-def make_pooled_request(
-    setup: Setup,
-    asked: TokenizedPrompt,
-    pooling: str,
-    count: int,
-    urgency: Urgency,
-    name: str = "",
-    resets: int = 0,
-) -> Request:
+def make_pooled_request(given: RequestInput, pooling: str) -> Request:
     """Returns the engine's request for a prompt as a vector; otherwise as
     `make_request`.
     """
     if pooling not in POOLINGS:
         known = " or ".join(map(repr, POOLINGS))
         raise RequestError(f"pooling must be {known}, not {pooling!r}", param="pooling")
+    setup = given.setup
     config = setup.config
-    prompt = tuple(asked.ids)
+    prompt = tuple(given.prompt.ids)
     _check_prompt(setup, len(prompt))
-    root = _root(setup, asked, count, resets)
+    root = given.root
     request = Request(
-        id=name or str(count),
+        id=given.id,
         prompt=prompt,
         max_tokens=0,
-        priority=urgency.priority,
-        client=urgency.client,
-        deadline=float(urgency.deadline),
+        priority=given.urgency.priority,
+        client=given.urgency.client,
+        deadline=float(given.urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
         pooling=pooling,
@@ -226,13 +233,13 @@ def make_pooled_request(
     return request
 
 
-def check_constraint(grammars: Grammars, asked: StructuredOutputs) -> None:
+def check_constraint(grammars: Grammars, constraint: StructuredOutputs) -> None:
     """Compile a constraint, unless it was. Raises RequestError if that is impossible."""
     try:
-        grammars.get(asked)
+        grammars.get(constraint)
     except GrammarError as error:
-        named = str(error) if error.param else f"{asked.param}: {error}"
-        raise RequestError(named, param=asked.param) from None
+        named = str(error) if error.param else f"{constraint.param}: {error}"
+        raise RequestError(named, param=constraint.param) from None
 
 
 def _check_prompt(setup: Setup, length: int) -> None:
@@ -265,8 +272,8 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
             "allowed_token_ids": params.allowed_token_ids,
             "bad_words": params.bad_words,
         }
-        for name, said in beside.items():
-            if said:
+        for name, value in beside.items():
+            if value:
                 why = f"{name}: cannot be combined with structured_outputs; leave it out"
                 raise RequestError(why, param=name)
     if setup.args.executor == "torch":
@@ -276,8 +283,8 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
         "prompt_logprobs": params.prompt_logprobs is not None,
         "best_of": params.chooses,
     }
-    for field, wanted in by_field.items():
-        if wanted:
+    for field, is_set in by_field.items():
+        if is_set:
             why = f"{field}: the {setup.args.executor} executor has no model that could"
             raise RequestError(f"{why} say how likely a token is; leave it out", 0, field)
 
@@ -294,7 +301,9 @@ def _check_beams(setup: Setup, width: int, stop_ids: int) -> None:
         raise RequestError(f"{why}; at most {most} can be searched", param="n")
 
 
-def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> int:
+def _max_output_tokens(
+    setup: Setup, length: int, params: SamplingParams, beams: int = 1
+) -> int:
     """Returns the most output tokens after a prompt of `length`, for so many beams that
     share the cache. Raises TooLongError if none fits.
     """
@@ -302,7 +311,7 @@ def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> 
         _check_prompt(setup, length)
         return 0
     config = setup.config
-    blocks = _share(setup, beams)
+    blocks = _blocks_per_beam(setup, beams)
     whole = config.max_model_len
     able = setup.spec.max_position_embeddings
     if length >= whole:
@@ -322,7 +331,7 @@ def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> 
     return most
 
 
-def _share(setup: Setup, beams: int) -> int:
+def _blocks_per_beam(setup: Setup, beams: int) -> int:
     """Returns the blocks that each of so many beams may take, so that all of them can run
     at once even if they share nothing.
     """
@@ -337,12 +346,3 @@ def _seed(setup: Setup, count: int) -> int:
     """
     derived = hashlib.sha256(f"{setup.args.seed}/{count}".encode()).digest()[:8]
     return int.from_bytes(derived, "little") >> 1
-
-
-def _root(setup: Setup, asked: TokenizedPrompt, count: int, resets: int) -> Key:
-    """Returns the key before a prompt's first block, which decides who shares its cached
-    blocks.
-    """
-    salt = asked.salt if setup.args.enable_prefix_caching else f"request {count}".encode()
-    made = root_key(setup.fingerprint, salt)
-    return root_key(made, f"reset {resets}".encode()) if resets else made

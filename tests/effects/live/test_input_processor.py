@@ -10,6 +10,7 @@ from attrs import evolve
 from minfer.blocks.keys import block_keys
 from minfer.effects.live.input_processing.input_processor import (
     RequestError,
+    RequestInput,
     TokenizedPrompt,
     TooLongError,
     Urgency,
@@ -41,7 +42,8 @@ def made(setup: Setup, ids: int = 20, count: int = 0, **how: Any) -> Request:
     more = {name: how.pop(name) for name in ("name", "resets") if name in how}
     salt = how.pop("salt", b"")
     asked = TokenizedPrompt(None, [5] * ids, salt)
-    return make_request(setup, asked, SamplingParams(**how), count, Urgency(), **more)
+    given = RequestInput(setup=setup, prompt=asked, count=count, **more)
+    return make_request(given, SamplingParams(**how))
 
 
 def test_a_request_names_itself_by_its_number(setup: Setup) -> None:
@@ -90,9 +92,9 @@ def test_prompts_share_what_is_cached_unless_told_otherwise(setup: Setup) -> Non
 
 def test_urgency_travels(setup: Setup) -> None:
     urgency = Urgency(priority=3, client="me", deadline=2)
-    request = make_request(
-        setup, TokenizedPrompt(None, [1]), SamplingParams(), 0, urgency
-    )
+    prompt = TokenizedPrompt(None, [1])
+    given = RequestInput(setup=setup, prompt=prompt, count=0, urgency=urgency)
+    request = make_request(given, SamplingParams())
     assert (request.priority, request.client, request.deadline) == (3, "me", 2.0)
 
 
