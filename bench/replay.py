@@ -21,7 +21,7 @@ from bench.results import percentiles, run, show
 from minfer.effects.execution.dry_executor import Dry
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector
-from minfer.effects.live.journal.journal_writer import Writer
+from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Submit
 from minfer.records.request import Request
@@ -79,7 +79,7 @@ def recording(turns: int, *, churn: bool) -> dict[str, Any]:
     )
     rng, names, record, whole = random.Random(0), count(), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
-        writer = Writer(Path(folder), config, {})
+        writer = JournalWriter(Path(folder), config, {})
 
         class Timed:
             def __call__(self, turn: Turn) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from minfer.effects.live.journal.journal_writer import Writer
+from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan
 from minfer.records.state import Turn
@@ -185,7 +185,7 @@ class Recorder:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: JournalWriter,
         pause: Callable[[], None],
         disk: Disk,
         dies: int,

@@ -161,7 +161,7 @@ class Plane:
         driver.deferred.executor = slow = Faulty(
             self.loop, self.faults, self.late, *sizes
         )
-        assert isinstance(driver.record, journal.Writer)
+        assert isinstance(driver.record, journal.JournalWriter)
         dies = self.rng.randrange(80) if self.ending == "killed" else -1
         audit, self.writer = self.rng.random() < 0.1, driver.record
         self.record = Recorder(self.writer, slow.pause, self.disk, dies, audit=audit)

@@ -120,7 +120,7 @@ PLANTED: dict[str, tuple[Any, str, Change]] = {
     "lost end": (output_processor.OutputProcessor, "finish", _lost_end),
     "lost finish": (output_processor.OutputProcessor, "flush", _lost_finish),
     "token twice": (output_processor.OutputProcessor, "feed", _token_twice),
-    "unwritten turn": (journal.Writer, "_turn", _unwritten_turn),
+    "unwritten turn": (journal.JournalWriter, "_turn", _unwritten_turn),
     "counted twice": (metrics.Metrics, "ended", _counted_twice),
     "kept job": (Front, "hear", _kept_job),
     "ends of the engine": (metrics.Metrics, "ended", _ends_of_the_engine),

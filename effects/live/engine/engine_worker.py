@@ -24,7 +24,7 @@ from minfer.effects.live.errors import (
     id_in_use,
 )
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
-from minfer.effects.live.journal.journal_writer import Writer
+from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.effects.live.totals import TotalsCounter
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Event, Finish, Finished, Submit
@@ -43,7 +43,7 @@ class EngineWorker:
     def __init__(
         self,
         driver: Driver,
-        journal: Writer | None = None,
+        journal: JournalWriter | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         """`journal` is the driver's recorder, if that is a journal; `grammars` compile

@@ -20,7 +20,7 @@ from minfer.effects.live.engine.host_drafts import (
     HostDraftSource,
     NoHostDrafts,
 )
-from minfer.effects.live.journal.journal_writer import Writer
+from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
@@ -77,7 +77,7 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
     return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=how))
 
 
-def open_journal(setup: Setup, executor: Executor) -> Writer | None:
+def open_journal(setup: Setup, executor: Executor) -> JournalWriter | None:
     """Returns the journal of the settings. Raises ConfigError if it cannot be written."""
     args = setup.args
     if args.journal is None:
@@ -95,7 +95,7 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
         "kernels": dict(getattr(executor, "routes", ())),
         "versions": {"python": platform.python_version(), **versions},
     }
-    return Writer(
+    return JournalWriter(
         Path(args.journal),
         setup.config,
         about,

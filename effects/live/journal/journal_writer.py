@@ -55,7 +55,7 @@ class _Mark:
     head: bytes
 
 
-class Writer:
+class JournalWriter:
     """Records the turns of one engine; pass it to the driver as `record`.
 
     Raises ConfigError if the folder cannot be written, or the policy is not made of
@@ -93,7 +93,7 @@ class Writer:
         self.numbers = count()  # of runs that begin in the same second
         self.older: list[Path] = []  # segments of this engine's earlier runs
         self.pause = FIRST_PAUSE
-        self.again = 0.0  # when writing is retried, on the engine's clock
+        self.retry_time = 0.0  # when writing is retried, on the engine's clock
         first = _head(config, self.shown, self.about, redact=redact)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -112,7 +112,7 @@ class Writer:
             if self.failed is None:
                 self._turn(turn)
             else:
-                self._regain(turn)
+                self._resume(turn)
         except (OSError, CodecError) as error:
             self._fail(error, turn.transition.state.time)
 
@@ -120,7 +120,7 @@ class Writer:
         """Note that writing failed; logged once, however often it is retried."""
         self.errors += 1
         self.job = None  # its results belong to a run that has ended
-        self.again = now + self.pause
+        self.retry_time = now + self.pause
         self.pause = min(LONGEST_PAUSE, 2 * self.pause)
         if self.failed is None:
             _log.warning(
@@ -132,13 +132,13 @@ class Writer:
             )
         self.failed = error
 
-    def _regain(self, turn: Turn) -> None:
+    def _resume(self, turn: Turn) -> None:
         """Begin a new run: start its snapshot, or write it when it is ready."""
         if self.job is not None:
             self.since.append(self._record(turn))
             if self.job.done():
                 self._begin_run(self.job.result())
-        elif turn.transition.state.time >= self.again:
+        elif turn.transition.state.time >= self.retry_time:
             self.turns = turn.number + 1
             self.digest = START
             self.since = []
@@ -156,13 +156,13 @@ class Writer:
 
     def _record(self, turn: Turn) -> bytes:
         """Returns a turn as the journal's next record."""
-        told = compact(facts(turn.before, turn.transition))
-        self.digest = chained(self.digest, turn.transition, told)
+        decisions = compact(facts(turn.before, turn.transition))
+        self.digest = chained(self.digest, turn.transition, decisions)
         if self.secret:
             events = redacted(self.config, turn.before, turn.events, self.secret)
             turn = Turn(turn.number, turn.before, events, turn.transition)
         self.turns += 1
-        return records.turn_record(turn, told, self.digest)
+        return records.turn_record(turn, decisions, self.digest)
 
     def _turn(self, turn: Turn) -> None:
         if not self.snapshots and self.size > SEGMENTS * self.limit:
@@ -189,14 +189,14 @@ class Writer:
     def _mark(
         self, turns: int, digest: bytes, state: EngineState, *, full: bool
     ) -> _Mark:
-        state = self._told(state)
+        state = self._recorded_state(state)
         head = Head(
             config=self.shown, turn=turns, digest=digest, state=state, about=self.about
         )
         record = records.state_record(turns, state) if turns % EVERY == 0 else b""
         return _Mark(record, records.head_record(head) if full else b"")
 
-    def _told(self, state: EngineState) -> EngineState:
+    def _recorded_state(self, state: EngineState) -> EngineState:
         """Returns a state as it is written."""
         return redacted_state(self.config, state, self.secret) if self.secret else state
 
@@ -238,7 +238,7 @@ class Writer:
         if self.failed is None and not self.closed:
             final = b""
             if self.snapshots:
-                final = records.state_record(self.turns, self._told(state))
+                final = records.state_record(self.turns, self._recorded_state(state))
             try:
                 write_all(self.file, final + records.end_record(self.turns))
             except OSError as error:

@@ -14,7 +14,7 @@ from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.journal import journal_writer as journals
 from minfer.effects.live.journal.journal_files import read_journal
-from minfer.effects.live.journal.journal_writer import FIRST_PAUSE, LOOK, Writer
+from minfer.effects.live.journal.journal_writer import FIRST_PAUSE, LOOK, JournalWriter
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import Request
@@ -38,7 +38,7 @@ class Engine:
     ) -> None:
         self.now = 0.0
         self.log: list[Turn] = []
-        self.writer = Writer(folder, config, {}, redact=redact, size=size)
+        self.writer = JournalWriter(folder, config, {}, redact=redact, size=size)
         oracle = Oracle(4, 100, config.window)
         self.driver = Driver(config, oracle, clock=lambda: self.now, record=self)
         self.worker = EngineWorker(self.driver, self.writer)

@@ -17,7 +17,7 @@ from minfer import LLM, SamplingParams
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.journal import journal_writer as journals
 from minfer.effects.live.journal.journal_files import read_journal
-from minfer.effects.live.journal.journal_writer import Writer
+from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.policies.fair_queue import FairQueue
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Submit
@@ -45,7 +45,10 @@ def live(
     fast one.
     """
     config = evolve(CONFIG, window=window)
-    writer, log = Writer(folder, config, {"why": "a test"}, **options), list[Turn]()
+    writer, log = (
+        JournalWriter(folder, config, {"why": "a test"}, **options),
+        list[Turn](),
+    )
 
     class Both:
         def __call__(self, turn: Turn) -> None:
@@ -299,7 +302,7 @@ def test_a_disk_that_fails_ends_the_journal_not_the_engine(
 
 def test_an_engine_with_a_policy_of_ones_own(tmp_path: Path) -> None:
     config = EngineConfig(num_blocks=9, policy=Mine(3))
-    driver = Driver(config, Oracle(64, 9), record=Writer(tmp_path, config, {}))
+    driver = Driver(config, Oracle(64, 9), record=JournalWriter(tmp_path, config, {}))
     driver.post(Submit(Request(id="a", prompt=(1,), max_tokens=3)))
     driver.turn()
     driver.close()
@@ -321,17 +324,17 @@ class Bare(Policy):
 
 def test_what_cannot_be_journalled_is_said_at_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="frozen attrs records"):
-        Writer(tmp_path, EngineConfig(num_blocks=1, policy=Bare()), {})
+        JournalWriter(tmp_path, EngineConfig(num_blocks=1, policy=Bare()), {})
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match=r"--journal .*file"):
-        Writer(tmp_path / "file", CONFIG, {})
+        JournalWriter(tmp_path / "file", CONFIG, {})
     weighed = evolve(CONFIG, policy=FairQueue(weights=Map({"Ann": 2.0})))
     with pytest.raises(
         ConfigError, match="--journal-redact: the policy's weights name clients"
     ):
-        Writer(tmp_path / "new", weighed, {}, redact=True)
+        JournalWriter(tmp_path / "new", weighed, {}, redact=True)
     assert not (tmp_path / "new").exists()
-    Writer(tmp_path / "new", weighed, {}).close(initial(weighed))
+    JournalWriter(tmp_path / "new", weighed, {}).close(initial(weighed))
     with pytest.raises(
         ConfigError, match="--journal-redact records nothing without --journal"
     ):
