@@ -15,6 +15,7 @@ from minfer.effects.execution.warming.progress import (
     Report,
     ignore_progress,
 )
+from minfer.effects.execution.warming.progress import log as start_log
 from minfer.effects.live.engine.host_drafts import (
     HostDrafts,
     HostDraftSource,

@@ -98,9 +98,11 @@ class CompletionBody(GenerationBody):
 
 
 def _spelled(
-    prompts: Sequence[TokenizedPrompt], tokenizer: Tokenizer | None
+    prompts: Sequence[TokenizedPrompt], tokenizer: Tokenizer | None, *, skip: bool
 ) -> list[str]:
-    """The texts of prompts, as given or decoded from their ids."""
+    """The texts of prompts, as given or decoded from their ids; with `skip`, without
+    special tokens.
+    """
     if tokenizer is None:
         return [""] * len(prompts)
     return [

@@ -13,7 +13,7 @@ import torch
 
 import minfer
 from minfer import LLM, AsyncLLM, ParameterError, SamplingParams
-from minfer.effects.live.client import EngineMessage, TurnOutputs
+from minfer.effects.live.client import EngineMessage, RequestReason, TurnOutputs
 from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
 from minfer.effects.text.chat import ChatTemplateError
@@ -24,7 +24,6 @@ from minfer.records.messages import (
     Emit,
     Executed,
     Failed,
-    OfSample,
     Preempted,
     Submit,
 )
@@ -589,7 +588,7 @@ def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(
 # --- hooks ------------------------------------------------------------------------------
 
 
-def told(turn: Turn) -> tuple[list[Any], ...]:
+def described(turn: Turn) -> tuple[list[Any], ...]:
     """What a turn has for its requests: news in columns, ends, and reasons."""
     emits = [one for one in turn.transition.commands if isinstance(one, Emit)]
     return (
@@ -597,7 +596,7 @@ def told(turn: Turn) -> tuple[list[Any], ...]:
         [tokens for emit in emits for tokens in emit.tokens],
         [done for emit in emits for done in emit.finished],
         [event.request.id for event in turn.events if isinstance(event, Submit)],
-        [one for one in turn.transition.reasons if isinstance(one, OfSample)],
+        [one for one in turn.transition.reasons if isinstance(one, RequestReason)],
     )
 
 
@@ -615,13 +614,13 @@ def test_a_turn_is_one_message_and_ends_are_told_once(slow: AsyncLLM) -> None:
         await asyncio.gather(*map(collect, streams))
         await by_break(slow)
         await idle(slow)
-        news = [one for one in messages if isinstance(one, TurnOutputs)]
-        assert news == messages
-        with_news = [turn for turn in recorded if any(told(turn))]
-        for one, turn in zip(news, with_news, strict=True):
+        outputs = [one for one in messages if isinstance(one, TurnOutputs)]
+        assert outputs == messages
+        turns_with_outputs = [turn for turn in recorded if any(described(turn))]
+        for one, turn in zip(outputs, turns_with_outputs, strict=True):
             assert one.time == turn.transition.state.time
             columns = one.ids, one.tokens, one.finished, one.arrived, one.reasons
-            assert tuple(map(list, columns)) == told(turn)
+            assert tuple(map(list, columns)) == described(turn)
         assert sorted(job.request.id for job in ended) == sorted(
             [*(f"r{i}" for i in range(1, 21)), "x"]
         )

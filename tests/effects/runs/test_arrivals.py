@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from minfer.blocks.keys import block_keys
-from minfer.effects.live.journal.journal_writer import Writer
+from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.effects.runs.arrivals import Row, Trace, TraceError
 from minfer.effects.runs.traces import read_trace
 from minfer.records.messages import Cancel
@@ -71,7 +71,7 @@ def test_a_journal_comes_as_fast_in_blocks_of_any_size(tmp_path: Path) -> None:
 
 def test_a_journal_without_token_ids_knows_whole_blocks_only(tmp_path: Path) -> None:
     config = config_of()
-    writer = Writer(tmp_path, config, {}, redact=True)
+    writer = JournalWriter(tmp_path, config, {}, redact=True)
     state = None
     for turn in Simulation(
         config, Simulated(), EVEN, [(0.0, asked("a", prompt=9))]

@@ -300,15 +300,3 @@ def test_formats_of_which_there_is_no_grammar(
         assert chat(bundled, tools=tools(NOW), max_tokens=1)
     finally:
         bundled.llm.set_parsers(Parsers("hermes"))
-
-
-def test_without_the_library_it_is_said_what_to_install(bundled: Serving) -> None:
-    def missing() -> Any:
-        raise MissingLibraryError(MISSING)
-
-    with patch.object(bundled.llm, "grammars", Grammars(missing)):
-        error = refusal(bundled, tools=tools(NOW), **REQUIRED)
-        assert error["param"] == "tool_choice"
-        assert error["message"] == f"tool_choice: {MISSING}"
-        error = refusal(bundled, tools=tools({**NOW, "strict": True}))
-        assert error["param"] == "tools[0].function.strict"
