@@ -33,7 +33,7 @@ from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.engine.open_engine import open_executor
 from minfer.effects.live.journal.journal_files import read_journal
-from minfer.effects.live.journal.journal_writer import Writer
+from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.effects.runs.traces import read_trace
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
@@ -53,7 +53,7 @@ def live(
     rng, preempted, turns = random.Random(seed), 0, 0
     doomed: dict[int, list[str]] = {}  # turn -> who is cancelled in it
     with tempfile.TemporaryDirectory() as folder:
-        writer = Writer(Path(folder), config, {}, size=1 << 34)
+        writer = JournalWriter(Path(folder), config, {}, size=1 << 34)
         driver, begin, left = (
             Driver(config, executor, record=writer),
             time.perf_counter(),
@@ -163,7 +163,7 @@ endless(Path(sys.argv[1]))
 def endless(folder: Path) -> None:
     """Serve for ever, and say after each turn how many there were."""
     config = EngineConfig(num_blocks=500, max_num_seqs=64)
-    driver = Driver(config, Oracle(64, 1000), record=Writer(folder, config, {}))
+    driver = Driver(config, Oracle(64, 1000), record=JournalWriter(folder, config, {}))
     for turn in count(1):
         while len(driver.state.requests) + len(driver.inbox) < 80:
             name = f"{turn}.{len(driver.inbox)}"

@@ -177,7 +177,7 @@ def test_a_steady_turn_costs_microseconds(
             fold(transition)
             times.append(time.thread_time() - started)
 
-        monkeypatch.setattr(llm.worker.tally, "turn", timed)
+        monkeypatch.setattr(llm.worker.tally, "count_turn", timed)
         llm.generate(
             [[i + 1] for i in range(64)], SamplingParams(max_tokens=60, ignore_eos=True)
         )

@@ -140,7 +140,7 @@ def test_other_fronts_are_asked_for_what_is_not_known_here(
         return [known, await waiting, await found.find(RequestQuery("x" * 500))]
 
     assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None]
-    asked = [one.wanted for one in said]
+    asked = [one.query for one in said]
     assert asked == [RequestQuery("b", "Ann", True), RequestQuery("c", "Ann")]
     assert not queries._pending
     queries.answer_query(wire.ReceivedQuery(1, 7, 2, RequestQuery("a", "Ann")))

@@ -239,7 +239,7 @@ def test_ends_by_reason(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     settle(llm)  # a step may still be in flight, for the executor that launched it
     broken = Oracle(8, 260)
-    monkeypatch.setattr(llm.worker.driver, "executor", broken)
+    monkeypatch.setattr(llm.worker.driver.deferred, "executor", broken)
     monkeypatch.setattr(
         broken, "collect", lambda: broken.fail("device error", halfway=False)
     )
