@@ -122,7 +122,7 @@ class Coined:
         self.streams = rows.stream
         return self.inner.make_shaper(rows)
 
-    def stand(
+    def accept_drafts(
         self,
         before: Tensor,
         drafts: Tensor,
@@ -131,14 +131,14 @@ class Coined:
         next_: Tensor,
         place: int,
         scratch: int,
-        who: Tensor,
+        next_rows: Tensor,
         positions: Tensor,
         accepted: Tensor,
     ) -> None:
-        """As `kernels.verify.stand`, of drafts that were tossed."""
+        """As `kernels.verify.accept_drafts`, of drafts that were tossed."""
         tossed = toss(owners, last, next_, self.streams, self.heads)
         del drafts
-        self.inner.stand(
+        self.inner.accept_drafts(
             before=before,
             drafts=tossed,
             owners=owners,
@@ -146,7 +146,7 @@ class Coined:
             next_=next_,
             place=place,
             scratch=scratch,
-            who=who,
+            next_rows=next_rows,
             positions=positions,
             accepted=accepted,
         )

@@ -73,7 +73,7 @@ def scatter(arena: Tensor, pairs: Tensor) -> None:
 
 def gather(
     rows: Tensor,
-    given: Tensor | None,
+    extra: Tensor | None,
     last: Tensor,
     next_: Tensor,
     table: Tensor,
@@ -85,9 +85,9 @@ def gather(
 ) -> None:
     """Inputs of a step: of decode rows, then prefill tokens; see rows.py."""
     token, position = last.index_select(0, rows), next_.index_select(0, rows)
-    if given is not None:
-        rows, token = torch.cat((rows, given[2])), torch.cat((token, given[0]))
-        position = torch.cat((position, given[1]))
+    if extra is not None:
+        rows, token = torch.cat((rows, extra[2])), torch.cat((token, extra[0]))
+        position = torch.cat((position, extra[1]))
     tokens.copy_(token)
     positions.copy_(position)
     torch.add(position, 1, out=ahead)
@@ -115,28 +115,32 @@ def advance(
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
 
 
-def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
+def keep(logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
     """Store logits of rows that are not the scratch row; see masks.py."""
-    there = who != scratch
-    out[who[there].long()] = logits[there]
+    there = rows != scratch
+    out[rows[there].long()] = logits[there]
 
 
-def hide(kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
+def hide(kept: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
     """Logits of rows, without the tokens that are not allowed; see masks.py."""
     places = torch.arange(32, dtype=torch.int32, device=masks.device)
     bits = (masks[:, :, None] >> places & 1).flatten(1)[:, : kept.shape[1]]
-    return kept.index_select(0, who.long()).masked_fill(bits == 0, -torch.inf)
+    return kept.index_select(0, rows.long()).masked_fill(bits == 0, -torch.inf)
 
 
 def logprobs(
-    logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
+    logits: Tensor, tokens: Tensor, rows: Tensor, requested: Tensor, out: Tensor
 ) -> None:
     """Log-probabilities of `tokens`, and of the likeliest; see logprobs.py."""
-    counts = asked[who.long()]
-    rows = counts.nonzero()[:, 0]
-    if not len(rows):
+    counts = requested[rows.long()]
+    listed = counts.nonzero()[:, 0]
+    if not len(listed):
         return
-    x, own, counts = logits[rows].float(), tokens[rows, None].long(), counts[rows, None]
+    x, own, counts = (
+        logits[listed].float(),
+        tokens[listed, None].long(),
+        counts[listed, None],
+    )
     bits = (x + 0.0).view(torch.int32)  # -0 is 0
     order = bits ^ (bits >> 31 & 0x7FFFFFFF)
     keys = (order.long() << 32) - torch.arange(x.shape[1], device=x.device)
@@ -146,22 +150,22 @@ def logprobs(
     both = torch.stack((torch.cat((rank, ids), 1).int(), found.view(torch.int32)), 1)
     width = found.shape[1]
     there = torch.arange(width, device=x.device) < counts
-    out[rows, :, :width] = torch.where(there[:, None], both, out[rows, :, :width])
+    out[listed, :, :width] = torch.where(there[:, None], both, out[listed, :, :width])
 
 
-def spread(
+def write_draft_inputs(
     rows: Tensor,
     counts: Tensor,
-    said: Tensor,
+    drafts: Tensor,
     proposed: Tensor | None,
     next_: Tensor,
     scratch: int,
     out: Tensor,
 ) -> None:
     """Drafts as inputs; see verify.py."""
-    places = torch.arange(len(said), dtype=torch.int32, device=said.device)[:, None]
+    places = torch.arange(len(drafts), dtype=torch.int32, device=drafts.device)[:, None]
     there = places < counts
-    tokens = said if proposed is None else torch.where(said < 0, proposed, said)
+    tokens = drafts if proposed is None else torch.where(drafts < 0, proposed, drafts)
     positions = next_.index_select(0, rows) + 1 + places
     owners = torch.where(there, rows, scratch)
     for line, values in zip(out, (tokens, positions), strict=False):
@@ -169,7 +173,7 @@ def spread(
     out[2].copy_(owners.flatten())
 
 
-def stand(
+def accept_drafts(
     before: Tensor,
     drafts: Tensor,
     owners: Tensor,
@@ -177,14 +181,14 @@ def stand(
     next_: Tensor,
     place: int,
     scratch: int,
-    who: Tensor,
+    next_rows: Tensor,
     positions: Tensor,
     accepted: Tensor,
 ) -> None:
     """Which rows' drafts equal the sampled tokens; see verify.py."""
-    stands = (owners == before) & (owners != scratch)
-    stands &= last.index_select(0, owners) == drafts
-    who.copy_(torch.where(stands, owners, scratch))
-    positions.copy_(torch.where(stands, next_.index_select(0, owners), 0) + 1)
+    accepts = (owners == before) & (owners != scratch)
+    accepts &= last.index_select(0, owners) == drafts
+    next_rows.copy_(torch.where(accepts, owners, scratch))
+    positions.copy_(torch.where(accepts, next_.index_select(0, owners), 0) + 1)
     kept = accepted if place else torch.zeros_like(accepted)
-    accepted.copy_(torch.where(stands, place + 1, kept))
+    accepted.copy_(torch.where(accepts, place + 1, kept))

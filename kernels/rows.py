@@ -45,17 +45,17 @@ def scatter(arena: Tensor, pairs: Tensor) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["given_stride", "alone", "count"])
+@triton.jit(do_not_specialize=["extra_stride", "decode_rows", "count"])
 def _gather(
     rows,
-    given,
-    given_stride,
+    extra,
+    extra_stride,
     last,
     next_,
     table,
     table_stride,
     block_size,
-    alone,
+    decode_rows,
     count,
     tokens,
     positions,
@@ -65,13 +65,15 @@ def _gather(
 ):
     follow()
     at = tl.program_id(0) * block + tl.arange(0, block)
-    fed = at < alone
+    is_decode = at < decode_rows
     inside = at < count
-    history = inside & (at >= alone)
-    here = given + at - alone
-    row = tl.load(rows + at, fed, 0) + tl.load(here + 2 * given_stride, history, 0)
-    position = tl.load(next_ + row, fed, 0) + tl.load(here + given_stride, history, 0)
-    token = tl.load(last + row, fed, 0) + tl.load(here, history, 0)
+    is_extra = inside & (at >= decode_rows)
+    here = extra + at - decode_rows
+    row = tl.load(rows + at, is_decode, 0) + tl.load(here + 2 * extra_stride, is_extra, 0)
+    position = tl.load(next_ + row, is_decode, 0) + tl.load(
+        here + extra_stride, is_extra, 0
+    )
+    token = tl.load(last + row, is_decode, 0) + tl.load(here, is_extra, 0)
     entry = tl.load(table + row * table_stride + position // block_size, inside, 0)
     tl.store(tokens + at, token, inside)
     tl.store(positions + at, position, inside)
@@ -81,7 +83,7 @@ def _gather(
 
 def gather(
     rows: Tensor,
-    given: Tensor | None,
+    extra: Tensor | None,
     last: Tensor,
     next_: Tensor,
     table: Tensor,
@@ -93,26 +95,26 @@ def gather(
 ) -> None:
     """Inputs of a step: of decode rows, then prefill tokens.
 
-    The decode rows are rows [alone] int32: their `last` tokens, at positions `next_`
-    ([device rows] int32). given [3, history] int32: tokens, positions and rows of the
-    others, or None. table [device rows, blocks] int32. Writes [alone + history] each:
+    The decode rows are rows [decode_rows] int32: their `last` tokens, at positions
+    `next_` ([device rows] int32). extra [3, n] int32: tokens, positions and rows of the
+    others, or None. table [device rows, blocks] int32. Writes [decode_rows + n] each:
     tokens, positions and `ahead` (positions + 1) int32, slots (of keys and values) int64.
     """
     if not on_triton(rows):
         plain.gather(
-            rows, given, last, next_, table, block_size, tokens, positions, ahead, slots
+            rows, extra, last, next_, table, block_size, tokens, positions, ahead, slots
         )
         return
     _gather[triton.cdiv(len(tokens), BLOCK),](
         rows=rows,
-        given=rows if given is None else given,  # a kernel needs a tensor
-        given_stride=0 if given is None else given.stride(0),
+        extra=rows if extra is None else extra,  # a kernel needs a tensor
+        extra_stride=0 if extra is None else extra.stride(0),
         last=last,
         next_=next_,
         table=table,
         table_stride=table.stride(0),
         block_size=block_size,
-        alone=len(rows),
+        decode_rows=len(rows),
         count=len(tokens),
         tokens=tokens,
         positions=positions,

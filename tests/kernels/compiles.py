@@ -107,7 +107,11 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
 
 def drafts_to_verify(splits: int) -> None:
     """Attention of two rows with four drafts each, beside another row."""
-    q, at, apart = half(11, HEADS, DIM), ints(2), attention.Apart(skip=3, stride=2)
+    q, at, draft_layout = (
+        half(11, HEADS, DIM),
+        ints(2),
+        attention.DraftLayout(skip=3, stride=2),
+    )
     attention.prefill_attention(
         q,
         *cache(),
@@ -116,7 +120,7 @@ def drafts_to_verify(splits: int) -> None:
         0.1,
         max_count=5,
         splits=splits,
-        apart=apart,
+        draft_layout=draft_layout,
     )
 
 
@@ -152,13 +156,13 @@ def main(few: bool) -> None:
         sample.sample(*draws)
     masks.hide(half(9, VOCAB), at, ints(4, VOCAB // 32))
     masks.keep(half(8, VOCAB), at, half(9, VOCAB), 8)
-    kept = shape.Kept.make(9, VOCAB, at.device)
+    kept = shape.ShapingState.make(9, VOCAB, at.device)
     penalties = shape.Penalties(ones, ones, ones)
     shape.shape(half(4, VOCAB), at, at, penalties, kept)
     shape.count(at, at, at, at, kept)
     logprobs.logprobs(half(4, VOCAB), at, at, at, ints(4, 2, 21))
-    verify.spread(at, at, ints(3, 4), ints(3, 4), at, 8, ints(3, 12))
-    verify.stand(at, at, at, at, at, 0, 8, at, at, at)
+    verify.write_draft_inputs(at, at, ints(3, 4), ints(3, 4), at, 8, ints(3, 12))
+    verify.accept_drafts(at, at, at, at, at, 0, 8, at, at, at)
 
 
 if __name__ == "__main__":

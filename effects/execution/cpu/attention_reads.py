@@ -41,7 +41,7 @@ class DecodeGroup:
 
 
 @frozen(eq=False)
-class Chunk:
+class ChunkReads:
     """Several inputs of one row: packed tokens [first, last), all of whose context is
     causal.
     """
@@ -63,7 +63,7 @@ class Reads:
     """What every token attends to, in layers of one window."""
 
     groups: tuple[DecodeGroup, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ChunkReads, ...]
 
 
 def plan_reads(
@@ -149,7 +149,7 @@ def _group(
 
 def _chunk(
     table: Table, at: int, first: int, last: int, block_size: int, window: int
-) -> Chunk:
+) -> ChunkReads:
     """Returns the reads of packed tokens [first, last), the first of them at position
     `at` of the table's sequence.
     """
@@ -163,7 +163,7 @@ def _chunk(
     if at or context > window:
         key, query = np.arange(start, context), np.arange(at, context)[:, None]
         mask = _mask((key > query) | (key <= query - window))
-    return Chunk(first, last, blocks, start - before, context - before, mask)
+    return ChunkReads(first, last, blocks, start - before, context - before, mask)
 
 
 def _mask(beyond: NDArray[np.bool_]) -> Tensor | None:

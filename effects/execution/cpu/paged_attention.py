@@ -16,7 +16,11 @@ import torch.nn.functional as F
 from attrs import Factory, frozen
 from torch import Tensor
 
-from minfer.effects.execution.cpu.attention_reads import Chunk, DecodeGroup, plan_reads
+from minfer.effects.execution.cpu.attention_reads import (
+    ChunkReads,
+    DecodeGroup,
+    plan_reads,
+)
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.gqa import GQA
@@ -213,7 +217,7 @@ def _read(
     blocks: Tensor,
     which: Tensor | slice,
     rows: int,
-    part: DecodeGroup | Chunk,
+    part: DecodeGroup | ChunkReads,
 ) -> tuple[Tensor, Tensor]:
     """Keys and values that each row reads, each [rows, kv_heads, context - skip,
     head_dim].
@@ -228,7 +232,7 @@ def _prefill(
     gqa: GQA,
     qkv: Tensor,
     blocks: Tensor,
-    chunk: Chunk,
+    chunk: ChunkReads,
     scale: float | None,
     out: Tensor,
 ) -> None:

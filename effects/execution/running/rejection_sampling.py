@@ -23,13 +23,13 @@ from torch import Tensor
 
 from minfer.effects.execution.device.backend import Drawn
 from minfer.effects.execution.device.device_rows import DeviceRows
-from minfer.effects.execution.packing.inputs import Drafts
+from minfer.effects.execution.packing.inputs import DraftWords
 from minfer.kernels import reject
-from minfer.kernels.sample_reference import Ways
+from minfer.kernels.sample_reference import SamplingValues
 
 
 @frozen(eq=False)
-class Guess:
+class Proposal:
     """A draft model's tokens of a place, for each row that has drafts."""
 
     tokens: Tensor  # [rows] int32
@@ -37,62 +37,68 @@ class Guess:
 
 
 @frozen(eq=False)
-class Contest:
+class PlaceDrafts:
     """The drafts of a place, for the rows that sample there."""
 
     tokens: Tensor  # [rows] int32
     owners: Tensor  # [rows] int32: their rows, or the scratch row
-    said: Tensor  # [rows] bool: made by the host; or there is no draft
+    given: Tensor  # [rows] bool: made by the host; or there is no draft
     logits: Tensor | None  # [rows, vocab], shaped: what the draft model sampled from
 
 
-def contests(
-    rows: DeviceRows,
-    drafts: Drafts[Tensor],
+def drafts_by_place(
+    device_rows: DeviceRows,
+    drafts: DraftWords[Tensor],
     inputs: Tensor,
-    guesses: Sequence[Guess],
-) -> tuple[Contest, ...]:
+    guesses: Sequence[Proposal],
+) -> tuple[PlaceDrafts, ...]:
     """Returns the places of a step's drafts, if these rows have coins; `inputs` [3,
     drafts * verified] are the drafts as inputs, `guesses` those of a draft model.
     """
-    if rows.coins is None:
+    if device_rows.coins is None:
         return ()
-    tokens, _, owners = inputs.view(3, *drafts.said.shape).unbind(0)
-    said = drafts.said >= 0
-    drawn = [guess.logits for guess in guesses] or [None] * len(said)
-    each = zip(tokens, owners, said, drawn, strict=True)
-    return tuple(Contest(*place) for place in each)
+    tokens, _, owners = inputs.view(3, *drafts.tokens.shape).unbind(0)
+    given = drafts.tokens >= 0
+    drawn = [guess.logits for guess in guesses] or [None] * len(given)
+    each = zip(tokens, owners, given, drawn, strict=True)
+    return tuple(PlaceDrafts(*place) for place in each)
 
 
-def contested(
+def rejection_sample(
     drawn: Drawn,
-    contest: Contest,
+    drafts: PlaceDrafts,
     logits: Tensor,
-    who: Tensor,
+    rows: Tensor,
     positions: Tensor,
-    rows: DeviceRows,
+    device_rows: DeviceRows,
     *,
     filtered: bool,
 ) -> Drawn:
-    """Returns the tokens of device rows `who` [draws], the first of which have drafts;
+    """Returns the tokens of device rows `rows` [draws], the first of which have drafts;
     `drawn` is what they sample without drafts, from `logits` [draws, vocab], shaped.
     """
-    if rows.coins is None:
+    if device_rows.coins is None:
         raise AssertionError("these rows have no coins")
-    count = len(contest.tokens)
-    here, owner = logits[:count], who[:count].long()
-    columns = rows.temperature, rows.top_k, rows.top_p, rows.deepest, rows.typical_p
+    count = len(drafts.tokens)
+    here, owner = logits[:count], rows[:count].long()
+    columns = (
+        device_rows.temperature,
+        device_rows.top_k,
+        device_rows.top_p,
+        device_rows.deepest,
+        device_rows.typical_p,
+    )
     found = reject.reject(
         here,
-        Ways(*(column[owner, None] for column in columns)),
-        reject.Noise(
-            picks=rows.stream[owner, None],
-            coins=rows.coins[owner, None],
+        SamplingValues(*(column[owner, None] for column in columns)),
+        reject.RejectionNoise(
+            picks=device_rows.stream[owner, None],
+            coins=device_rows.coins[owner, None],
             positions=positions[:count, None].long(),
         ),
-        reject.Drafts(contest.tokens[:, None], contest.said[:, None], contest.logits),
+        reject.RowDrafts(drafts.tokens[:, None], drafts.given[:, None], drafts.logits),
         filtered=filtered,
     )
-    theirs = (contest.owners == who[:count]) & (drawn.broken[:count] == 0)
+    theirs = (drafts.owners == rows[:count]) & (drawn.broken[:count] == 0)
     first = found[:, 0].where(theirs, drawn.tokens[:count])
     return Drawn(torch.cat((first, drawn.tokens[count:])), drawn.broken)

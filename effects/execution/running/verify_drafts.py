@@ -13,57 +13,61 @@ from torch import Tensor
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.packing.inputs import Drafts
-from minfer.effects.execution.running.feeding import Step
-from minfer.effects.execution.running.rejection_sampling import Guess, contests
+from minfer.effects.execution.packing.inputs import DraftWords
+from minfer.effects.execution.running.feeding import StepRows
+from minfer.effects.execution.running.rejection_sampling import Proposal, drafts_by_place
 from minfer.effects.execution.running.sampler import Sampler
 
 
 def spread(
     backend: Backend,
     rows: DeviceRows,
-    step: Step,
-    drafts: Drafts[Tensor],
-    guesses: Sequence[Guess],
-) -> Step:
+    step: StepRows,
+    drafts: DraftWords[Tensor],
+    guesses: Sequence[Proposal],
+) -> StepRows:
     """Returns a step with drafts as further inputs, [3, drafts * verified]; `guesses` are
     the draft model's, if it makes them.
     """
     proposed = torch.stack([guess.tokens for guess in guesses]) if guesses else None
-    most, verified = drafts.said.shape
-    decoding = step.decoding
-    out = decoding.new_empty(3, aligned(most * verified))[:, : most * verified]
-    backend.spread(
-        rows=decoding[:verified],
+    most, verified = drafts.tokens.shape
+    decode_rows = step.decode_rows
+    out = decode_rows.new_empty(3, aligned(most * verified))[:, : most * verified]
+    backend.write_draft_inputs(
+        rows=decode_rows[:verified],
         counts=drafts.counts,
-        said=drafts.said,
+        drafts=drafts.tokens,
         proposed=proposed,
         next_=rows.next,
         scratch=rows.scratch,
         out=out,
     )
-    return evolve(step, further=out, contests=contests(rows, drafts, out, guesses))
+    return evolve(
+        step,
+        extra_inputs=out,
+        drafts_by_place=drafts_by_place(rows, drafts, out, guesses),
+    )
 
 
-def judge(sampler: Sampler, shape: StepShape, step: Step, logits: Tensor) -> None:
+def judge(sampler: Sampler, shape: StepShape, step: StepRows, logits: Tensor) -> None:
     """Verify drafts after each decode row has sampled its first token: rows whose draft
     is accepted sample another one, place by place.
 
     `step` is as `spread` returns it, `logits` [drafts * verified, vocab] are of its
     further inputs.
     """
-    behind = dict(enumerate(step.contests[1:]))
-    if step.further is None:
+    behind = dict(enumerate(step.drafts_by_place[1:]))
+    if step.extra_inputs is None:
         raise AssertionError("a step without drafts is not judged")
     rows, count = sampler.rows, shape.verified
     first, apart = aligned(shape.draws), aligned(count)
-    tokens, _, owners = step.further.view(3, shape.drafts, count).unbind(0)
+    tokens, _, owners = step.extra_inputs.view(3, shape.drafts, count).unbind(0)
     accepted = sampler.out[first + shape.drafts * apart :][:count]
-    before = step.decoding[:count]
+    before = step.decode_rows[:count]
     at_once = before.device.type == "cpu"
     for place in range(shape.drafts):
-        who, positions = before.new_empty(2, apart)[:, :count]
-        sampler.backend.stand(
+        next_rows, positions = before.new_empty(2, apart)[:, :count]
+        sampler.backend.accept_drafts(
             before=before,
             drafts=tokens[place],
             owners=owners[place],
@@ -71,14 +75,14 @@ def judge(sampler: Sampler, shape: StepShape, step: Step, logits: Tensor) -> Non
             next_=rows.next,
             place=place,
             scratch=rows.scratch,
-            who=who,
+            next_rows=next_rows,
             positions=positions,
             accepted=accepted,
         )
-        if at_once and bool((who == rows.scratch).all()):
+        if at_once and bool((next_rows == rows.scratch).all()):
             # all drafts were rejected; on the CPU nothing is captured, so this can be
             # tested
             return
         here, at = logits[place * count : (place + 1) * count], first + place * apart
-        sampler.sample(here, who, positions, shape.wants, at, behind.get(place))
-        before = who
+        sampler.sample(here, next_rows, positions, shape.wants, at, behind.get(place))
+        before = next_rows

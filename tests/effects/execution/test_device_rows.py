@@ -11,7 +11,7 @@ from minfer.effects.execution.device.device_rows import (
     DeviceRows,
     Wants,
     aligned,
-    kept,
+    row_values,
     words_of,
 )
 from minfer.kernels import plain
@@ -42,7 +42,7 @@ def change(rows: DeviceRows) -> None:
 
 def test_a_row_has_a_word_for_each_field_of_the_table() -> None:
     first = opened(request(), ())
-    assert set(kept(first.sampling, VOCAB)) == set(ROW_FIELDS)
+    assert set(row_values(first.sampling, VOCAB)) == set(ROW_FIELDS)
     assert len(words_of(first.sampling, VOCAB)) == len(ROW_FIELDS)
 
 
@@ -54,7 +54,7 @@ def test_a_row_has_what_it_was_opened_with(rows: DeviceRows) -> None:
     assert rows.top_k[2] == 4
     assert float(rows.top_p[2]) == pytest.approx(0.9)
     assert float(rows.deepest[2]) == pytest.approx(-math.log(0.25))
-    assert rows.asked[2] == 4
+    assert rows.requested_logprobs[2] == 4
     assert int(rows.stream[2]) % 2**64 == sample.stream(7, 1)
     assert rows.table[2].tolist() == [8, 9, 0]
     assert rows.owners[2] is not None
@@ -112,7 +112,7 @@ def test_scores_are_asked_for_without_log_probabilities(rows: DeviceRows) -> Non
     one = opened(request(), (1,))
     rows.open(3, evolve(one, sampling=evolve(one.sampling, scores=True)))
     change(rows)
-    assert rows.asked.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert rows.requested_logprobs.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
     assert rows.wants((3,)).scored
 
 

@@ -79,7 +79,7 @@ def drawn(sampler: str, how: RowSampling, count: int) -> Counter[int]:
         rows = [RowSampling.of(SamplingParams(), seed, 0) for seed in range(count)]
         one = Sampling.of([how], len(LOGITS))
         every = Sampling(
-            tuple(range(count)), one.how * count, Sampling.of(rows, 12).streams
+            tuple(range(count)), one.params * count, Sampling.of(rows, 12).streams
         )
         tokens = choose(logits, every, np.full(count, position)).tokens.tolist()
         return Counter(tokens)

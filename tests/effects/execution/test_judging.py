@@ -10,10 +10,10 @@ from torch import Tensor
 
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.packing.inputs import Drafts
-from minfer.effects.execution.packing.verified import Further
-from minfer.effects.execution.running.feeding import Step
-from minfer.effects.execution.running.rejection_sampling import Guess
+from minfer.effects.execution.packing.inputs import DraftWords
+from minfer.effects.execution.packing.verified import DraftOutputs
+from minfer.effects.execution.running.feeding import StepRows
+from minfer.effects.execution.running.rejection_sampling import Proposal
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.verify_drafts import judge, spread
 from minfer.effects.execution.torch_executor import open_backend
@@ -88,10 +88,12 @@ class World:
     sampler: Sampler
 
     @classmethod
-    def make(cls, rng: random.Random, kind: str, rule: Rule | None = None) -> "World":
+    def make(
+        cls, rng: random.Random, device_kind: str, rule: Rule | None = None
+    ) -> "World":
         """`rule` drafts and judges; without it, drafts are what is drawn."""
-        device = torch.device("cuda" if CUDA and kind == "cuda" else "cpu")
-        backend = open_backend(SPEC, CONFIG, device, kernels=kind == "cuda")
+        device = torch.device("cuda" if CUDA and device_kind == "cuda" else "cpu")
+        backend = open_backend(SPEC, CONFIG, device, kernels=device_kind == "cuda")
         rows = DeviceRows(ROWS + 1, 4, VOCAB, device, rejects=rule is not None)
         sampler = Sampler(backend, rows, ROWS + 9, 200)
         opens = [opened(rng, row) for row in range(ROWS)]
@@ -115,10 +117,10 @@ class World:
         each = [(rule or guessed)(rng, target) for target in targets]
         drafted, verdicts = zip(*each, strict=True)
         plain = [same_noise(target, ()).tokens[0] for target in targets]
-        told = [*drafted], [*verdicts], plain
-        return cls(opens, logits, *told, rows, sampler)
+        reported = [*drafted], [*verdicts], plain
+        return cls(opens, logits, *reported, rows, sampler)
 
-    def drafts(self, order: list[int]) -> Drafts[Tensor]:
+    def drafts(self, order: list[int]) -> DraftWords[Tensor]:
         """The drafts of these rows."""
         each = [self.drafted[row] for row in order]
         said = [[-1] * len(one.tokens) if one.logits else one.tokens for one in each]
@@ -126,9 +128,9 @@ class World:
         device = self.rows.arena.device
         counts = torch.tensor([len(one.tokens) for one in each], device=device)
         words = torch.tensor(lines, device=device).T.contiguous()
-        return Drafts(counts.int(), words.int())
+        return DraftWords(counts.int(), words.int())
 
-    def guesses(self, order: list[int]) -> list[Guess]:
+    def guesses(self, order: list[int]) -> list[Proposal]:
         """What a draft model has drawn for these rows, if it has for any."""
         each = [self.drafted[row] for row in order]
         if not any(one.logits for one in each):
@@ -141,40 +143,40 @@ class World:
                 tokens[place, v] = one.tokens[place]
                 logits[place, v] = torch.tensor(line)
         pairs = zip(tokens.to(device), logits.to(device), strict=True)
-        return [Guess(*pair) for pair in pairs]
+        return [Proposal(*pair) for pair in pairs]
 
     def drawn(self, order: list[int], verified: int) -> dict[int, list[int]]:
         """What all rows draw in this order, the first of which have drafts."""
         rows, sampler, device = self.rows, self.sampler, self.rows.arena.device
-        kind = StepShape(decode_rows=ROWS, draws=ROWS, filtered=True, shaped=True)
-        kind = evolve(kind, verified=verified, drafts=DRAFTS)
+        shape = StepShape(decode_rows=ROWS, draws=ROWS, filtered=True, shaped=True)
+        shape = evolve(shape, verified=verified, drafts=DRAFTS)
         selves = torch.tensor(order, dtype=torch.int32, device=device)
         drafts = self.drafts(order[:verified])
         guesses = self.guesses(order[:verified])
-        step = spread(sampler.backend, rows, Step(selves), drafts, guesses)
+        step = spread(sampler.backend, rows, StepRows(selves), drafts, guesses)
         positions = rows.next[selves.long()] + 1
         first = self.logits[0][order].to(device)
-        further = self.logits[1:][:, order[:verified]].reshape(-1, VOCAB).to(device)
-        here = step.contests[0] if step.contests else None
-        sampler.sample(first, selves, positions, kind.wants, contest=here)
-        judge(sampler, kind, step, further)
-        return self.found(order, kind)
+        extra_inputs = self.logits[1:][:, order[:verified]].reshape(-1, VOCAB).to(device)
+        here = step.drafts_by_place[0] if step.drafts_by_place else None
+        sampler.sample(first, selves, positions, shape.wants, drafts=here)
+        judge(sampler, shape, step, extra_inputs)
+        return self.found(order, shape)
 
-    def found(self, order: list[int], kind: StepShape) -> dict[int, list[int]]:
+    def found(self, order: list[int], shape: StepShape) -> dict[int, list[int]]:
         """What came of it, of the rows in this order."""
-        out, verified = self.sampler.out.tolist(), kind.verified
+        out, verified = self.sampler.out.tolist(), shape.verified
         found = {row: [out[at]] for at, row in enumerate(order)}
         owners: list[Open | None] = [self.opens[row] for row in order[:verified]]
-        behind = Further.of(kind, order[:verified], owners)
-        for row, owner, lines in behind.standing(out):
+        behind = DraftOutputs.of(shape, order[:verified], owners)
+        for row, owner, lines in behind.accepted_lines(out):
             assert owner is self.opens[row]
             found[row] += [out[line] for line in lines]
         return found
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_as_the_pure_rule_says(kind: str, seed: int) -> None:
-    check(random.Random(seed), World.make(random.Random(seed), kind), 9)
+def test_as_the_pure_rule_says(device_kind: str, seed: int) -> None:
+    check(random.Random(seed), World.make(random.Random(seed), device_kind), 9)
 
 
 def check(rng: random.Random, world: World, least: int) -> None:

@@ -154,7 +154,7 @@ def test_outputs_with_drafts_have_the_distribution_of_the_definition(
 def nearly(**how: Any) -> None:
     """Lets drafts stand that are one off what was drawn, now and then."""
     how["last"], how["drafts"] = how["last"] // 2, how["drafts"] // 2
-    plain.stand(**how)
+    plain.accept_drafts(**how)
 
 
 @pytest.mark.long
@@ -162,14 +162,14 @@ def nearly(**how: Any) -> None:
 def test_a_wrong_rule_is_caught(
     folders: tuple[Path, Path], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CpuBackend, "stand", staticmethod(nearly))
+    monkeypatch.setattr(CpuBackend, "accept_drafts", staticmethod(nearly))
     found = written(folders, method, "temperature", 3 * FEW)
     assert is_far(found, exact(folders[0], "temperature"))
 
 
 def forgetful(drawn: Drawn, contest: Any, *given: Any, **how: Any) -> Drawn:
     """What takes the place of a rejected draft may be that draft."""
-    right = rejecting.contested(drawn, contest, *given, **how)
+    right = rejecting.rejection_sample(drawn, contest, *given, **how)
     count = len(contest.tokens)
     stands = right.tokens[:count] == contest.tokens
     tokens = right.tokens[:count].where(stands, drawn.tokens[:count])
