@@ -75,9 +75,11 @@ class StepShape:
         """Lines of the sampler's output: one for each of `draws`, then those of
         `verified.DraftOutputs`.
         """
-        if not self.drafts:
-            return self.draws
-        return aligned(self.draws) + (self.drafts + 1) * aligned(self.verified)
+        return self.draft_line(self.drafts + 1) if self.drafts else self.draws
+
+    def draft_line(self, place: int) -> int:
+        """Returns the first of the lines of a draft's place."""
+        return aligned(self.draws) + place * aligned(self.verified)
 
     @property
     def wants(self) -> Wants:

@@ -4,7 +4,7 @@ Theory. A row that has drafts is a decode row, and comes before those without. I
 are further inputs, each in a line of its own. To attention they are decode rows whose
 context ends with themselves, as all KV of a step is written before any of it is read; or,
 on a GPU, one chunk of a row, which reads the context once (`Verified` in
-models/batch.py). Then places are verified one after the other (verify_drafts.py): each
+models/batch.py). Then places are verified one after the other (speculative_step.py): each
 samples by the usual sampler, with the noise of its position, and with the penalties of
 the tokens before it. So a row yields the same tokens as without drafts, whatever its
 sampling parameters; and all is launched in order, so that a graph can hold it. Under the
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
-from minfer.effects.execution.device.device_rows import DeviceRows, Words, aligned
+from minfer.effects.execution.device.device_rows import DeviceRows, Words
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords
 from minfer.records.config import EngineConfig
@@ -104,7 +104,8 @@ class DraftOutputs:
         """Returns the results' layout for a step of this shape, and rows with these
         entries.
         """
-        first, stride = aligned(shape.draws), aligned(shape.verified)
+        first = shape.draft_line(0)
+        stride = shape.draft_line(1) - first
         return cls(places, owners, first, stride, shape.drafts, shape.verified)
 
     @property

@@ -94,10 +94,8 @@ class DraftModel:
         """Draft for `verified` rows, place by place."""
         rows, count = self.feeder.rows, shape.verified
         logits = self._first(shape, step, count)
-        drafting_rows, nexts = (
-            step.decode_rows[:count],
-            rows.next.index_select(0, step.decode_rows[:count]),
-        )
+        drafting_rows = step.decode_rows[:count]
+        nexts = rows.next.index_select(0, drafting_rows)
         proposals = list[Proposal]()
         for place in range(shape.drafts):
             if place:

@@ -15,7 +15,6 @@ from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
-from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.models.batch import Batch, Chunks, Verified
 from minfer.kernels.flash import FlashWork
 
@@ -37,20 +36,16 @@ class StepInputs:
 class StepRows:
     """The rows and inputs of a step."""
 
-    decode_rows: Tensor  # [alone] device rows that decode
+    decode_rows: Tensor  # [decode rows] device rows
     extra_inputs: Tensor | None = None  # [3, more]: their further inputs
     prefill: PrefillWords[Tensor] | None = None
     dummy: bool = False  # a dummy step: buffers are zeroed, as no kernel fills them
-    drafts_by_place: tuple[
-        PlaceDrafts, ...
-    ] = ()  # places of drafts among the further inputs
 
     @property
     def decode_inputs(self) -> int:
         """Inputs that are not prefill tokens."""
-        return len(self.decode_rows) + (
-            0 if self.extra_inputs is None else self.extra_inputs.shape[1]
-        )
+        more = 0 if self.extra_inputs is None else self.extra_inputs.shape[1]
+        return len(self.decode_rows) + more
 
     @property
     def extra(self) -> Tensor | None:

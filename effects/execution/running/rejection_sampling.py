@@ -1,7 +1,7 @@
 """Rejection sampling: how draft tokens are accepted or replaced under the rule
 "rejection".
 
-Theory. Drafts are verified place by place whatever the rule (verify_drafts.py): a row
+Theory. Drafts are verified place by place whatever the rule (speculative_step.py): a row
 samples in a place, and its draft is accepted if it equals the sampled token. Under the
 default rule sampling is as without drafts. Under this one (`minfer.speculate.rejection`)
 sampling differs for rows that have a draft there: they take their draft if its coin
@@ -49,19 +49,20 @@ class PlaceDrafts:
 def drafts_by_place(
     device_rows: DeviceRows,
     drafts: DraftWords[Tensor],
-    inputs: Tensor,
-    guesses: Sequence[Proposal],
-) -> tuple[PlaceDrafts, ...]:
-    """Returns the places of a step's drafts, if these rows have coins; `inputs` [3,
-    drafts * verified] are the drafts as inputs, `guesses` those of a draft model.
+    tokens: Tensor,
+    owners: Tensor,
+    proposals: Sequence[Proposal],
+) -> list[PlaceDrafts | None]:
+    """Returns the drafts of each place of a step, and None behind the last, for rows
+    that have coins; without coins, None for all. `tokens` and `owners` [places,
+    verified] are those of the inputs, `proposals` those of a draft model.
     """
+    places = len(tokens)
     if device_rows.coins is None:
-        return ()
-    tokens, _, owners = inputs.view(3, *drafts.tokens.shape).unbind(0)
-    given = drafts.tokens >= 0
-    drawn = [guess.logits for guess in guesses] or [None] * len(given)
-    each = zip(tokens, owners, given, drawn, strict=True)
-    return tuple(PlaceDrafts(*place) for place in each)
+        return [None] * (places + 1)
+    logits = [one.logits for one in proposals] or [None] * places
+    each = zip(tokens, owners, drafts.tokens >= 0, logits, strict=True)
+    return [*(PlaceDrafts(*place) for place in each), None]
 
 
 def rejection_sample(

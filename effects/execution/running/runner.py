@@ -53,10 +53,10 @@ from minfer.effects.execution.running.feeding import (
     sampled,
     verified_of,
 )
-from minfer.effects.execution.running.rejection_sampling import Proposal
+from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.shortcuts import Shortcuts
-from minfer.effects.execution.running.verify_drafts import judge, spread
+from minfer.effects.execution.running.speculative_step import speculative_step
 from minfer.effects.models import shapes
 from minfer.effects.models.batch import Batch, Chunks
 from minfer.effects.models.dtypes import torch_dtype
@@ -355,69 +355,78 @@ class ModelRunner:
         `dummy`: a dummy step. The scratch row then takes the place of all decode rows; so
         it does in the words of chunks and draws.
         """
-        rows = self.rows
-        inputs = ForwardWords.of(self.staging, shape)
-        if inputs.deferred is not None:
-            deferred = inputs.deferred
-            self.sampler.sample_kept(deferred.rows, deferred.positions, shape.wants)
+        words = ForwardWords.of(self.staging, shape)
+        if words.deferred is not None:
+            rows, positions = words.deferred.rows, words.deferred.positions
+            self.sampler.sample_kept(rows, positions, shape.wants)
             return
-        decode_rows = rows.batch[: shape.decode_rows]
+        decode_rows = self.rows.batch[: shape.decode_rows]
         if dummy:
-            decode_rows = decode_rows.new_full((shape.decode_rows,), rows.scratch)
-        if inputs.prefill is not None:
-            decode_rows = inputs.prefill.draws[0, : shape.decode_rows]
-        step = StepRows(decode_rows, None, inputs.prefill, dummy)
-        if inputs.drafts is not None:
-            guesses = list[Proposal]()
-            if self.draft is not None and shape.proposes:
-                own = evolve(step, prefill=None)
-                guesses = self.draft.propose(shape, own, inputs.drafts, self.sampler)
-            step = spread(self.backend, rows, step, inputs.drafts, guesses)
-        decode_inputs = self.feeder.decode_inputs(step)
+            decode_rows = decode_rows.new_full((shape.decode_rows,), self.rows.scratch)
+        if words.prefill is not None:
+            decode_rows = words.prefill.draws[0, : shape.decode_rows]
+        step = StepRows(decode_rows, None, words.prefill, dummy)
+        if words.drafts is not None:
+            speculative_step(self, shape, words, step, words.drafts, extra)
+            return
+        logits, positions = self.forward(shape, words, step, extra)
+        self.sample_first(shape, words, step, logits, positions)
+
+    def forward(
+        self,
+        shape: StepShape,
+        words: ForwardWords[Tensor],
+        step: StepRows,
+        extra: ExtraOutputs | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the model; returns the logits, those after drafts last, and the positions
+        after the inputs.
+        """
+        inputs = self.feeder.decode_inputs(step)
         verified = None
-        if inputs.drafts is not None:
-            verified = verified_of(shape, inputs.drafts, decode_inputs)
+        if words.drafts is not None:
+            verified = verified_of(shape, words.drafts, inputs)
         batch = self.feeder.batch(
             step,
-            decode_inputs,
-            sampled(shape, inputs),
-            None if inputs.prefill is None else self._chunks(shape, inputs.prefill),
+            inputs,
+            sampled(shape, words),
+            None if words.prefill is None else self._chunks(shape, words.prefill),
             splits=shape.splits,
             fused=self._fuses(shape),
             verified=verified,
         )
-        logits = self.model(extra.add_to(batch) if extra else batch, self.cache)
-        self._draw(shape, inputs, step, decode_inputs.ahead, logits)
+        batch = extra.add_to(batch) if extra else batch
+        return self.model(batch, self.cache), inputs.ahead
 
-    def _draw(
+    def sample_first(
         self,
         shape: StepShape,
-        inputs: ForwardWords[Tensor],
+        words: ForwardWords[Tensor],
         step: StepRows,
-        positions: Tensor,
         logits: Tensor,
-    ) -> None:
-        """Sample from a step's logits; `positions` are those after its inputs."""
-        if not shape.draws:
-            return
+        positions: Tensor,
+        drafts: PlaceDrafts | None = None,
+    ) -> Tensor:
+        """Sample after the last token of each row; returns the rows that sampled.
+
+        `logits` are [draws, vocab], `positions` those after all inputs; `drafts`: see
+        `Sampler.sample`. Logits of rows with deferred sampling are kept.
+        """
         rows, ahead = step.decode_rows, positions[: shape.draws]
-        if inputs.prefill is not None:
-            rows, drawn = inputs.prefill.draws.unbind(0)
+        if not shape.draws:
+            return rows
+        if words.prefill is not None:
+            rows, drawn = words.prefill.draws.unbind(0)
             ahead = positions.index_select(0, drawn)
-        first, others = logits[: shape.draws], logits[shape.draws :]
         if shape.keeps_logits:
-            lines = inputs.sampling_split
+            lines = words.sampling_split
             if lines is None:
                 lines = self.rows.sampling_split[:, : shape.draws]
-            now, kept = (rows, rows) if step.dummy else lines.unbind(0)
-            self.sampler.keep(first, kept)
+            now, deferred = (rows, rows) if step.dummy else lines.unbind(0)
+            self.sampler.keep(logits, deferred)
             rows = now
-        here = step.drafts_by_place[0] if step.drafts_by_place else None
-        self.sampler.sample(first, rows, ahead, shape.wants, drafts=here)
-        if step.extra_inputs is not None:
-            # Deferred rows have not sampled: they are not among `rows`.
-            those = evolve(step, decode_rows=rows[: shape.decode_rows])
-            judge(self.sampler, shape, those, others)
+        self.sampler.sample(logits, rows, ahead, shape.wants, drafts=drafts)
+        return rows
 
     def _fuses(self, shape: StepShape) -> bool:
         fuses = self.shortcuts.fused and self.backend.fuses(

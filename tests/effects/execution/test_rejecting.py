@@ -23,8 +23,8 @@ from minfer.speculate.rejection import Streams, drawn, rejection
 from tests.circles import claimed
 from tests.effects.execution.drafting import drafting, guessing, speculation
 from tests.effects.execution.test_draft_model import near, other, same
-from tests.effects.execution.test_judging import DRAFTS, Drafted, World, check
 from tests.effects.execution.test_shaped import asking as shaped
+from tests.effects.execution.test_speculative_step import DRAFTS, Drafted, World, check
 from tests.effects.execution.test_verified import CONFIG, WANTED, Hand, unreadable
 from tests.effects.execution.tiny_engine import (
     GREEDY,

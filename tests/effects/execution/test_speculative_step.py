@@ -1,7 +1,8 @@
-"""Which drafts stand on a device: those that `minfer.speculate.accept` lets stand."""
+"""Which drafts a device accepts: those that `minfer.speculate.accept` accepts."""
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor
 
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.packing.inputs import DraftWords
+from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords
 from minfer.effects.execution.packing.verified import DraftOutputs
 from minfer.effects.execution.running.feeding import StepRows
-from minfer.effects.execution.running.rejection_sampling import Proposal
+from minfer.effects.execution.running.rejection_sampling import PlaceDrafts, Proposal
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.execution.running.verify_drafts import judge, spread
+from minfer.effects.execution.running.speculative_step import speculative_step
 from minfer.effects.execution.torch_executor import open_backend
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.records.plan import Open
@@ -73,6 +74,45 @@ class Drafted:
     tokens: tuple[int, ...]
     # [vocab], shaped: what each was drawn from; none: the host says them
     logits: tuple[list[float], ...] = ()
+
+
+@define
+class Draft:
+    """A draft model that has made these drafts."""
+
+    made: list[Proposal]
+
+    def propose(self, *_: object) -> list[Proposal]:
+        return self.made
+
+
+@define
+class Made:
+    """A step's parts, with logits in place of a model."""
+
+    rows: DeviceRows
+    sampler: Sampler
+    draft: Any
+    logits: Tensor
+
+    def forward(
+        self, _: StepShape, __: object, step: StepRows, ___: object
+    ) -> tuple[Tensor, Tensor]:
+        return self.logits, self.rows.next[step.decode_rows.long()] + 1
+
+    def sample_first(
+        self,
+        shape: StepShape,
+        words: object,
+        step: StepRows,
+        logits: Tensor,
+        positions: Tensor,
+        drafts: PlaceDrafts | None = None,
+    ) -> Tensor:
+        del words
+        rows = step.decode_rows
+        self.sampler.sample(logits, rows, positions, shape.wants, drafts=drafts)
+        return rows
 
 
 @define
@@ -147,19 +187,17 @@ class World:
 
     def drawn(self, order: list[int], verified: int) -> dict[int, list[int]]:
         """What all rows draw in this order, the first of which have drafts."""
-        rows, sampler, device = self.rows, self.sampler, self.rows.arena.device
+        device = self.rows.arena.device
         shape = StepShape(decode_rows=ROWS, draws=ROWS, filtered=True, shaped=True)
-        shape = evolve(shape, verified=verified, drafts=DRAFTS)
-        selves = torch.tensor(order, dtype=torch.int32, device=device)
+        shape = evolve(shape, verified=verified, drafts=DRAFTS, proposes=True)
+        first, drafted = self.logits[0][order], self.logits[1:][:, order[:verified]]
+        logits = torch.cat((first, drafted.reshape(-1, VOCAB))).to(device)
         drafts = self.drafts(order[:verified])
-        guesses = self.guesses(order[:verified])
-        step = spread(sampler.backend, rows, StepRows(selves), drafts, guesses)
-        positions = rows.next[selves.long()] + 1
-        first = self.logits[0][order].to(device)
-        extra_inputs = self.logits[1:][:, order[:verified]].reshape(-1, VOCAB).to(device)
-        here = step.drafts_by_place[0] if step.drafts_by_place else None
-        sampler.sample(first, selves, positions, shape.wants, drafts=here)
-        judge(sampler, shape, step, extra_inputs)
+        model = Made(
+            self.rows, self.sampler, Draft(self.guesses(order[:verified])), logits
+        )
+        step = StepRows(torch.tensor(order, dtype=torch.int32, device=device))
+        speculative_step(model, shape, ForwardWords(None, None), step, drafts)
         return self.found(order, shape)
 
     def found(self, order: list[int], shape: StepShape) -> dict[int, list[int]]:
