@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minfer.kernels.row_state import RowTensors, StepInputs
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """Normalise over the last dimension of `x` (Zhang and Sennrich 2019); see
@@ -74,25 +76,22 @@ def scatter(arena: Tensor, pairs: Tensor) -> None:
 def gather(
     rows: Tensor,
     extra: Tensor | None,
-    last: Tensor,
-    next_: Tensor,
-    table: Tensor,
+    state: RowTensors,
     block_size: int,
-    tokens: Tensor,
-    positions: Tensor,
-    ahead: Tensor,
-    slots: Tensor,
+    out: StepInputs,
 ) -> None:
     """Inputs of a step: of decode rows, then prefill tokens; see rows.py."""
-    token, position = last.index_select(0, rows), next_.index_select(0, rows)
+    token = state.last.index_select(0, rows)
+    position = state.next.index_select(0, rows)
     if extra is not None:
         rows, token = torch.cat((rows, extra[2])), torch.cat((token, extra[0]))
         position = torch.cat((position, extra[1]))
-    tokens.copy_(token)
-    positions.copy_(position)
-    torch.add(position, 1, out=ahead)
+    out.tokens.copy_(token)
+    out.positions.copy_(position)
+    torch.add(position, 1, out=out.ahead)
     at = position // block_size
-    torch.add(position - at * block_size, table[rows, at], alpha=block_size, out=slots)
+    block = state.table[rows, at]
+    torch.add(position - at * block_size, block, alpha=block_size, out=out.slots)
 
 
 def advance(
@@ -100,18 +99,16 @@ def advance(
     positions: Tensor,
     drawn: Tensor,
     broken: Tensor,
-    last: Tensor,
-    next_: Tensor,
-    scratch: int,
+    state: RowTensors,
     out: Tensor,
 ) -> None:
-    """Store what rows sampled, but of `scratch`, which stays at position 0; see
+    """Store what rows sampled, but of the scratch row, which stays at position 0; see
     rows.py.
     """
     index = rows.long()
-    last.index_copy_(0, index, drawn)
-    next_.index_copy_(0, index, positions)
-    next_[scratch] = 0
+    state.last.index_copy_(0, index, drawn)
+    state.next.index_copy_(0, index, positions)
+    state.next[state.scratch] = 0
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
 
 
@@ -158,16 +155,15 @@ def write_draft_inputs(
     counts: Tensor,
     drafts: Tensor,
     proposed: Tensor | None,
-    next_: Tensor,
-    scratch: int,
+    state: RowTensors,
     out: Tensor,
 ) -> None:
     """Drafts as inputs; see verify.py."""
     places = torch.arange(len(drafts), dtype=torch.int32, device=drafts.device)[:, None]
     there = places < counts
     tokens = drafts if proposed is None else torch.where(drafts < 0, proposed, drafts)
-    positions = next_.index_select(0, rows) + 1 + places
-    owners = torch.where(there, rows, scratch)
+    positions = state.next.index_select(0, rows) + 1 + places
+    owners = torch.where(there, rows, state.scratch)
     for line, values in zip(out, (tokens, positions), strict=False):
         line.copy_(torch.where(there, values, 0).flatten())
     out[2].copy_(owners.flatten())
@@ -177,18 +173,17 @@ def accept_drafts(
     before: Tensor,
     drafts: Tensor,
     owners: Tensor,
-    last: Tensor,
-    next_: Tensor,
+    state: RowTensors,
     place: int,
-    scratch: int,
     next_rows: Tensor,
     positions: Tensor,
     accepted: Tensor,
 ) -> None:
     """Which rows' drafts equal the sampled tokens; see verify.py."""
-    accepts = (owners == before) & (owners != scratch)
-    accepts &= last.index_select(0, owners) == drafts
-    next_rows.copy_(torch.where(accepts, owners, scratch))
-    positions.copy_(torch.where(accepts, next_.index_select(0, owners), 0) + 1)
+    accepts = (owners == before) & (owners != state.scratch)
+    accepts &= state.last.index_select(0, owners) == drafts
+    next_rows.copy_(torch.where(accepts, owners, state.scratch))
+    ahead = state.next.index_select(0, owners)
+    positions.copy_(torch.where(accepts, ahead, 0) + 1)
     kept = accepted if place else torch.zeros_like(accepted)
     accepted.copy_(torch.where(accepts, place + 1, kept))

@@ -55,6 +55,7 @@ from minfer.kernels.sample_launches import (
     launch_gather,
     launch_scan,
 )
+from minfer.kernels.sample_reference import SamplingValues
 from minfer.kernels.sample_reference import reference as reference
 
 MOST_LOGITS = 1 << 20  # of a row: masses are summed in 63 bits, and ids have 20
@@ -75,11 +76,7 @@ SIZES = ProgramSizes(
 def sample(
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    deepest: Tensor,
-    typical_p: Tensor,
+    values: SamplingValues,
     streams: Tensor,
     positions: Tensor,
     *,
@@ -88,11 +85,10 @@ def sample(
     """Sample a token a row: (tokens [rows] int32, broken [rows] int32).
 
     `logits` [rows, vocab], rows contiguous, `positions` [rows] of the sampled tokens. Row
-    i uses the values of device row rows[i]: [device rows] each, `temperature` float32,
-    `top_k` int32 (0: all), `top_p` float32 (1: all), `deepest` float32 (-log of min-p;
-    inf: all), `typical_p` float32 (1: all), `streams` int64 (of
-    `minfer.sampling.reference_sampler.stream`). `filtered` False promises that no row has
-    any of these four filters. Broken (1, token 0) are rows with NaN, +inf or only -inf.
+    i is of device row rows[i], of which `values` and `streams` (int64, of
+    `minfer.sampling.reference_sampler.stream`) have the sampling values and the noise.
+    `filtered` False promises that no row filters tokens. Broken (1, token 0) are rows
+    with NaN, +inf or only -inf.
     Raises ValueError for more than 2^20 logits in a row.
     """
     if logits.shape[1] > MOST_LOGITS:
@@ -104,11 +100,7 @@ def sample(
     return pick(
         logits,
         rows,
-        temperature,
-        top_k,
-        top_p,
-        deepest,
-        typical_p,
+        values,
         streams,
         positions,
         filtered=filtered,
@@ -118,11 +110,7 @@ def sample(
 def _launch(
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    deepest: Tensor,
-    typical_p: Tensor,
+    values: SamplingValues,
     streams: Tensor,
     positions: Tensor,
     *,
@@ -133,11 +121,11 @@ def _launch(
         "logits": logits,
         "stride": logits.stride(0),
         "rows": rows,
-        "temperatures": temperature,
-        "top_ks": top_k,
-        "top_ps": top_p,
-        "deepests": deepest,
-        "typical_ps": typical_p,
+        "temperatures": values.temperature,
+        "top_ks": values.top_k,
+        "top_ps": values.top_p,
+        "deepests": values.deepest,
+        "typical_ps": values.typical_p,
         "vocab": logits.shape[1],
         "launch_pdl": early(logits),
     }

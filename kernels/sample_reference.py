@@ -23,13 +23,17 @@ WORD = 2**64  # int64 wraps: values above its largest are negative
 
 
 class SamplingValues(NamedTuple):
-    """The sampling values of rows: [rows, 1] each; see `sample.sample`."""
+    """The sampling values of rows: [device rows] each, or [rows, 1] in the reference."""
 
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    deepest: Tensor
-    typical_p: Tensor
+    temperature: Tensor  # float32
+    top_k: Tensor  # int32; 0: all
+    top_p: Tensor  # float32; 1: all
+    deepest: Tensor  # float32: -log of min-p; inf: all
+    typical_p: Tensor  # float32; 1: all
+
+    def of_rows(self, rows: Tensor) -> "SamplingValues":
+        """Returns the values [rows, 1] of these device rows, int64."""
+        return SamplingValues(*(column[rows, None] for column in self))
 
     @property
     def greedy(self) -> Tensor:
@@ -45,11 +49,7 @@ class SamplingValues(NamedTuple):
 def reference(
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    deepest: Tensor,
-    typical_p: Tensor,
+    values: SamplingValues,
     streams: Tensor,
     positions: Tensor,
     *,
@@ -58,8 +58,7 @@ def reference(
     """`sample` in plain torch, by sorting."""
     del filtered  # a promise, which only saves time
     owner = rows.long()
-    columns = temperature, top_k, top_p, deepest, typical_p
-    values = SamplingValues(*(column[owner, None] for column in columns))
+    values = values.of_rows(owner)
     x = comparable(logits)
     largest = x.amax(1, True)
     depth, ids = ((largest - x) / values.divisor).sort(stable=True)

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from minfer.kernels import on_triton
 from minfer.kernels.pdl import early, follow
+from minfer.kernels.row_state import Penalties
 
 MOST: Final = 1024  # entries of a row
 IN_PROMPT: Final = 1 << 30  # of a token's count: it is in the prompt
@@ -74,14 +75,6 @@ class ShapingState(NamedTuple):
             follows=words(MOST),
             matched=words(2, MOST),
         )
-
-
-class Penalties(NamedTuple):
-    """The penalties of the device rows, [device rows] float32 each."""
-
-    repetition: Tensor
-    frequency: Tensor
-    presence: Tensor
 
 
 _MOST: tl.constexpr = tl.constexpr(MOST)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from minfer.kernels import on_triton, plain
 from minfer.kernels.pdl import early, follow
+from minfer.kernels.row_state import RowTensors
 
 BLOCK = 256  # entries of a program
 
@@ -56,8 +57,7 @@ def write_draft_inputs(
     counts: Tensor,
     drafts: Tensor,
     proposed: Tensor | None,
-    next_: Tensor,
-    scratch: int,
+    state: RowTensors,
     out: Tensor,
 ) -> None:
     """Drafts as inputs: of rows [verified], which have counts [verified] of them.
@@ -68,7 +68,7 @@ def write_draft_inputs(
     positions, and rows, which are `scratch` if there is no draft. All are int32.
     """
     if not on_triton(rows):
-        plain.write_draft_inputs(rows, counts, drafts, proposed, next_, scratch, out)
+        plain.write_draft_inputs(rows, counts, drafts, proposed, state, out)
         return
     count = drafts.shape[0] * drafts.shape[1]
     _write_draft_inputs[triton.cdiv(count, BLOCK),](
@@ -77,8 +77,8 @@ def write_draft_inputs(
         drafts=drafts,
         line=drafts.stride(0),
         proposed=drafts if proposed is None else proposed,  # a kernel needs a tensor
-        next_=next_,
-        scratch=scratch,
+        next_=state.next,
+        scratch=state.scratch,
         verified=drafts.shape[1],
         count=count,
         out=out,
@@ -124,10 +124,8 @@ def accept_drafts(
     before: Tensor,
     drafts: Tensor,
     owners: Tensor,
-    last: Tensor,
-    next_: Tensor,
+    state: RowTensors,
     place: int,
-    scratch: int,
     next_rows: Tensor,
     positions: Tensor,
     accepted: Tensor,
@@ -144,26 +142,17 @@ def accept_drafts(
     """
     if not on_triton(before):
         plain.accept_drafts(
-            before,
-            drafts,
-            owners,
-            last,
-            next_,
-            place,
-            scratch,
-            next_rows,
-            positions,
-            accepted,
+            before, drafts, owners, state, place, next_rows, positions, accepted
         )
         return
     _accept_drafts[triton.cdiv(len(before), BLOCK),](
         before=before,
         drafts=drafts,
         owners=owners,
-        last=last,
-        next_=next_,
+        last=state.last,
+        next_=state.next,
         place=place,
-        scratch=scratch,
+        scratch=state.scratch,
         count=len(before),
         next_rows=next_rows,
         positions=positions,

@@ -245,10 +245,11 @@ def chi_of(
     rows = torch.arange(count, device=device, dtype=torch.int32)
     ones, all_, at = torch.ones_like(p[:, 0]), torch.zeros_like(rows), rows * 0 + 77
     far = ones * torch.inf
-    drafts, _ = reference(q, rows, ones, all_, ones, far, ones, noise["draft"], at)
+    values = SamplingValues(ones, all_, ones, far, ones)
+    drafts, _ = reference(q, rows, values, noise["draft"], at)
     found = reject.reject(
         p,
-        SamplingValues(*(one[:, None] for one in (ones, all_, ones, far, ones))),
+        values.of_rows(rows.long()),
         reject.RejectionNoise(
             noise["picks"][:, None], noise["coins"][:, None], at[:, None].long()
         ),

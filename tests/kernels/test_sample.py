@@ -14,6 +14,7 @@ from minfer.effects.execution.cpu.cpu_sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
 from minfer.kernels import sample_reference
 from minfer.kernels.sample_launches import ProgramSizes
+from minfer.kernels.sample_reference import SamplingValues
 from minfer.records.request import SamplingParams
 from minfer.sampling import reference_sampler as meaning
 from tests.circles import claimed
@@ -55,7 +56,9 @@ def signed(bits: int) -> int:
     return bits - 2**64 if bits >= 2**63 else bits
 
 
-def tensors(rows: Sequence[Row], device: str) -> tuple[Tensor, ...]:
+def tensors(
+    rows: Sequence[Row], device: str
+) -> tuple[Tensor, SamplingValues, Tensor, Tensor]:
     """The arguments of `sample` after the logits; device rows are in the
     reverse order.
     """
@@ -67,11 +70,13 @@ def tensors(rows: Sequence[Row], device: str) -> tuple[Tensor, ...]:
 
     return (
         put(range(len(rows)), torch.int32),
-        put([one.temperature for one in params], torch.float32),
-        put([max(one.top_k, 0) for one in params], torch.int32),
-        put([one.top_p for one in params], torch.float32),
-        put([-meaning.lowest(one.min_p) for one in params], torch.float32),
-        put([one.typical_p for one in params], torch.float32),
+        SamplingValues(
+            put([one.temperature for one in params], torch.float32),
+            put([max(one.top_k, 0) for one in params], torch.int32),
+            put([one.top_p for one in params], torch.float32),
+            put([-meaning.lowest(one.min_p) for one in params], torch.float32),
+            put([one.typical_p for one in params], torch.float32),
+        ),
         put(streams, torch.int64),
         put([position for *_, position in rows], torch.int64).flip(0),
     )

@@ -209,7 +209,7 @@ def test_real_vocabularies(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
     with torch.cuda.graph(graph):
         found = step()
     rows = both[1].rows
-    penalties = kernels.Penalties(rows.repetition, rows.frequency, rows.presence)
+    penalties = rows.penalties
     for turn in range(6):
         logits.normal_(0, 3)
         tokens.copy_(torch.randint(9 if turn % 2 else vocab, (count,)))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from minfer.kernels.row_state import RowTensors
 from minfer.kernels.verify import accept_drafts, write_draft_inputs
 
 SCRATCH = 400
@@ -12,6 +13,11 @@ MADE_BY_MODEL = -1
 
 def ints(values: object, device: str) -> Tensor:
     return torch.as_tensor(values).to(device, torch.int32)
+
+
+def state_of(last: Tensor, next_: Tensor, device: str) -> RowTensors:
+    table = torch.empty(0, dtype=torch.int32, device=device)
+    return RowTensors(ints(last, device), ints(next_, device), table, SCRATCH)
 
 
 def drawn(below: int, *shape: int) -> Tensor:
@@ -35,8 +41,7 @@ def test_write_draft_inputs(
         ints(counts, device),
         ints(given, device)[:, :verified],
         ints(proposed, device) if by_model else None,
-        ints(next_, device),
-        SCRATCH,
+        state_of(next_, next_, device),
         out[:, : drafts * verified],
     )
     found = out[:, : drafts * verified].cpu().view(3, drafts, verified).long()
@@ -67,10 +72,8 @@ def test_accept_drafts(device: str, verified: int, place: int) -> None:
         ints(before, device),
         ints(drafts, device),
         ints(owners, device),
-        ints(last, device),
-        ints(next_, device),
+        state_of(last, next_, device),
         place,
-        SCRATCH,
         next_rows,
         positions,
         kept,

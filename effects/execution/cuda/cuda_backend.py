@@ -81,11 +81,7 @@ class CudaBackend:
         tokens, broken = sample(
             logits=logits,
             rows=rows,
-            temperature=device_rows.temperature,
-            top_k=device_rows.top_k,
-            top_p=device_rows.top_p,
-            deepest=device_rows.deepest,
-            typical_p=device_rows.typical_p,
+            values=device_rows.sampling,
             streams=device_rows.stream if streams is None else streams,
             positions=positions,
             filtered=filtered,

@@ -22,7 +22,6 @@ from minfer.kernels.shape import (
     IN_PROMPT,
     PENALIZED,
     RESTRICTED,
-    Penalties,
     ShapingState,
 )
 from minfer.records.plan import Open
@@ -113,11 +112,7 @@ class CudaShaper:
 
     def shape(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Returns the logits that tokens are sampled from."""
-        device_rows = self.rows
-        penalties = Penalties(
-            device_rows.repetition, device_rows.frequency, device_rows.presence
-        )
-        return kernels.shape(logits, rows, positions, penalties, self.state)
+        return kernels.shape(logits, rows, positions, self.rows.penalties, self.state)
 
     def count(self, rows: Tensor, positions: Tensor, drawn: Drawn) -> None:
         """Count sampled tokens."""

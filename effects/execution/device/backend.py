@@ -19,6 +19,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.spec import ModelSpec
+from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.records.plan import Copy, Open
 
 
@@ -117,14 +118,9 @@ class Backend(Protocol):
         self,
         rows: Tensor,
         extra: Tensor | None,
-        last: Tensor,
-        next_: Tensor,
-        table: Tensor,
+        state: RowTensors,
         block_size: int,
-        tokens: Tensor,
-        positions: Tensor,
-        ahead: Tensor,
-        slots: Tensor,
+        out: StepInputs,
     ) -> None:
         """Gather a step's inputs; see `kernels.rows.gather`."""
         ...
@@ -153,9 +149,7 @@ class Backend(Protocol):
         positions: Tensor,
         drawn: Tensor,
         broken: Tensor,
-        last: Tensor,
-        next_: Tensor,
-        scratch: int,
+        state: RowTensors,
         out: Tensor,
     ) -> None:
         """Store sampled tokens in the rows; see `kernels.rows.advance`."""
@@ -167,8 +161,7 @@ class Backend(Protocol):
         counts: Tensor,
         drafts: Tensor,
         proposed: Tensor | None,
-        next_: Tensor,
-        scratch: int,
+        state: RowTensors,
         out: Tensor,
     ) -> None:
         """Write drafts as inputs; see `kernels.verify.write_draft_inputs`."""
@@ -179,10 +172,8 @@ class Backend(Protocol):
         before: Tensor,
         drafts: Tensor,
         owners: Tensor,
-        last: Tensor,
-        next_: Tensor,
+        state: RowTensors,
         place: int,
-        scratch: int,
         next_rows: Tensor,
         positions: Tensor,
         accepted: Tensor,

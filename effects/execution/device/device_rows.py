@@ -12,6 +12,8 @@ import torch
 from attrs import frozen
 from numpy.typing import NDArray
 
+from minfer.kernels.row_state import Penalties, RowTensors
+from minfer.kernels.sample_reference import SamplingValues
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Open
 from minfer.records.speculation import REJECTION
@@ -136,16 +138,21 @@ class DeviceRows:
             name: part[name].view(getattr(torch, one.word))
             for name, one in ROW_FIELDS.items()
         }
-        self.temperature = column["temperature"]  # 0: greedy
-        self.top_k = column["top_k"]  # 0: all
-        self.top_p = column["top_p"]  # 1: all
-        self.deepest = column["min_p"]  # -log of min-p; inf: all
-        self.typical_p = column["typical_p"]  # 1: all
-        self.repetition = column["repetition_penalty"]
-        self.frequency = column["frequency_penalty"]
-        self.presence = column["presence_penalty"]
+        self.sampling = SamplingValues(
+            temperature=column["temperature"],  # 0: greedy
+            top_k=column["top_k"],
+            top_p=column["top_p"],
+            deepest=column["min_p"],
+            typical_p=column["typical_p"],
+        )
+        self.penalties = Penalties(
+            column["repetition_penalty"],
+            column["frequency_penalty"],
+            column["presence_penalty"],
+        )
         self.requested_logprobs = column["logprobs"]  # as `requested_logprobs` returns it
         self.table = part["table"][: count * blocks].view(count, blocks)
+        self.state = RowTensors(self.last, self.next, self.table, self.scratch)
         self.batch = part["batch"]  # decode rows, in the step's order
         # [2, ...]: of these, rows sampled now, and rows with deferred sampling; else
         # scratch

@@ -17,19 +17,10 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
 from minfer.effects.models.batch import Batch, Chunks, Verified
 from minfer.kernels.flash import FlashWork
+from minfer.kernels.row_state import StepInputs
 
 TOKENS: Final = 0  # lines of inputs, as of `PrefillWords.tokens`
 OWNERS: Final = 2
-
-
-@frozen(eq=False)
-class StepInputs:
-    """A step's input tokens, [tokens] each, int32 unless noted."""
-
-    tokens: Tensor  # ids
-    positions: Tensor
-    ahead: Tensor  # the positions after them
-    slots: Tensor  # int64: where their keys and values go
 
 
 @frozen(eq=False)
@@ -72,25 +63,15 @@ class Feeder:
 
     def decode_inputs(self, step: StepRows) -> StepInputs:
         """Gather tokens, positions and slots of a step."""
-        rows, decode_rows, extra = self.rows, step.decode_rows, step.extra
+        decode_rows, extra = step.decode_rows, step.extra
         count = len(decode_rows) + (0 if extra is None else extra.shape[1])
         # Zeros for a dummy step, as no kernel fills them.
         make = decode_rows.new_zeros if step.dummy else decode_rows.new_empty
         tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
         slots = make(count, dtype=torch.int64)
-        self.backend.gather(
-            rows=decode_rows,
-            extra=extra,
-            last=rows.last,
-            next_=rows.next,
-            table=rows.table,
-            block_size=self.block_size,
-            tokens=tokens,
-            positions=positions,
-            ahead=ahead,
-            slots=slots,
-        )
-        return StepInputs(tokens, positions, ahead, slots)
+        inputs = StepInputs(tokens, positions, ahead, slots)
+        self.backend.gather(decode_rows, extra, self.rows.state, self.block_size, inputs)
+        return inputs
 
     def batch(
         self,

@@ -25,7 +25,6 @@ from minfer.effects.execution.device.backend import Drawn
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.packing.inputs import DraftWords
 from minfer.kernels import reject
-from minfer.kernels.sample_reference import SamplingValues
 
 
 @frozen(eq=False)
@@ -82,16 +81,9 @@ def rejection_sample(
         raise AssertionError("these rows have no coins")
     count = len(drafts.tokens)
     here, owner = logits[:count], rows[:count].long()
-    columns = (
-        device_rows.temperature,
-        device_rows.top_k,
-        device_rows.top_p,
-        device_rows.deepest,
-        device_rows.typical_p,
-    )
     found = reject.reject(
         here,
-        SamplingValues(*(column[owner, None] for column in columns)),
+        device_rows.sampling.of_rows(owner),
         reject.RejectionNoise(
             picks=device_rows.stream[owner, None],
             coins=device_rows.coins[owner, None],

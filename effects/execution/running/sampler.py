@@ -144,9 +144,7 @@ class Sampler:
             positions=positions,
             drawn=drawn.tokens,
             broken=drawn.broken,
-            last=device_rows.last,
-            next_=device_rows.next,
-            scratch=device_rows.scratch,
+            state=device_rows.state,
             out=self.out[at:],
         )
         if wants.scored:

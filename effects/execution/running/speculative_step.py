@@ -101,10 +101,8 @@ def speculative_step(
             before=sampled,
             drafts=tokens[place],
             owners=owners[place],
-            last=parts.rows.last,
-            next_=parts.rows.next,
+            state=parts.rows.state,
             place=place,
-            scratch=parts.rows.scratch,
             next_rows=rows,
             positions=positions,
             accepted=accepted,
@@ -137,8 +135,7 @@ def with_draft_inputs(
         counts=drafts.counts,
         drafts=drafts.tokens,
         proposed=proposed,
-        next_=parts.rows.next,
-        scratch=parts.rows.scratch,
+        state=parts.rows.state,
         out=out,
     )
     tokens, _, owners = out.view(3, places, count).unbind(0)

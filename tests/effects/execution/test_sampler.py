@@ -31,10 +31,11 @@ def filters(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def spy(**given: Any) -> tuple[Tensor, Tensor]:
         device_rows, filtered = given["rows"].long(), given["filtered"]
-        top_k, top_p = given["top_k"][device_rows], given["top_p"][device_rows]
+        values = given["values"]
+        top_k, top_p = values.top_k[device_rows], values.top_p[device_rows]
         narrow = (top_k > 0) & (top_k < VOCAB) | (top_p < 1)
-        narrow |= given["deepest"][device_rows].isfinite()
-        noisy = given["temperature"][device_rows] >= sample.GREEDY_BELOW
+        narrow |= values.deepest[device_rows].isfinite()
+        noisy = values.temperature[device_rows] >= sample.GREEDY_BELOW
         assert filtered or not (narrow & noisy).any()
         seen.append(filtered)
         return draw(**given)
