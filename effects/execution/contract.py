@@ -53,7 +53,7 @@ class Executor(Protocol):
         """
         ...
 
-    def sample(self, command: SampleApart) -> None:
+    def sample(self, command: SampleDeferred) -> None:
         """Sample the deferred rows of a launched plan, with these masks.
 
         Called once for each plan with such rows, before it is collected; failed and

@@ -57,7 +57,7 @@ class LaunchedPlan:
     error: str = ""
     # rows with deferred sampling, once their logits are kept
     deferred: Draw | None = None
-    command: SampleApart | None = None  # of these; None: the host has not sent it yet
+    command: SampleDeferred | None = None  # of these; None: the host has not sent it yet
     # of these, whose rows had new owners by then
     reassigned: list[int] = field(factory=list)
 
@@ -200,7 +200,7 @@ class TorchExecutor:
                     launched.error = launched.error or _describe(error)
             return None
 
-    def sample(self, command: SampleApart) -> None:
+    def sample(self, command: SampleDeferred) -> None:
         """Sample the deferred rows of a launched plan."""
         launched = next(
             (one for one in self.launched_plans if one.plan.step == command.step), None
@@ -224,7 +224,7 @@ class TorchExecutor:
     def _collect(self, launched: LaunchedPlan) -> Executed | Failed:
         if not self.at_once:
             self._attempt(launched, self._launch)
-            if launched.plan.apart and launched.command and not launched.error:
+            if launched.plan.deferred and launched.command and not launched.error:
                 self._attempt(launched, self._sample)
         if not launched.error:
             try:
@@ -350,7 +350,7 @@ class TorchExecutor:
         self.runner.run_deferred(draws, slot)
 
     def _results(self, launched: LaunchedPlan) -> Executed:
-        if launched.plan.apart and launched.command is None:
+        if launched.plan.deferred and launched.command is None:
             raise ExecutorError(
                 f"the host has not allowed that the deferred rows of step "
                 f"{launched.plan.step} are sampled"

@@ -188,7 +188,7 @@ class Packer:
         """Set the decode rows and the deferred rows on the device."""
         size = bucket_of(len(rows), DECODE)
         self.rows.set_batch(rows, size)
-        self.members, self.places, self.deferred_entries = rows, places, plan.apart
+        self.members, self.places, self.deferred_entries = rows, places, plan.deferred
         needs = self.rows.wants(rows)
         self.shape = self.pad(
             StepShape(
@@ -197,7 +197,7 @@ class Packer:
                 filtered=needs.filtered,
                 scored=needs.scored,
                 shaped=needs.shaped,
-                keeps_logits=bool(plan.apart),
+                keeps_logits=bool(plan.deferred),
             )
         )
         draw = Draw([*places], [self.rows.owners[row] for row in rows])
@@ -250,7 +250,7 @@ class Packer:
             tokens=sum(counts),
             chunks=len(counts),
             longest=max(counts),
-            keeps_logits=bool(plan.apart),
+            keeps_logits=bool(plan.deferred),
         )
         shape = self._with_drafts(plan, shape) if decoding else self.pad(shape)
         words = self._empty(shape)
@@ -340,7 +340,7 @@ class Packer:
         `lines` [2, draws] for the device.
         """
         lines[:] = self.rows.scratch
-        deferred = set(plan.apart)
+        deferred = set(plan.deferred)
         at = draw.at or range(len(draw.places))
         if not deferred:
             lines[0, at] = picked(plan.rows, draw.places)

@@ -207,7 +207,7 @@ def _yields(plan: Plan, slots: Sequence[HostSlot], reassigned: Sequence[int]) ->
             continue
         drawn = slot.tokens(draw)
         simple = draw.at is None and draw.draft_outputs is None
-        if simple and not plan.apart:
+        if simple and not plan.deferred:
             return tuple(zip(drawn, strict=True))
         # A row is in one forward, and sampled once.
         for place, token in zip(draw.places, zip(drawn, strict=True), strict=True):

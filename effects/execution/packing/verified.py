@@ -61,7 +61,7 @@ def flaw_of_drafts(
     taken = {fill.index for fill in plan.fills}
     for draft in plan.drafts:
         count = plan.counts[draft.index] - 1
-        if draft.index in plan.apart:
+        if draft.index in plan.deferred:
             return "rows with deferred sampling have no drafts"
         if draft.index in taken:
             return "rows with drafts are decode rows"

@@ -63,7 +63,7 @@ class DeferredPacker:
         self._opened = -1  # value of `DeviceRows.opened` then
         self._draws: DeferredDraws | None = None  # its draws
 
-    def pack(self, plan: Plan, draw: Draw, command: SampleApart) -> DeferredDraws:
+    def pack(self, plan: Plan, draw: Draw, command: SampleDeferred) -> DeferredDraws:
         """Returns the deferred draws of `draw`, whose inputs have been computed. Raises
         MaskError.
         """
@@ -86,7 +86,7 @@ class DeferredPacker:
 def pack_deferred(
     plan: Plan,
     draw: Draw,
-    command: SampleApart,
+    command: SampleDeferred,
     rows: DeviceRows,
     pad: Callable[[StepShape], StepShape],
 ) -> DeferredDraws:
@@ -164,7 +164,7 @@ def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes
     if strangers := sorted(by_row.keys() - set(plan.deferred)):
         raise MaskError(
             f"a mask is for entry {strangers[0]} of step {plan.step}, whose "
-            f"sampling is not deferred: {plan.apart}"
+            f"sampling is not deferred: {plan.deferred}"
         )
     return [by_row.get(index, b"") for index in places]
 

@@ -108,7 +108,7 @@ def test_tokens_are_the_same_without_steps_ahead(
             lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.deferred)
         )
     assert run.serve(bound(requests(0), every), arrival_gap=depth % 2) == reference
-    assert not run.count(Voided)
+    assert not run.count(Discarded)
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
 
@@ -231,7 +231,7 @@ def test_a_mask_that_allows_nothing_fails_its_step(
 
     run.driver.masks = MasksBy(empty_once)
     assert run.serve(bound(requests(0), 2), arrival_gap=1) == reference
-    [voided] = [reason for reason in run.reasons if isinstance(reason, Voided)]
+    [voided] = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert "a mask allows no token for request 'r" in voided.error
 
 
@@ -247,7 +247,7 @@ def test_so_does_one_that_was_written_to_lent_memory(
 
     run.driver.masks = MasksBy(empty_once, lend=executor_of(run).mask_lines)
     assert run.serve(bound(requests(0), 2), arrival_gap=1) == reference
-    [voided] = [reason for reason in run.reasons if isinstance(reason, Voided)]
+    [voided] = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert "request 'r" in voided.error
 
 
@@ -268,7 +268,7 @@ def test_deferred_draws_that_fail_fail_their_step(
 
     monkeypatch.setattr(sampler, "sample_kept", failing)
     assert run.serve(bound(requests(0), 2), arrival_gap=1) == reference
-    voided = [reason.error for reason in run.reasons if isinstance(reason, Voided)]
+    voided = [reason.error for reason in run.reasons if isinstance(reason, Discarded)]
     assert set(voided) == {"MemoryError()"}
 
 
@@ -372,11 +372,11 @@ def pad(shape: StepShape) -> StepShape:
 def test_rows_and_positions_of_deferred_draws() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([1, 2], [owners[0], owners[1]])
-    draws = pack_deferred(PLAN, kept, SampleApart(7), rows, pad)
+    draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad)
     assert draws.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
     assert (draws.draw.places, draws.reassigned, draws.masks) == ([1, 2], [], [b"", b""])
     rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    draws = pack_deferred(PLAN, kept, SampleApart(7), rows, pad)
+    draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad)
     assert (draws.draw.places, draws.reassigned) == ([2], [1])
     assert draws.draw.owners == [owners[1]]
 
@@ -392,15 +392,15 @@ def test_where_masks_were_written_that_lie_in_lent_memory(
     kept = Draw(places, [owners[PLAN.rows[place]] for place in places])
     if taken:
         rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    draws = pack_deferred(PLAN, kept, SampleApart(7, written=True), rows, pad)
+    draws = pack_deferred(PLAN, kept, SampleDeferred(7, written=True), rows, pad)
     assert (draws.step, [*(draws.lines or ())], draws.masks) == (7, lines, [])
-    assert pack_deferred(PLAN, kept, SampleApart(7), rows, pad).lines is None
+    assert pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad).lines is None
 
 
 def test_deferred_draws_are_padded_with_the_scratch_row() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([0, 1, 2], [owners[2], owners[0], owners[1]])
-    draws = pack_deferred(PLAN, kept, SampleApart(7), rows, StepShape.padded)
+    draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, StepShape.padded)
     assert draws.shape == StepShape(decode_rows=0, draws=4, deferred_draws=True)
     assert draws.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
 
@@ -410,14 +410,14 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
     rng = random.Random(0)
     rows, _ = rows_with("a", "b", "c")
     packer = DeferredPacker(rows, StepShape.padded)
-    kept, apart = Draw([], []), tuple[int, ...]()
+    kept, deferred = Draw([], []), tuple[int, ...]()
     counts, fills = (1, 1, 1), tuple[Fill, ...]()
     reused = 0
     for step in range(400):
         starts = tuple(rng.randrange(9) for _ in range(3))
         if not kept.places or rng.random() < 0.2 or fills:  # others, or in another order
             places = rng.sample(range(3), rng.randrange(1, 4))
-            apart = tuple(sorted(places))
+            deferred = tuple(sorted(places))
             kept = Draw(places, [rows.owners[PLAN.rows[place]] for place in places])
             counts, fills = (1, 1, 1), ()
             if (
@@ -428,9 +428,9 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
             request = Request(id=f"new {step}", prompt=(3,), max_tokens=2)
             rows.open(rng.randrange(3), opened(request, (0,)))
         plan = evolve(
-            PLAN, step=step, counts=counts, starts=starts, fills=fills, deferred=apart
+            PLAN, step=step, counts=counts, starts=starts, fills=fills, deferred=deferred
         )
-        command = SampleApart(step, written=rng.random() < 0.9)
+        command = SampleDeferred(step, written=rng.random() < 0.9)
         expected = pack_deferred(plan, kept, command, rows, StepShape.padded)
         before = packer._draws
         found = packer.pack(plan, kept, command)
@@ -459,16 +459,18 @@ def test_bits_of_masks() -> None:
     rows, owners = rows_with("a", "b")
     kept = Draw([1, 2], [*owners])
     bits = written(
-        pack_deferred(PLAN, kept, SampleApart(7, (Mask(2, b"\x03"),)), rows, pad)
+        pack_deferred(PLAN, kept, SampleDeferred(7, (Mask(2, b"\x03"),)), rows, pad)
     )
     assert bits.sum(1).tolist() == [VOCAB, 2]
     assert bits[1, :2].all()
     bits = written(
-        pack_deferred(PLAN, kept, SampleApart(7, (Mask(2, b"\xff" * 50),)), rows, pad)
+        pack_deferred(PLAN, kept, SampleDeferred(7, (Mask(2, b"\xff" * 50),)), rows, pad)
     )
     assert bits[1].sum() == VOCAB
     for nothing in (b"\0", bytes(13), bytes(12) + b"\xe0"):
         with pytest.raises(MaskError, match="no token for request 'b' "):
             written(
-                pack_deferred(PLAN, kept, SampleApart(7, (Mask(2, nothing),)), rows, pad)
+                pack_deferred(
+                    PLAN, kept, SampleDeferred(7, (Mask(2, nothing),)), rows, pad
+                )
             )

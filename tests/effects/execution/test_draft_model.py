@@ -101,7 +101,7 @@ def test_another_model_changes_nothing(
     draft = near(model) if changes is None else other(model, **changes)
     run, tally = drafting(model, draft, 4, depth=depth, **settings)
     assert run.serve(requests(0), arrival_gap=depth % 2) == reference
-    assert not run.count(Voided)
+    assert not run.count(Discarded)
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
     elif changes is None:

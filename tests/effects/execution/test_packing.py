@@ -101,7 +101,7 @@ def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
 
 @pytest.mark.parametrize("pad", [False, True])
 def test_deferred_rows_keep_logits_and_others_are_sampled(pad: bool) -> None:
-    [forward] = packer(pad).forwards(evolve(MIXED, apart=(2, 3)))
+    [forward] = packer(pad).forwards(evolve(MIXED, deferred=(2, 3)))
     inputs = ForwardWords.of(forward.words, forward.shape)
     assert inputs.sampling_split is not None
     now, kept = inputs.sampling_split
@@ -125,7 +125,7 @@ def test_a_steady_decode_is_sent_nothing() -> None:
     change(packs.rows)
     [again] = packs.forwards(plan)
     assert again.draw is forward.draw
-    bound = evolve(plan, apart=(0,))
+    bound = evolve(plan, deferred=(0,))
     [bound_forward] = packs.forwards(bound)
     assert bound_forward.shape == evolve(forward.shape, keeps_logits=True)
     assert (bound_forward.draw.places, bound_forward.draw.at) == ([1], [1])
@@ -150,7 +150,7 @@ def test_shapes_do_not_depend_on_which_rows_are_deferred(
 ) -> None:
     rows = packer(pad=True).rows
     packs = Packer(rows, lambda shape: evolve(shape, keeps_logits=True).padded())
-    [mixed] = packs.forwards(evolve(MIXED, apart=deferred))
+    [mixed] = packs.forwards(evolve(MIXED, deferred=deferred))
     lines = ForwardWords.of(mixed.words, mixed.shape).sampling_split
     assert mixed.shape.keeps_logits
     assert lines is not None
@@ -350,7 +350,7 @@ def test_or_one_in_which_drafts_come_before_prompts(
     """Without graphs, or beside rows apart."""
     packs = packer(pad=False)
     packs.drafts, packs.parts_drafts = 99, parts and bool(deferred)
-    [forward] = packs.forwards(evolve(BESIDE, apart=deferred))
+    [forward] = packs.forwards(evolve(BESIDE, deferred=deferred))
     inputs = ForwardWords.of(forward.words, forward.shape)
     assert inputs.prefill is not None
     assert inputs.drafts is not None
@@ -371,7 +371,7 @@ def test_prompts_are_scored_at_their_own_inputs(
     sampling = SamplingParams(prompt_logprobs=0)
     scored = Request(id="x", prompt=(1, 5, 21, 22), max_tokens=9, sampling=sampling)
     packs.rows.open(4, opened(scored, (4,)))
-    *_, forward = packs.forwards(evolve(BESIDE, apart=deferred))
+    *_, forward = packs.forwards(evolve(BESIDE, deferred=deferred))
     assert forward.scored is not None
     assert forward.scored.inputs.tolist() == inputs
 

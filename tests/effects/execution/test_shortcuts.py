@@ -124,7 +124,7 @@ def test_a_step_that_failed_is_not_captured_next_time(
     captured = capturing(run, monkeypatch)
     one = Request(id="a", prompt=(3, 4, 5), max_tokens=3, sampling=GREEDY)
     tokens = run.serve([one])
-    assert run.count(Voided) == 1
+    assert run.count(Discarded) == 1
     assert [shape.tokens for shape in captured] == [0]
     run.serve([evolve(one, id="b", prompt=(6, 7, 8))])
     assert [shape.tokens for shape in captured] == [0, 64]

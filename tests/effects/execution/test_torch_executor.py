@@ -55,7 +55,7 @@ def test_tokens_are_those_of_transformers(
 ) -> None:
     run = Run.start(model, **settings, depth=depth)
     assert run.serve(requests(0), arrival_gap=depth % 2) == reference
-    assert not run.count(Voided)
+    assert not run.count(Discarded)
     assert {end.reason for end in run.ends.values()} == {"stop", "length"}
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
@@ -144,7 +144,7 @@ def test_a_failing_forward_fails_its_step_only(
     monkeypatch.setattr(runner, "forward", failing)
     run = Run.start(model, num_blocks=20)
     assert run.serve(requests(0), arrival_gap=1) == reference
-    voided = [reason for reason in run.reasons if isinstance(reason, Voided)]
+    voided = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert voided
     assert {v.error for v in voided} == {repr(error)}
 
@@ -165,7 +165,7 @@ def test_what_earlier_owners_left_in_blocks_does_not_matter(
             seed=11,
         )
         tokens = run.serve([*requests(0), samples], arrival_gap=1)
-        assert not run.count(Voided)
+        assert not run.count(Discarded)
         assert tokens == reference | {
             ("n", i): model.expected(samples, i) for i in range(3)
         }

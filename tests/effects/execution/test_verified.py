@@ -70,7 +70,7 @@ def test_whatever_is_guessed_tokens_are_the_same(
 ) -> None:
     run, tally = guessing(model, reference, right, most, depth=depth, **settings)
     assert run.serve(requests(0), arrival_gap=depth % 2) == reference
-    assert not run.count(Voided)
+    assert not run.count(Discarded)
     if right == 1:
         assert tally.accepted == tally.proposed
     else:
@@ -353,7 +353,7 @@ ROW: dict[str, Any] = {
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "are decode rows": {"fills": (Fill(0, (3, 4)),)},
-    "with deferred sampling have no drafts": {"apart": (0,)},
+    "with deferred sampling have no drafts": {"deferred": (0,)},
     "1 to 6 drafts, not 7": {"counts": (8,), "drafts": (Draft(0, (5,) * 7),)},
     "not 0": {"counts": (1,)},
     "1 drafts are given of 2": {"counts": (3,)},

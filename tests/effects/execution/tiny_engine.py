@@ -176,7 +176,7 @@ class Run:
                 self.ends.update({(f.id, f.sample): f for f in command.finished})
 
     def serve(self, wanted: list[Request], *, arrival_gap: int = 0) -> Tokens:
-        """Serve to the end, submitting a request every `apart` turns."""
+        """Serve to the end, submitting a request every `arrival_gap` turns."""
         for request in wanted:
             self.driver.post(Submit(request))
             for _ in range(arrival_gap):
