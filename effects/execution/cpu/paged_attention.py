@@ -40,9 +40,8 @@ class KVCache:
     data: Tensor  # [layers, blocks, block_size, 2, kv_heads, head_dim]
     slots: tuple[Tensor, ...]  # a layer: [blocks * block_size, 2 * kv_heads, head_dim]
     blocks: tuple[Tensor, ...]  # a layer: [blocks, block_size * 2 * kv_heads * head_dim]
-    rope: (
-        Tensor  # [positions, 2, 1, head_dim] float32: cosines, sines signed for `rotate`
-    )
+    # [positions, 2, 1, head_dim] float32: cosines, sines signed for `rotate`
+    rope: Tensor
     step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
 
     def mix(
@@ -187,9 +186,8 @@ def rope_table(spec: ModelSpec, length: int) -> Tensor:
     if spec.rope is None:
         return torch.empty(0, 2, 1, spec.head_dim)
     inverse = inverse_frequencies(spec.rope, spec.head_dim)
-    angles = (
-        torch.arange(length, dtype=torch.float32)[:, None] * inverse
-    )  # [length, head_dim / 2]
+    # [length, head_dim / 2]
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
     cos, sin = (
         part * spec.rope.attention_factor for part in (angles.cos(), angles.sin())
     )

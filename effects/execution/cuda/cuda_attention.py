@@ -34,9 +34,8 @@ class CudaCache:
 
     spec: ModelSpec
     data: Tensor  # [layers, 2, blocks + 1, block_size, kv_heads, head_dim]
-    layers: tuple[
-        tuple[Tensor, Tensor], ...
-    ]  # keys, values: [blocks + 1, block_size, ...]
+    # keys, values: [blocks + 1, block_size, ...]
+    layers: tuple[tuple[Tensor, Tensor], ...]
     rope: Tensor  # [positions, head_dim] float32: cosines, then sines
 
     @classmethod

@@ -102,9 +102,8 @@ class Packer:
             int, ...
         ] = ()  # entries of the plan with deferred sampling
         self.deferred_draw: Draw | None = None  # of those with deferred sampling
-        self.shape = StepShape(
-            decode_rows=0, draws=0
-        )  # of a pure decode step of these rows
+        # of a pure decode step of these rows
+        self.shape = StepShape(decode_rows=0, draws=0)
 
     def forget(self) -> None:
         """Mark the device's list of decode rows as outdated."""
