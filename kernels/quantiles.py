@@ -31,7 +31,7 @@ BY_DEVIATION = tl.constexpr(3)  # a distance from the mean depth, by mass
 BY_TYPICAL_ID = tl.constexpr(4)  # an id at that distance, by mass
 
 
-class Candidates(NamedTuple):
+class CandidateList(NamedTuple):
     """A row's list of the ids that may be kept, and the values from which depths are
     computed.
 
@@ -86,7 +86,7 @@ def all_candidates(candidates, vocab):
         none,
     )
     one = tl.full([], 1, tl.int32)
-    return Candidates(
+    return CandidateList(
         candidates.logits, candidates.ids, vocab, one, bounds, candidates.temperature
     )
 
@@ -278,7 +278,7 @@ def _one_part(candidates, wanted, tile: tl.constexpr):
         row_bounds.wait,
         row_bounds.floor,
     )
-    return Candidates(
+    return CandidateList(
         candidates.logits, behind, size, candidates.every, bounds, candidates.temperature
     )
 

@@ -32,7 +32,7 @@ from minfer.kernels.bounds import (
 from minfer.kernels.noise import uniform, waiting
 from minfer.kernels.pdl import follow
 from minfer.kernels.quantiles import (
-    Candidates,
+    CandidateList,
     Edges,
     all_candidates,
     edges_of,
@@ -316,7 +316,7 @@ def finish(
     none = tl.full([], 0.0, tl.float32)
     row_bounds = DepthBounds(largest, none, none, none, none, none, none, none)
     a_list = tl.full([], 0, tl.int32)
-    candidates = Candidates(
+    candidates = CandidateList(
         line, lists + row * width, size, a_list, row_bounds, params.temperature
     )
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
@@ -326,7 +326,7 @@ def finish(
         row_bounds = load_bounds(bounds + row * BOUND_WORDS)
         sure = tl.load(masses + row * MASSES)
         within = tl.load(masses + row * MASSES + 1)
-        candidates = Candidates(
+        candidates = CandidateList(
             line, lists + row * width, size, a_list, row_bounds, params.temperature
         )
         edges, candidates = edges_of(params, candidates, sure, within, vocab, width, tile)

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 
 from minfer.effects.execution.cuda.cuda_shaper import CudaShaper
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.kernels import plain
 from minfer.kernels import shape as kernels
@@ -71,7 +71,9 @@ class Device:
             how, seen, prompt = self.given[row]
             assert line == shaped(own, how, seen[:prompt], seen[prompt:])
         assert found[len(rows) :].cpu().equal(logits[len(rows) :].float())
-        drawn = Drawn(self._ints([*tokens, 1, 2]), self._ints([0] * (len(rows) + 2)))
+        drawn = DrawnTokens(
+            self._ints([*tokens, 1, 2]), self._ints([0] * (len(rows) + 2))
+        )
         self.shaper.count(device_rows, positions, drawn)
         for seen, token in zip(known, tokens, strict=True):
             seen.append(token)
@@ -152,7 +154,7 @@ def test_broken_rows_count_nothing(device: str) -> None:
     how = RowSampling.of(SamplingParams(frequency_penalty=1), 1, 0)
     there.open(0, how, [1], 1)
     device_rows, positions, tokens, broken = (there._ints([v]) for v in (0, 1, 4, 1))
-    there.shaper.count(device_rows, positions, Drawn(tokens, broken))
+    there.shaper.count(device_rows, positions, DrawnTokens(tokens, broken))
     there.step([0], torch.ones(3, 9), [4])
     there.step([0], torch.ones(3, 9), [5])
 
@@ -194,7 +196,7 @@ def test_real_vocabularies(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
     ).int()
     logits = torch.empty(count, vocab, device="cuda", dtype=dtype)
     tokens, fine = torch.zeros_like(device_rows), torch.zeros_like(device_rows)
-    drawn = Drawn(tokens, fine)
+    drawn = DrawnTokens(tokens, fine)
 
     def step() -> torch.Tensor:
         made = both[0].shaper.shape(logits, device_rows, positions)

@@ -10,7 +10,7 @@ from torch import Tensor
 from minfer.effects.execution.cpu.cpu_sampler import Sampling, choose
 from minfer.effects.execution.cpu.cpu_shaper import CpuShaper
 from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.spec import ModelSpec
@@ -81,7 +81,7 @@ class CpuBackend:
         *,
         filtered: bool,  # noqa: ARG002  # known row by row
         streams: Tensor | None = None,
-    ) -> Drawn:
+    ) -> DrawnTokens:
         """Sample a token for each row, in numpy."""
         sampling = self._sampling(rows.tolist(), device_rows)
         if streams is not None:
@@ -92,7 +92,7 @@ class CpuBackend:
         if choice.broken:
             broken[list(choice.broken)] = 1
         tokens = np.where(broken, 0, choice.tokens).astype(np.int32)
-        return Drawn(torch.from_numpy(tokens), broken)
+        return DrawnTokens(torch.from_numpy(tokens), broken)
 
     def _sampling(self, rows: list[int], device_rows: DeviceRows) -> Sampling:
         last = self.last

@@ -13,7 +13,7 @@ from attrs import define, field
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.records.plan import Open
 from minfer.sampling.logits import Shaping, hidden, is_penalized, is_shaped
@@ -129,7 +129,7 @@ class CpuShaper:
                     self.shapes[row].change(line)
         return made
 
-    def count(self, rows: Tensor, positions: Tensor, drawn: Drawn) -> None:
+    def count(self, rows: Tensor, positions: Tensor, drawn: DrawnTokens) -> None:
         """Count sampled tokens."""
         del positions
         for row, token in zip(rows.tolist(), drawn.tokens.tolist(), strict=True):

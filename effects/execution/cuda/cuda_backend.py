@@ -6,7 +6,7 @@ from torch import Tensor
 
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
 from minfer.effects.execution.cuda.cuda_shaper import CudaShaper
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.spec import ModelSpec
@@ -76,7 +76,7 @@ class CudaBackend:
         *,
         filtered: bool,
         streams: Tensor | None = None,
-    ) -> Drawn:
+    ) -> DrawnTokens:
         """Sample a token for each row, without a sort."""
         tokens, broken = sample(
             logits=logits,
@@ -86,4 +86,4 @@ class CudaBackend:
             positions=positions,
             filtered=filtered,
         )
-        return Drawn(tokens, broken)
+        return DrawnTokens(tokens, broken)

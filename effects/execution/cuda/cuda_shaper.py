@@ -13,7 +13,7 @@ from attrs import define, field
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.streams import is_gpu
 from minfer.kernels import shape as kernels
@@ -114,7 +114,7 @@ class CudaShaper:
         """Returns the logits that tokens are sampled from."""
         return kernels.shape(logits, rows, positions, self.rows.penalties, self.state)
 
-    def count(self, rows: Tensor, positions: Tensor, drawn: Drawn) -> None:
+    def count(self, rows: Tensor, positions: Tensor, drawn: DrawnTokens) -> None:
         """Count sampled tokens."""
         kernels.count(rows, positions, drawn.tokens, drawn.broken, self.state)
 

@@ -43,7 +43,7 @@ class Cache(PagedCache, Protocol):
 
 
 @frozen(eq=False)
-class Drawn:
+class DrawnTokens:
     """Sampled tokens, and which rows failed: both [rows] int32."""
 
     tokens: Tensor
@@ -65,7 +65,7 @@ class Shaper(Protocol):
         """
         ...
 
-    def count(self, rows: Tensor, positions: Tensor, drawn: Drawn) -> None:
+    def count(self, rows: Tensor, positions: Tensor, drawn: DrawnTokens) -> None:
         """Count these sampled tokens."""
         ...
 
@@ -134,7 +134,7 @@ class Backend(Protocol):
         *,
         filtered: bool,
         streams: Tensor | None = None,
-    ) -> Drawn:
+    ) -> DrawnTokens:
         """Sample a token at `positions` [draws] from each row of `logits` [draws, vocab].
 
         Draw i is for device row rows[i], with that row's sampling parameters. `filtered`

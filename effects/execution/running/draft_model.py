@@ -34,7 +34,7 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.device.streams import host_words
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
 from minfer.effects.execution.running.feeding import Feeder, StepRows, chunks_of
-from minfer.effects.execution.running.rejection_sampling import Proposal
+from minfer.effects.execution.running.rejection_sampling import DraftProposal
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.model import Model
@@ -90,13 +90,13 @@ class DraftModel:
         step: StepRows,
         drafts: DraftWords[Tensor],
         sampler: Sampler,
-    ) -> list[Proposal]:
+    ) -> list[DraftProposal]:
         """Draft for `verified` rows, place by place."""
         rows, count = self.feeder.rows, shape.verified
         logits = self._first(shape, step, count)
         drafting_rows = step.decode_rows[:count]
         nexts = rows.next.index_select(0, drafting_rows)
-        proposals = list[Proposal]()
+        proposals = list[DraftProposal]()
         for place in range(shape.drafts):
             if place:
                 # Rows with fewer drafts are replaced by the scratch row.

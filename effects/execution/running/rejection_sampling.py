@@ -21,14 +21,14 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.packing.inputs import DraftWords
 from minfer.kernels import reject
 
 
 @frozen(eq=False)
-class Proposal:
+class DraftProposal:
     """A draft model's tokens of a place, for each row that has drafts."""
 
     tokens: Tensor  # [rows] int32
@@ -50,7 +50,7 @@ def drafts_by_place(
     drafts: DraftWords[Tensor],
     tokens: Tensor,
     owners: Tensor,
-    proposals: Sequence[Proposal],
+    proposals: Sequence[DraftProposal],
 ) -> list[PlaceDrafts | None]:
     """Returns the drafts of each place of a step, and None behind the last, for rows
     that have coins; without coins, None for all. `tokens` and `owners` [places,
@@ -65,7 +65,7 @@ def drafts_by_place(
 
 
 def rejection_sample(
-    drawn: Drawn,
+    drawn: DrawnTokens,
     drafts: PlaceDrafts,
     logits: Tensor,
     rows: Tensor,
@@ -73,7 +73,7 @@ def rejection_sample(
     device_rows: DeviceRows,
     *,
     filtered: bool,
-) -> Drawn:
+) -> DrawnTokens:
     """Returns the tokens of device rows `rows` [draws], the first of which have drafts;
     `drawn` is what they sample without drafts, from `logits` [draws, vocab], shaped.
     """
@@ -94,4 +94,4 @@ def rejection_sample(
     )
     theirs = (drafts.owners == rows[:count]) & (drawn.broken[:count] == 0)
     first = found[:, 0].where(theirs, drawn.tokens[:count])
-    return Drawn(torch.cat((first, drawn.tokens[count:])), drawn.broken)
+    return DrawnTokens(torch.cat((first, drawn.tokens[count:])), drawn.broken)

@@ -16,8 +16,8 @@ from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, Wants
 from minfer.effects.execution.running.device_masks import DeviceMasks
 from minfer.effects.execution.running.rejection_sampling import (
+    DraftProposal,
     PlaceDrafts,
-    Proposal,
     rejection_sample,
 )
 from minfer.records.plan import Open
@@ -78,7 +78,7 @@ class Sampler:
 
     def propose(
         self, logits: Tensor, rows: Tensor, positions: Tensor, wants: Wants
-    ) -> Proposal:
+    ) -> DraftProposal:
         """Returns the tokens that these rows [draws] would sample, without advancing the
         rows; with rejection sampling, by independent noise. Earlier drafts of a step do
         not count as output.
@@ -94,7 +94,7 @@ class Sampler:
             filtered=wants.filtered,
             streams=device_rows.draft_stream,
         )
-        return Proposal(drawn.tokens, None if device_rows.coins is None else logits)
+        return DraftProposal(drawn.tokens, None if device_rows.coins is None else logits)
 
     def keep(self, logits: Tensor, rows: Tensor) -> None:
         """Keep logits [draws, vocab] of device rows [draws] until `sample_kept`, but for

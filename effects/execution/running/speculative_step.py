@@ -25,8 +25,8 @@ from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords
 from minfer.effects.execution.running.draft_model import DraftModel
 from minfer.effects.execution.running.feeding import StepRows
 from minfer.effects.execution.running.rejection_sampling import (
+    DraftProposal,
     PlaceDrafts,
-    Proposal,
     drafts_by_place,
 )
 from minfer.effects.execution.running.sampler import Sampler
@@ -77,7 +77,7 @@ def speculative_step(
 
     # Draft. The host's drafts came with the step's words. The draft model makes the
     # others, place by place: from the rows' last tokens, then from its own drafts.
-    proposals = list[Proposal]()
+    proposals = list[DraftProposal]()
     if parts.draft is not None and shape.proposes:
         proposals = parts.draft.propose(shape, step, drafts, sampler)
 
@@ -121,7 +121,7 @@ def with_draft_inputs(
     parts: StepParts,
     step: StepRows,
     drafts: DraftWords[Tensor],
-    proposals: Sequence[Proposal],
+    proposals: Sequence[DraftProposal],
 ) -> tuple[StepRows, Tensor, Tensor]:
     """Returns the step with its drafts as further inputs, and [places, verified] each:
     their tokens, and their rows, which are the scratch row where there is no draft.

@@ -14,7 +14,7 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords
 from minfer.effects.execution.packing.verified import DraftOutputs
 from minfer.effects.execution.running.feeding import StepRows
-from minfer.effects.execution.running.rejection_sampling import PlaceDrafts, Proposal
+from minfer.effects.execution.running.rejection_sampling import DraftProposal, PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.speculative_step import speculative_step
 from minfer.effects.execution.torch_executor import open_backend
@@ -80,9 +80,9 @@ class Drafted:
 class Draft:
     """A draft model that has made these drafts."""
 
-    made: list[Proposal]
+    made: list[DraftProposal]
 
-    def propose(self, *_: object) -> list[Proposal]:
+    def propose(self, *_: object) -> list[DraftProposal]:
         return self.made
 
 
@@ -170,7 +170,7 @@ class World:
         words = torch.tensor(lines, device=device).T.contiguous()
         return DraftWords(counts.int(), words.int())
 
-    def guesses(self, order: list[int]) -> list[Proposal]:
+    def guesses(self, order: list[int]) -> list[DraftProposal]:
         """What a draft model has drawn for these rows, if it has for any."""
         each = [self.drafted[row] for row in order]
         if not any(one.logits for one in each):
@@ -183,7 +183,7 @@ class World:
                 tokens[place, v] = one.tokens[place]
                 logits[place, v] = torch.tensor(line)
         pairs = zip(tokens.to(device), logits.to(device), strict=True)
-        return [Proposal(*pair) for pair in pairs]
+        return [DraftProposal(*pair) for pair in pairs]
 
     def drawn(self, order: list[int], verified: int) -> dict[int, list[int]]:
         """What all rows draw in this order, the first of which have drafts."""

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from minfer import LLM, SamplingParams
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend
 from minfer.effects.execution.device import device_rows
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.running import rejection_sampling as rejecting
 from minfer.effects.execution.running import sampler
 from minfer.effects.setup.speculation import SAME, STANDARD
@@ -168,13 +168,13 @@ def test_a_wrong_rule_is_caught(
     assert is_far(found, exact(folders[0], "temperature"))
 
 
-def forgetful(drawn: Drawn, contest: Any, *given: Any, **how: Any) -> Drawn:
+def forgetful(drawn: DrawnTokens, contest: Any, *given: Any, **how: Any) -> DrawnTokens:
     """What takes the place of a rejected draft may be that draft."""
     right = rejecting.rejection_sample(drawn, contest, *given, **how)
     count = len(contest.tokens)
     stands = right.tokens[:count] == contest.tokens
     tokens = right.tokens[:count].where(stands, drawn.tokens[:count])
-    return Drawn(torch.cat((tokens, drawn.tokens[count:])), drawn.broken)
+    return DrawnTokens(torch.cat((tokens, drawn.tokens[count:])), drawn.broken)
 
 
 def eager(*given: Any) -> torch.Tensor:
