@@ -190,7 +190,9 @@ def test_where_nothing_is_left_the_targets_is_drawn_from(
     p, q = [0.5, 0.25, 0.25, 0.0], [0.5, 0.25, 0.25, 1e-8]
     lines = {0.0: torch.tensor([p], device=device), 1.0: torch.tensor([q], device=device)}
     monkeypatch.setattr(
-        reject, "chances", lambda x, *_, **__: lines[float(x[0, 0])].repeat(len(x), 1)
+        reject,
+        "probabilities",
+        lambda x, *_, **__: lines[float(x[0, 0])].repeat(len(x), 1),
     )
     case = Case(HOW, 9, 3, [0.0] * 4, [1.0] * 4, given=False)
     streams = [Streams.of(seed, 0) for seed in range(300)]

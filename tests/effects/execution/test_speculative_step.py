@@ -163,8 +163,8 @@ class World:
     def drafts(self, order: list[int]) -> DraftWords[Tensor]:
         """The drafts of these rows."""
         each = [self.drafted[row] for row in order]
-        said = [[-1] * len(one.tokens) if one.logits else one.tokens for one in each]
-        lines = [[*some, *[0] * DRAFTS][:DRAFTS] for some in said]
+        given = [[-1] * len(one.tokens) if one.logits else one.tokens for one in each]
+        lines = [[*some, *[0] * DRAFTS][:DRAFTS] for some in given]
         device = self.rows.arena.device
         counts = torch.tensor([len(one.tokens) for one in each], device=device)
         words = torch.tensor(lines, device=device).T.contiguous()

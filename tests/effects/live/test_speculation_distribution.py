@@ -168,12 +168,12 @@ def test_a_wrong_rule_is_caught(
     assert is_far(found, exact(folders[0], "temperature"))
 
 
-def forgetful(drawn: DrawnTokens, contest: Any, *given: Any, **how: Any) -> DrawnTokens:
+def forgetful(drawn: DrawnTokens, drafts: Any, *given: Any, **how: Any) -> DrawnTokens:
     """What takes the place of a rejected draft may be that draft."""
-    right = rejecting.rejection_sample(drawn, contest, *given, **how)
-    count = len(contest.tokens)
-    stands = right.tokens[:count] == contest.tokens
-    tokens = right.tokens[:count].where(stands, drawn.tokens[:count])
+    right = rejecting.rejection_sample(drawn, drafts, *given, **how)
+    count = len(drafts.tokens)
+    accepted = right.tokens[:count] == drafts.tokens
+    tokens = right.tokens[:count].where(accepted, drawn.tokens[:count])
     return DrawnTokens(torch.cat((tokens, drawn.tokens[count:])), drawn.broken)
 
 
@@ -189,7 +189,7 @@ def test_a_wrong_rule_of_coins_is_caught(
     folders: tuple[Path, Path], method: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wrong is forgetful:
-        monkeypatch.setattr(sampler, "contested", wrong)
+        monkeypatch.setattr(sampler, "rejection_sample", wrong)
     else:
         monkeypatch.setattr(reject, "uniform", wrong)
     found = written(folders, method, "temperature", 2 * FEW, STANDARD)
