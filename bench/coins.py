@@ -27,6 +27,7 @@ from minfer.effects.execution import torch_executor
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.streams import wait
 from minfer.kernels import on_triton
+from minfer.kernels.row_state import RowTensors
 
 BLOCK: Final = 256
 SIDES: Final = 2**32
@@ -122,31 +123,27 @@ class Coined:
         self.streams = rows.stream
         return self.inner.make_shaper(rows)
 
-    def stand(
+    def accept_drafts(
         self,
         before: Tensor,
         drafts: Tensor,
         owners: Tensor,
-        last: Tensor,
-        next_: Tensor,
+        state: RowTensors,
         place: int,
-        scratch: int,
-        who: Tensor,
+        next_rows: Tensor,
         positions: Tensor,
         accepted: Tensor,
     ) -> None:
-        """As `kernels.verify.stand`, of drafts that were tossed."""
-        tossed = toss(owners, last, next_, self.streams, self.heads)
+        """As `kernels.verify.accept_drafts`, of drafts that were tossed."""
+        tossed = toss(owners, state.last, state.next, self.streams, self.heads)
         del drafts
-        self.inner.stand(
+        self.inner.accept_drafts(
             before=before,
             drafts=tossed,
             owners=owners,
-            last=last,
-            next_=next_,
+            state=state,
             place=place,
-            scratch=scratch,
-            who=who,
+            next_rows=next_rows,
             positions=positions,
             accepted=accepted,
         )

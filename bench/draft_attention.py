@@ -20,7 +20,7 @@ from triton.testing import do_bench_cudagraph
 from bench.results import run, show, spread
 from bench.shapes import SHAPES
 from minfer.kernels.attention import (
-    Apart,
+    DraftLayout,
     decode_attention,
     num_splits,
     prefill_attention,
@@ -98,7 +98,7 @@ class Work:
             self.q.shape[2] ** -0.5,
             max_count=places,
             splits=self.splits,
-            apart=Apart(skip=len(firsts), stride=len(firsts)),
+            draft_layout=DraftLayout(skip=len(firsts), stride=len(firsts)),
         )
 
     def _firsts(self) -> Tensor:
@@ -111,9 +111,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for context in (one for one in CONTEXTS if rows * one <= MOST):
             work = Work.of(args.shape, rows, context, args.drafts)
             ways = work.ways
-            apart = (ways["chunks"]() - ways["lines"]()).abs().max().item()
-            if apart > CLOSE:
-                raise RuntimeError(f"{rows} rows of {context} tokens differ by {apart}")
+            difference = (ways["chunks"]() - ways["lines"]()).abs().max().item()
+            if difference > CLOSE:
+                raise RuntimeError(
+                    f"{rows} rows of {context} tokens differ by {difference}"
+                )
             times = {
                 name: [1e3 * ms for ms in do_bench_cudagraph(way, return_mode="all")]
                 for name, way in ways.items()

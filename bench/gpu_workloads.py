@@ -33,6 +33,7 @@ from bench.shapes import SHAPES, qwen
 from minfer import LLM, SamplingParams
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.kernels import activation, attention, linear, norm, rope, sample
+from minfer.kernels.sample_reference import SamplingValues
 
 Figures = dict[str, dict[str, Any]]
 Spans = defaultdict[str, list[Any]]  # calls by name
@@ -389,11 +390,11 @@ def kernels(_lab: Lab, model: str) -> Figures:
     qkv, paged = hidden + 2 * kv_heads * dim, (many // BLOCK, BLOCK, kv_heads, dim)
     at, logits = torch.arange(many, device="cuda").int(), 2 * rows * vocab
 
-    def draw(temperature: float, top_p: float) -> tuple[Tensor, ...]:
-        who, every = at[:rows], torch.zeros_like(at[:rows])
-        heat, share, deep = (0 * who + x for x in (temperature, top_p, float("inf")))
-        likely = 80 * t(rows, vocab), who, heat, every, share, deep
-        return *likely, torch.ones_like(heat), who.long(), who
+    def draw(temperature: float, top_p: float) -> tuple[Any, ...]:
+        device_rows, every = at[:rows], torch.zeros_like(at[:rows])
+        heat, share, deep = (0 * every + x for x in (temperature, top_p, torch.inf))
+        values = SamplingValues(heat, every, share, deep, torch.ones_like(heat))
+        return 80 * t(rows, vocab), device_rows, values, device_rows.long(), device_rows
 
     def product(function: object, outs: int, ins: int, tokens: int) -> tuple[Any, ...]:
         x, weight = t(tokens, ins), t(outs, ins)

@@ -34,9 +34,12 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape, most_draws
 from minfer.effects.execution.packing.inputs import most_words
 from minfer.effects.execution.packing.pack_plan import Forward, Packer
-from minfer.effects.execution.packing.read_back import Ring, Slot
-from minfer.effects.execution.running.deferred_sampling import LateDraw, LatePacker
-from minfer.effects.execution.running.device_masks import Masks
+from minfer.effects.execution.packing.read_back import HostSlot, SlotRing
+from minfer.effects.execution.running.deferred_sampling import (
+    DeferredDraws,
+    DeferredPacker,
+)
+from minfer.effects.execution.running.device_masks import DeviceMasks
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import driver as driving
@@ -117,7 +120,7 @@ class Work:
     """Something that a device does until a moment; as an event that can be waited for."""
 
     device: "Device"
-    slot: Slot
+    slot: HostSlot
     end: float  # by its own clock, which stands still while tokens are drawn for it
     lines: Any = None  # masks of what is drawn; None: any token
 
@@ -157,7 +160,7 @@ class Device:
         self.spec = SimpleNamespace(vocab_size=VOCAB)
         self.stream = None
         self.shortcuts = SimpleNamespace(begin=lambda: None, blame=print)
-        self.masks = Masks(self.draws, VOCAB, CPU)
+        self.masks = DeviceMasks(self.draws, VOCAB, CPU)
         self.sampler = SimpleNamespace(masks=self.masks)
         self.sink = Sink()
         self.masks._lines = self.sink  # type: ignore[assignment]  # it stands in
@@ -171,15 +174,15 @@ class Device:
         for grow in plan.grows:
             self.rows.set_table(grow.row, grow.at, grow.blocks)
 
-    def run(self, forward: Forward, slot: Slot) -> None:
+    def run(self, forward: Forward, slot: HostSlot) -> None:
         slot.begin(forward.draw, scored=False)
         slot.write([forward.words, *self.rows.take()])
         self._begin(slot, self.forward)
 
-    def run_late(self, late: LateDraw, slot: Slot) -> None:
-        slot.begin(late.draw, scored=False)
-        slot.write([late.words, *self.rows.take()])
-        self.masks.send(late)
+    def run_deferred(self, deferred: DeferredDraws, slot: HostSlot) -> None:
+        slot.begin(deferred.draw, scored=False)
+        slot.write([deferred.words, *self.rows.take()])
+        self.masks.send(deferred)
         self.sent = time.perf_counter()
         self._begin(slot, self.late, self.sink.sent)
 
@@ -192,7 +195,7 @@ class Device:
     def close(self) -> None:
         pass
 
-    def _begin(self, slot: Slot, spent: float, lines: Any = None) -> None:
+    def _begin(self, slot: HostSlot, spent: float, lines: Any = None) -> None:
         self.free = max(self.free, time.perf_counter() - self.lost) + spent
         slot.done = Work(self, slot, self.free, lines)  # type: ignore[assignment]  # an event
 
@@ -213,9 +216,9 @@ class Paced(TorchExecutor):
         self.device = CPU
         self.runner = device  # type: ignore[assignment]  # it stands in
         self.packer = Packer(device.rows, device.padded)
-        self.late_packer = LatePacker(device.rows, device.padded)
-        self.ring = Ring(3 * 2 + 1, device.room, device.draws, CPU)
-        self.flights = deque()
+        self.deferred_packer = DeferredPacker(device.rows, device.padded)
+        self.ring = SlotRing(3 * 2 + 1, device.room, device.draws, CPU)
+        self.launched_plans = deque()
         self.at_once, self.in_one_thread = True, False
         self.lock, self.collecting = threading.Lock(), False
         self.background = self.catch_up = None

@@ -89,13 +89,13 @@ def sampler_of(rows: int, how: Mapping[str, Any], seed: int) -> Sampler:
 
 def microseconds(sampler: Sampler, rows: int, lines: list[Tensor]) -> dict[str, float]:
     """Of a draw for all rows, by CUDA graphs of many."""
-    who = torch.arange(rows, dtype=torch.int32, device="cuda")
-    positions = torch.full_like(who, PROMPT + OUTPUT)
+    device_rows = torch.arange(rows, dtype=torch.int32, device="cuda")
+    positions = torch.full_like(device_rows, PROMPT + OUTPUT)
     wants = sampler.rows.wants(range(rows))
     turns = itertools.cycle(lines)
 
     def draw() -> None:
-        sampler.sample(next(turns), who, positions, wants)
+        sampler.sample(next(turns), device_rows, positions, wants)
 
     for _ in lines:
         draw()

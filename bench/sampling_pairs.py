@@ -56,8 +56,9 @@ def timed(rows: int, temperature: float, vocab: int, device: str) -> Callable[[]
 
     ints = torch.arange(rows, dtype=torch.int32, device=device)
     ones = torch.ones(rows, device=device)
-    values = {
-        "who": ints,
+    values: dict[str, Any] = {
+        "who": ints,  # of older trees
+        "rows": ints,
         "temperature": temperature * ones,
         "top_k": 0 * ints,
         "top_p": ones,
@@ -68,6 +69,11 @@ def timed(rows: int, temperature: float, vocab: int, device: str) -> Callable[[]
         "filtered": False,
     }
     known = inspect.signature(sample).parameters
+    if "values" in known:  # older trees take each by itself
+        from minfer.kernels.sample_reference import SamplingValues
+
+        columns = SamplingValues._fields
+        values["values"] = SamplingValues(*(values[name] for name in columns))
     asked: dict[str, Any] = {name: one for name, one in values.items() if name in known}
     lines = [
         (SPREAD * torch.randn(rows, vocab, device=device)).bfloat16()

@@ -33,8 +33,8 @@ a byte: at 600 TFLOP/s, 4.7 TB/s from the L2 cache. 128 rows of 128 sums in 8 wa
 64 registers of a thread.
 
 Drafts to verify are such chunks, of a row's last token and of its drafts, which are not
-consecutive among the packed tokens (`Apart`): their queries share every loaded tile,
-while as separate rows they would load a context once for each.
+consecutive among the packed tokens (`DraftLayout`): their queries share every loaded
+tile, while as separate rows they would load a context once for each.
 
 Exponentials are to base 2 (log2 e is part of the scale), as the hardware computes them.
 """
@@ -54,7 +54,7 @@ from minfer.kernels.attention_tunes import (
     DecodeTune,
     PrefillTune,
     decode_tune,
-    kind_of,
+    head_size_of,
     known_dim,
     padded,
     prefill_tune,
@@ -70,7 +70,7 @@ LOG2_E = math.log2(math.e)
 THREADS = 32  # of a warp
 
 
-class Apart(NamedTuple):
+class DraftLayout(NamedTuple):
     """The layout of queries of chunks that are not consecutive: query j > 0 of chunk i is
     q[offsets[i] + skip + (j - 1) * stride].
     """
@@ -137,7 +137,7 @@ def decode_attention(
     block_size, kv_heads, dim = k_cache.shape[1:]
     if splits is None:
         splits = num_splits(len(q), kv_heads, dim, table.shape[1] * block_size)
-    tune = tune or decode_tune(kind_of(q), len(q) * kv_heads, splits)
+    tune = tune or decode_tune(head_size_of(q), len(q) * kv_heads, splits)
     return _launch(
         q,
         k_cache,
@@ -174,7 +174,7 @@ def prefill_attention(
     max_count: int,
     splits: int = 1,
     out: Tensor | None = None,
-    apart: Apart | None = None,
+    draft_layout: DraftLayout | None = None,
     tune: PrefillTune | None = None,
 ) -> Tensor:
     """Causal attention of packed chunks over their cached contexts; returns `out`, with
@@ -188,8 +188,9 @@ def prefill_attention(
     `decode_attention`; splits are for few short chunks of long contexts. tune: instead of
     the table's.
 
-    apart: the layout of the queries of each chunk (drafts to verify); each chunk must
-    have room for max_count, no count is 0, and after its count `out` gets finite values.
+    draft_layout: the layout of the queries of each chunk (drafts to verify); each chunk
+    must have room for max_count, no count is 0, and after its count `out` gets finite
+    values.
     """
     _check(q, k_cache, v_cache, table, out)
     if not on_triton(q):
@@ -205,10 +206,10 @@ def prefill_attention(
             scale=scale,
             window=window,
             out=out,
-            apart=apart,
+            draft_layout=draft_layout,
             most=max_count,
         )
-    tune = tune or prefill_tune(kind_of(q), capability(q.device))
+    tune = tune or prefill_tune(head_size_of(q), capability(q.device))
     rows_tile = min(tune.rows, padded(max_count * q.shape[1] // k_cache.shape[2]))
     return _launch(
         q,
@@ -224,7 +225,7 @@ def prefill_attention(
         max_count=max_count,
         splits=splits,
         out=out,
-        apart=apart,
+        draft_layout=draft_layout,
         rows_tile=rows_tile,
         tile=tune.tile,
         warps=tune.warps(rows_tile),
@@ -251,7 +252,7 @@ def _launch(
     tile: int,
     warps: int,
     stages: int,
-    apart: Apart | None = None,
+    draft_layout: DraftLayout | None = None,
 ) -> Tensor:
     """Run the kernel, with memory for the results of its ranges."""
     tokens, heads, dim = q.shape
@@ -291,8 +292,8 @@ def _launch(
         arrivals=counters,
         scale=scale * LOG2_E,
         splits=splits,
-        skip=apart.skip if apart else 0,
-        stride=apart.stride if apart else 0,
+        skip=draft_layout.skip if draft_layout else 0,
+        stride=draft_layout.stride if draft_layout else 0,
         most=max_count,
         q_row=q.stride(0),
         q_head=q.stride(1),
@@ -312,7 +313,7 @@ def _launch(
         dim_pad=dim_pad,
         merge_rows=merge_rows,
         depth=max(1, at_once // (merge_rows * dim_pad)),
-        apart=apart is not None,
+        drafted=draft_layout is not None,
         num_warps=warps,
         num_stages=stages,
         launch_pdl=early(q),
@@ -361,7 +362,7 @@ def attention_reference(
     scale: float,
     window: int = 0,
     out: Tensor | None = None,
-    apart: Apart | None = None,
+    draft_layout: DraftLayout | None = None,
     most: int = 0,
 ) -> Tensor:
     """`prefill_attention` in plain torch, float32 inside; decode is chunks of one token.
@@ -377,10 +378,12 @@ def attention_reference(
         key, value = (
             cache[blocks, tokens % block_size].float() for cache in (k_cache, v_cache)
         )
-        if apart is None:
+        if draft_layout is None:
             here = torch.arange(offset, offset + count, device=q.device)
         else:
-            behind_first = offset + apart.skip + apart.stride * torch.arange(most - 1)
+            behind_first = (
+                offset + draft_layout.skip + draft_layout.stride * torch.arange(most - 1)
+            )
             every = torch.tensor([offset, *behind_first.tolist()], device=q.device)
             here = every[:count]
             out[every[count:]] = 0

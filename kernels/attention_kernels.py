@@ -16,12 +16,13 @@ from minfer.kernels.pdl import arrive, follow
 NOTHING_YET = tl.constexpr(-1e30)  # the initial maximum: finite, below every score
 
 
-class Context(NamedTuple):
+class HeadPages(NamedTuple):
     """The pages of one key head of a sequence, and the range of keys that may be read."""
 
     first: tl.tensor  # the first key that may be read
     last: tl.tensor
-    sure: tl.tensor  # the last key that every query sees; after it may be rejected drafts
+    # the last key that every query sees; after it may be rejected drafts
+    accepted_until: tl.tensor
     k_head: tl.tensor  # pointers to the head in block 0
     v_head: tl.tensor
     blocks: tl.tensor  # pointer to the sequence's row of the block table
@@ -48,7 +49,7 @@ def _scan(
     scale,
     window: tl.constexpr,
     masked: tl.constexpr,
-    apart: tl.constexpr,
+    drafted: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
     dim: tl.constexpr,
@@ -58,7 +59,7 @@ def _scan(
 
     q is [rows, dim_pad], row r is at positions[r]. Only the context's keys from first to
     last are loaded, and only table entries of those. `masked` False: every row sees every
-    key of every tile. `apart`: they are drafts to verify.
+    key of every tile. `drafted`: they are drafts to verify.
     """
     acc, top, total = softmax
     lanes = tl.arange(0, tile)
@@ -88,11 +89,12 @@ def _scan(
             if window > 0:
                 seen = seen & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
-            if apart:
+            if drafted:
                 # The values of a rejected draft may not be finite, and 0 times those
                 # would be NaN.
-                some = (tokens <= context.sure)[:, None] | (tl.abs(value) < float("inf"))
-                value = tl.where(some, value, 0.0)
+                usable = (tokens <= context.accepted_until)[:, None]
+                usable |= tl.abs(value) < float("inf")
+                value = tl.where(usable, value, 0.0)
         # `top` starts at a finite number, so a row that sees no key yet has no inf - inf.
         higher = tl.maximum(top, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - higher[:, None])
@@ -109,7 +111,7 @@ def _merge(
     parts,
     sums,
     at,
-    mine,
+    valid,
     used,
     rows: tl.constexpr,
     depth: tl.constexpr,
@@ -126,7 +128,7 @@ def _merge(
     for first in range(0, used, depth):
         part = first + tl.arange(0, depth)
         here = at[:, None] + part[None, :]
-        ours = mine[:, None] & (part < used)[None, :]
+        ours = valid[:, None] & (part < used)[None, :]
         where = here[:, :, None] * dim + dims[None, None, :]
         # Other processors wrote these: .cg bypasses this one's L1 cache.
         logs = tl.load(sums + here, mask=ours, other=float("-inf"), cache_modifier=".cg")
@@ -156,9 +158,9 @@ def _chunk(starts, counts, offsets, chunk):
 
 
 @triton.jit
-def _token(offset, query, skip, stride, apart: tl.constexpr):
+def _token(offset, query, skip, stride, drafted: tl.constexpr):
     """The index of a chunk's query in q; those after the first may not be consecutive."""
-    if apart:
+    if drafted:
         return offset + tl.where(query > 0, skip + (query - 1) * stride, 0)
     return offset + query
 
@@ -175,7 +177,7 @@ def _scan_whole(
     context,
     scale,
     window: tl.constexpr,
-    apart: tl.constexpr,
+    drafted: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
     dim: tl.constexpr,
@@ -200,7 +202,7 @@ def _scan_whole(
             scale,
             window,
             True,
-            apart,
+            drafted,
             block_size,
             tile,
             dim,
@@ -217,7 +219,7 @@ def _scan_whole(
         scale,
         window,
         False,
-        apart,
+        drafted,
         block_size,
         tile,
         dim,
@@ -267,11 +269,11 @@ def attend(
     dim_pad: tl.constexpr,
     merge_rows: tl.constexpr,
     depth: tl.constexpr,
-    apart: tl.constexpr,
+    drafted: tl.constexpr,
 ):
     """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are
-    contexts. `apart`: queries are laid out by skip and stride, and each chunk has `most`,
-    of which those after its count get finite results.
+    contexts. `drafted`: queries are laid out by skip and stride, and each chunk has
+    `most`, of which those after its count get finite results.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
@@ -280,7 +282,7 @@ def attend(
     chunk = tl.program_id(1)
     kv_head = tl.program_id(2)
     start, count, offset = _chunk(starts, counts, offsets, chunk)
-    queries = most if apart else count
+    queries = most if drafted else count
     # The last rows of a chunk see the most keys: they are launched first, so that shorter
     # programs fill the end.
     index = tl.cdiv(queries * group, rows_tile) - 1 - tl.program_id(0) // splits
@@ -289,7 +291,7 @@ def attend(
     blocks = table + tl.load(rows + chunk).to(tl.int64) * table_row
     flat = index * rows_tile + tl.arange(0, rows_tile)
     query = flat * 0 if counts is None else flat // group
-    token = _token(offset, query, skip, stride, apart)
+    token = _token(offset, query, skip, stride, drafted)
     head = kv_head * group + flat - query * group
     positions = start + query
     last = start + tl.minimum((index * rows_tile + rows_tile - 1) // group, count - 1)
@@ -297,17 +299,17 @@ def attend(
 
     dims = tl.arange(0, dim_pad)
     ours = flat < queries * group
-    mine = ours[:, None] & (dims < dim)[None, :]
+    valid = ours[:, None] & (dims < dim)[None, :]
     there = (flat < count * group)[:, None] & (dims < dim)[None, :]
     where = q + token[:, None] * q_row + head[:, None] * q_head + dims[None, :]
-    asked = tl.load(where, mask=there, other=0.0)
+    queries_tile = tl.load(where, mask=there, other=0.0)
     k_head = k_cache + kv_head * stride_head
     v_head = v_cache + kv_head * stride_head
     acc = tl.zeros([rows_tile, dim_pad], tl.float32)
     top = tl.full([rows_tile], NOTHING_YET, tl.float32)
     softmax = Softmax(acc, top, tl.zeros([rows_tile], tl.float32))
     first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
-    context = Context(
+    context = HeadPages(
         first_key, last, start, k_head, v_head, blocks, stride_block, stride_token
     )
     lo = first_key // tile
@@ -321,7 +323,7 @@ def attend(
         hi = tl.minimum(lo + share, hi)
     else:
         softmax, lo = _scan_whole(
-            asked,
+            queries_tile,
             softmax,
             positions,
             lo,
@@ -331,14 +333,14 @@ def attend(
             context,
             scale,
             window,
-            apart,
+            drafted,
             block_size,
             tile,
             dim,
             dim_pad,
         )
     acc, top, total = _scan(
-        asked,
+        queries_tile,
         softmax,
         positions,
         lo,
@@ -347,7 +349,7 @@ def attend(
         scale,
         window,
         True,
-        apart,
+        drafted,
         block_size,
         tile,
         dim,
@@ -362,12 +364,12 @@ def attend(
         # log2 of the range's sum of exponentials; -inf if it has none.
         logs = tl.where(total > 0, top + tl.log2(some), float("-inf"))
         tl.store(sums + at, logs, mask=ours)
-        tl.store(parts + at[:, None] * dim + dims[None, :], result, mask=mine)
+        tl.store(parts + at[:, None] * dim + dims[None, :], result, mask=valid)
         counters = arrivals + (index * tl.num_programs(1) + chunk) * tl.num_programs(2)
         if arrive(counters, kv_head) == used - 1:
             tl.store(counters + kv_head, 0)
             row = index * rows_tile + tl.arange(0, merge_rows)
-            to = _token(offset, row // group, skip, stride, apart)
+            to = _token(offset, row // group, skip, stride, drafted)
             by = kv_head * group + row % group
             base = (to * heads + by) * splits
             all_of = row < queries * group
@@ -382,4 +384,4 @@ def attend(
             )
     else:
         where = out + token[:, None] * out_row + head[:, None] * out_head + dims[None, :]
-        tl.store(where, result.to(out.dtype.element_ty), mask=mine)
+        tl.store(where, result.to(out.dtype.element_ty), mask=valid)

@@ -35,7 +35,7 @@ class PrefillTune(NamedTuple):
         return 8 if rows >= 128 else 4
 
 
-class Kind(NamedTuple):
+class HeadSize(NamedTuple):
     """The properties on which the constants depend."""
 
     bytes: int  # of an element
@@ -46,38 +46,38 @@ class Kind(NamedTuple):
 # registers.
 DECODE: Final = {
     # tile, warps, stages
-    Kind(2, 64): DecodeTune(64, 4, 4),
-    Kind(2, 128): DecodeTune(64, 4, 3),
-    Kind(2, 256): DecodeTune(32, 4, 3),
-    Kind(4, 64): DecodeTune(32, 4, 3),
-    Kind(4, 128): DecodeTune(16, 4, 3),
-    Kind(4, 256): DecodeTune(16, 4, 3),
+    HeadSize(2, 64): DecodeTune(64, 4, 4),
+    HeadSize(2, 128): DecodeTune(64, 4, 3),
+    HeadSize(2, 256): DecodeTune(32, 4, 3),
+    HeadSize(4, 64): DecodeTune(32, 4, 3),
+    HeadSize(4, 128): DecodeTune(16, 4, 3),
+    HeadSize(4, 256): DecodeTune(16, 4, 3),
 }
 PREFILL: Final = {
     # rows, tile, stages
-    Kind(2, 64): PrefillTune(128, 64, 3),
-    Kind(2, 128): PrefillTune(128, 64, 3),
-    Kind(2, 256): PrefillTune(128, 32, 3),
-    Kind(4, 64): PrefillTune(32, 16, 2),
-    Kind(4, 128): PrefillTune(16, 16, 2),
-    Kind(4, 256): PrefillTune(16, 16, 2),
+    HeadSize(2, 64): PrefillTune(128, 64, 3),
+    HeadSize(2, 128): PrefillTune(128, 64, 3),
+    HeadSize(2, 256): PrefillTune(128, 32, 3),
+    HeadSize(4, 64): PrefillTune(32, 16, 2),
+    HeadSize(4, 128): PrefillTune(16, 16, 2),
+    HeadSize(4, 256): PrefillTune(16, 16, 2),
 }
 # Programs that a processor holds, by stages, for rows of `DECODE` with a choice: programs
 # run in waves, of which the last should be full. Of 128 dimensions, 512 take 0.85 of the
 # time with 2 stages, 1,024 take 0.94, but 768 take 1.06 (H200, 2026-11-22).
-HELD: Final = {Kind(2, 128): {3: 3, 2: 4}}
+HELD: Final = {HeadSize(2, 128): {3: 3, 2: 4}}
 # The widest heads take 136 KB of shared memory; on GPUs of these compute capabilities a
 # program may have 99 KB.
-WIDEST: Final = Kind(2, 256)
+WIDEST: Final = HeadSize(2, 256)
 HAVE_99_KB: Final = ((8, 6), (8, 9), (12, 0), (12, 1))
 WIDEST_IN_99_KB: Final = PrefillTune(64, 32, 2)
 # Values that a merging thread loads at once, by a head's dimensions.
 MERGE_VALUES: Final = {64: 64, 128: 128, 256: 128}
 
 
-def kind_of(q: Tensor) -> Kind:
+def head_size_of(q: Tensor) -> HeadSize:
     """The key of the constants for these queries [tokens, heads, dim]."""
-    return Kind(q.element_size(), known_dim(q.shape[2]))
+    return HeadSize(q.element_size(), known_dim(q.shape[2]))
 
 
 def known_dim(dim: int) -> int:
@@ -95,11 +95,11 @@ def programs_at_once(programs: int, dim: int) -> int:
     return AT_ONCE[known_dim(dim)] if programs >= MANY else 1
 
 
-def decode_tune(kind: Kind, programs: int, splits: int) -> DecodeTune:
+def decode_tune(head_size: HeadSize, programs: int, splits: int) -> DecodeTune:
     """The tune from `DECODE`; for contexts of one range, the stages that leave the fewest
     unused places in the last wave of `programs` programs.
     """
-    tune, held = DECODE[kind], HELD.get(kind)
+    tune, held = DECODE[head_size], HELD.get(head_size)
     if splits > 1 or held is None:
         return tune
 
@@ -111,7 +111,7 @@ def decode_tune(kind: Kind, programs: int, splits: int) -> DecodeTune:
     return tune._replace(stages=min(held, key=places))
 
 
-def prefill_tune(kind: Kind, target: Capability) -> PrefillTune:
+def prefill_tune(head_size: HeadSize, target: Capability) -> PrefillTune:
     """The tune from `PREFILL`, unless the GPU has too little shared memory for it."""
-    small = kind == WIDEST and target in HAVE_99_KB
-    return WIDEST_IN_99_KB if small else PREFILL[kind]
+    small = head_size == WIDEST and target in HAVE_99_KB
+    return WIDEST_IN_99_KB if small else PREFILL[head_size]

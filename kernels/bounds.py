@@ -22,13 +22,13 @@ NARROWEST = tl.constexpr(1e-30)  # range of depths: avoids division by 0
 # of the sample at the edge, as a few deeper ones may be in it by chance.
 DEVIATIONS = tl.constexpr(5.0)
 STRAYS = tl.constexpr(10.0)
-# The layout of a row's `Bounds` in memory.
-FACTS = tl.constexpr(8)
+# The layout of a row's `DepthBounds` in memory.
+BOUND_WORDS = tl.constexpr(8)
 # The sums of a row: the mass of surely kept tokens, and that of all within min-p.
 MASSES = tl.constexpr(2)
 
 
-class Asked(NamedTuple):
+class RowParams(NamedTuple):
     """The sampling values of a row."""
 
     temperature: tl.tensor  # 1 if greedy
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     restricted: tl.tensor
 
 
-class Bounds(NamedTuple):
+class DepthBounds(NamedTuple):
     """The bounds of a filtered row before its tokens are listed."""
 
     largest: tl.tensor  # logit
@@ -55,8 +55,8 @@ class Bounds(NamedTuple):
 
 
 @triton.jit
-def asked_of(
-    who,
+def row_params(
+    rows,
     temperatures,
     top_ks,
     top_ps,
@@ -67,7 +67,7 @@ def asked_of(
     filtered: tl.constexpr,
 ):
     """The sampling values of a row; `filtered` False promises that no row is filtered."""
-    owner = tl.load(who + row)
+    owner = tl.load(rows + row)
     temperature = tl.load(temperatures + owner)
     top_k = tl.load(top_ks + owner)
     top_p = tl.load(top_ps + owner)
@@ -78,21 +78,21 @@ def asked_of(
     some = (top_k > 0) | (top_p < 1) | (deepest < float("inf")) | (typical_p < 1)
     restricted = filtered & (greedy == 0) & some
     temperature = tl.where(greedy, 1.0, temperature)
-    return Asked(temperature, top_k, top_p, deepest, typical_p, greedy, restricted)
+    return RowParams(temperature, top_k, top_p, deepest, typical_p, greedy, restricted)
 
 
 @triton.jit
-def typical_alone(asked):
+def only_typical_p(params):
     """Whether typical-p is a row's only filter."""
-    others = (asked.top_k > 0) | (asked.top_p < 1) | (asked.deepest < float("inf"))
-    return (asked.typical_p < 1) & (others == 0)
+    others = (params.top_k > 0) | (params.top_p < 1) | (params.deepest < float("inf"))
+    return (params.typical_p < 1) & (others == 0)
 
 
 @triton.jit
-def min_p_alone(asked):
+def only_min_p(params):
     """Whether min-p is a row's only filter."""
-    others = (asked.top_k > 0) | (asked.top_p < 1) | (asked.typical_p < 1)
-    return (asked.deepest < float("inf")) & (others == 0)
+    others = (params.top_k > 0) | (params.top_p < 1) | (params.typical_p < 1)
+    return (params.deepest < float("inf")) & (others == 0)
 
 
 @triton.jit
@@ -114,14 +114,14 @@ def rest_of(depth, mass):
 
 
 @triton.jit
-def limit_of(asked, depth, mass, total, group: tl.constexpr):
+def limit_of(params, depth, mass, total, group: tl.constexpr):
     """A depth that no kept token exceeds, from groups' least depths and their masses."""
     # For top-k, the depth is one of the groups' least depths.
     deepest = tl.max(tl.where(depth < float("inf"), depth, 0.0), 0) * MORE + NARROWEST
-    start = tl.minimum(tl.where(asked.top_k > 0, deepest, DEEPEST_BOUND), DEEPEST_BOUND)
+    start = tl.minimum(tl.where(params.top_k > 0, deepest, DEEPEST_BOUND), DEEPEST_BOUND)
     less = 0.0
     more = start
-    share = tl.where(typical_alone(asked), asked.typical_p, asked.top_p)
+    share = tl.where(only_typical_p(params), params.typical_p, params.top_p)
     rest = rest_of(depth, mass)
     for _step in range(HALVINGS):
         limit = (less + more) / 2
@@ -130,13 +130,13 @@ def limit_of(asked, depth, mass, total, group: tl.constexpr):
         near = depth <= limit
         beyond = tl.minimum(tl.where(near, rest, mass), group * tl.exp(-limit))
         light = tl.sum(beyond, 0) < NEARLY * (1 - share) * total
-        many = tl.sum(near.to(tl.int32), 0) >= asked.top_k
-        enough = tl.where(asked.top_k > 0, many, light)
+        many = tl.sum(near.to(tl.int32), 0) >= params.top_k
+        enough = tl.where(params.top_k > 0, many, light)
         less = tl.where(enough, less, limit)
         more = tl.where(enough, limit, more)
     # None found: no bound. What top-p keeps depends on the mass of all that min-p keeps.
-    found = (more < start) & ((asked.top_k > 0) | (asked.deepest == float("inf")))
-    return tl.minimum(tl.where(found, more, float("inf")), asked.deepest)
+    found = (more < start) & ((params.top_k > 0) | (params.deepest == float("inf")))
+    return tl.minimum(tl.where(found, more, float("inf")), params.deepest)
 
 
 @triton.jit
@@ -154,19 +154,19 @@ def floor_of(largest, limit, temperature):
 
 
 @triton.jit
-def guess_of(asked, line, largest, total, limit, vocab, samples: tl.constexpr):
+def guess_of(params, line, largest, total, limit, vocab, samples: tl.constexpr):
     """Two depths between which the edge should be, and the mass before them.
 
     A sample of logits estimates the mass beyond a depth; the range should hold few
     tokens. A wrong guess only costs time.
     """
     ids = (tl.arange(0, samples).to(tl.int64) * vocab // samples).to(tl.int32)
-    depth = depth_of(tl.load(line + ids), largest, asked.temperature)
-    counted = asked.top_k > 0
+    depth = depth_of(tl.load(line + ids), largest, params.temperature)
+    counted = params.top_k > 0
     weight = tl.where(counted, 1.0, tl.exp(-depth))
     total = tl.where(counted, samples, total * samples / vocab)
-    share = tl.where(counted, asked.top_k / vocab, asked.top_p)
-    deepest = tl.where(counted, float("inf"), asked.deepest)
+    share = tl.where(counted, params.top_k / vocab, params.top_p)
+    deepest = tl.where(counted, float("inf"), params.deepest)
     out = tl.sum(tl.where(depth > deepest, weight, 0.0), 0)
     wanted = (1 - share) * (total - out) + out
     end = tl.max(tl.where(depth < float("inf"), depth, 0.0), 0)
@@ -200,8 +200,8 @@ def _leaving(depth, weight, wanted, end):
 
 @triton.jit
 def load_bounds(at):
-    """Load a row's `Bounds`."""
-    return Bounds(
+    """Load a row's `DepthBounds`."""
+    return DepthBounds(
         tl.load(at),
         tl.load(at + 1),
         tl.load(at + 2),
@@ -227,9 +227,9 @@ def store_bounds(at, bounds):
 
 
 @triton.jit
-def is_whole(asked, bounds):
+def is_whole(params, bounds):
     """Whether all tokens that may be kept are listed, not only those near the edge."""
-    return (bounds.low == 0) & ((bounds.lowered == 0) | (asked.top_k > 0))
+    return (bounds.low == 0) & ((bounds.lowered == 0) | (params.top_k > 0))
 
 
 @triton.jit

@@ -55,11 +55,11 @@ def _compiled(launch: Callable[[], None], report: Callable[[int], None]) -> Comp
 
     listening = knobs.compilation.listener
 
-    def listen(**said: Any) -> None:
-        if not said["cache_hit"]:
-            fresh.append(said["src"].name)
+    def listen(**event: Any) -> None:
+        if not event["cache_hit"]:
+            fresh.append(event["src"].name)
         if listening is not None:
-            listening(**said)
+            listening(**event)
 
     pool = _Counting(report)
     with (

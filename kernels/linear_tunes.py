@@ -29,7 +29,7 @@ class Tune(NamedTuple):
     stages: int
 
 
-class Choice(NamedTuple):
+class TuneEntry(NamedTuple):
     """A row of the table: its upper limits, and the tune."""
 
     tokens: int
@@ -39,38 +39,38 @@ class Choice(NamedTuple):
 
 MOST_TOKENS: Final = 16  # of any row of the table
 # The first row that fits is used; if none does, cuBLAS.
-TABLE: Final[dict[Product, list[Choice]]] = {
+TABLE: Final[dict[Product, list[TuneEntry]]] = {
     # tokens, millions of weights; rows, columns, depth, splits, warps, stages
     "norm_linear": [
-        Choice(4, 2, Tune(1, 2, 512, 1, 2, 1)),
-        Choice(4, 8, Tune(1, 4, 256, 1, 1, 4)),
-        Choice(1, 99, Tune(1, 4, 256, 1, 1, 4)),
+        TuneEntry(4, 2, Tune(1, 2, 512, 1, 2, 1)),
+        TuneEntry(4, 8, Tune(1, 4, 256, 1, 1, 4)),
+        TuneEntry(1, 99, Tune(1, 4, 256, 1, 1, 4)),
     ],
     "linear_add": [
-        Choice(2, 1.5, Tune(1, 2, 1024, 1, 4, 1)),
-        Choice(1, 3, Tune(1, 2, 2048, 1, 8, 1)),
-        Choice(1, 8, Tune(1, 2, 4096, 1, 8, 1)),
-        Choice(1, 13, Tune(1, 1, 512, 1, 1, 1)),
-        Choice(1, 20, Tune(1, 4, 1024, 1, 4, 4)),
-        Choice(1, 999, Tune(1, 4, 512, 1, 1, 4)),
-        Choice(2, 3, Tune(1, 2, 1024, 1, 4, 1)),
-        Choice(2, 8, Tune(1, 4, 1024, 1, 2, 4)),
-        Choice(2, 20, Tune(1, 4, 512, 1, 2, 4)),
-        Choice(4, 1.5, Tune(1, 4, 512, 1, 2, 1)),
-        Choice(4, 3, Tune(1, 4, 256, 1, 1, 4)),
-        Choice(16, 1.5, Tune(16, 16, 256, 1, 2, 5)),
-        Choice(16, 3, Tune(16, 16, 128, 4, 2, 6)),
-        Choice(16, 8, Tune(16, 64, 128, 8, 4, 4)),
-        Choice(16, 13, Tune(16, 64, 64, 4, 4, 6)),
-        Choice(16, 20, Tune(16, 32, 128, 4, 2, 6)),
-        Choice(16, 999, Tune(16, 64, 64, 4, 2, 6)),
+        TuneEntry(2, 1.5, Tune(1, 2, 1024, 1, 4, 1)),
+        TuneEntry(1, 3, Tune(1, 2, 2048, 1, 8, 1)),
+        TuneEntry(1, 8, Tune(1, 2, 4096, 1, 8, 1)),
+        TuneEntry(1, 13, Tune(1, 1, 512, 1, 1, 1)),
+        TuneEntry(1, 20, Tune(1, 4, 1024, 1, 4, 4)),
+        TuneEntry(1, 999, Tune(1, 4, 512, 1, 1, 4)),
+        TuneEntry(2, 3, Tune(1, 2, 1024, 1, 4, 1)),
+        TuneEntry(2, 8, Tune(1, 4, 1024, 1, 2, 4)),
+        TuneEntry(2, 20, Tune(1, 4, 512, 1, 2, 4)),
+        TuneEntry(4, 1.5, Tune(1, 4, 512, 1, 2, 1)),
+        TuneEntry(4, 3, Tune(1, 4, 256, 1, 1, 4)),
+        TuneEntry(16, 1.5, Tune(16, 16, 256, 1, 2, 5)),
+        TuneEntry(16, 3, Tune(16, 16, 128, 4, 2, 6)),
+        TuneEntry(16, 8, Tune(16, 64, 128, 8, 4, 4)),
+        TuneEntry(16, 13, Tune(16, 64, 64, 4, 4, 6)),
+        TuneEntry(16, 20, Tune(16, 32, 128, 4, 2, 6)),
+        TuneEntry(16, 999, Tune(16, 64, 64, 4, 2, 6)),
     ],
     "norm_gated": [
-        Choice(2, 12, Tune(1, 2, 1024, 1, 1, 1)),
-        Choice(2, 60, Tune(1, 1, 2048, 1, 1, 1)),
-        Choice(1, 999, Tune(1, 2, 4096, 1, 8, 1)),
-        Choice(16, 60, None),
-        Choice(16, 999, Tune(16, 64, 128, 1, 2, 3)),
+        TuneEntry(2, 12, Tune(1, 2, 1024, 1, 1, 1)),
+        TuneEntry(2, 60, Tune(1, 1, 2048, 1, 1, 1)),
+        TuneEntry(1, 999, Tune(1, 2, 4096, 1, 8, 1)),
+        TuneEntry(16, 60, None),
+        TuneEntry(16, 999, Tune(16, 64, 128, 1, 2, 3)),
     ],
 }
 

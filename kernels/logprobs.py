@@ -37,8 +37,8 @@ def _scan(
     logits,
     stride,
     tokens,
-    who,
-    asked,
+    rows,
+    requested,
     stats,
     lists,
     vocab,
@@ -54,7 +54,7 @@ def _scan(
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     parts = tl.num_programs(0)
-    count = tl.load(asked + tl.load(who + row))
+    count = tl.load(requested + tl.load(rows + row))
     if count > 0:
         line = logits + row * stride
         ids = part * chunk + tl.arange(0, chunk)
@@ -78,8 +78,8 @@ def _finish(
     logits,
     stride,
     tokens,
-    who,
-    asked,
+    rows,
+    requested,
     stats,
     lists,
     out,
@@ -93,7 +93,7 @@ def _finish(
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, pad)
     at = tl.arange(0, wide)
-    count = tl.load(asked + tl.load(who + row))
+    count = tl.load(requested + tl.load(rows + row))
     if count > 0:
         here = stats + row * 3 * parts + lanes
         top = tl.load(here, mask=lanes < parts, other=float("-inf"))
@@ -119,37 +119,37 @@ def _finish(
 
 
 def logprobs(
-    logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
+    logits: Tensor, tokens: Tensor, rows: Tensor, requested: Tensor, out: Tensor
 ) -> None:
     """Natural log-probabilities, in float32, of the sampled tokens and of the likeliest
     ones.
 
-    `logits` [rows, vocab], rows contiguous; `tokens` and `who` [rows] int32: the sampled
-    tokens, and their device rows; `asked` [device rows] int32: 0 for nothing, else 1 + k,
-    with k <= vocab. For a row that requests some, `out` [rows, 2, 1 + most] int32 gets,
-    first, the sampled token's rank (1 is the likeliest) and the k <= most likeliest ids;
-    second, the bits of the log-probabilities of the sampled token and of these. Of tokens
-    that tie, the lower id counts as the likelier.
+    `logits` [rows, vocab], rows contiguous; `tokens` and `rows` [rows] int32: the sampled
+    tokens, and their device rows; `requested` [device rows] int32: 0 for nothing, else 1
+    + k, with k <= vocab. For a row that requests some, `out` [rows, 2, 1 + most] int32
+    gets, first, the sampled token's rank (1 is the likeliest) and the k <= most likeliest
+    ids; second, the bits of the log-probabilities of the sampled token and of these. Of
+    tokens that tie, the lower id counts as the likelier.
     """
     if not on_triton(logits):
-        plain.logprobs(logits, tokens, who, asked, out)
+        plain.logprobs(logits, tokens, rows, requested, out)
         return
-    rows, vocab = logits.shape
+    count, vocab = logits.shape
     most = out.shape[2] - 1
     parts = triton.cdiv(vocab, CHUNK)
     row = {
         "logits": logits,
         "stride": logits.stride(0),
         "tokens": tokens,
-        "who": who,
-        "asked": asked,
-        "stats": logits.new_empty(rows, 3, parts, dtype=torch.float32),
-        "lists": logits.new_empty(rows, most, parts, dtype=torch.int64),
+        "rows": rows,
+        "requested": requested,
+        "stats": logits.new_empty(count, 3, parts, dtype=torch.float32),
+        "lists": logits.new_empty(count, most, parts, dtype=torch.int64),
         "most": most,
         "launch_pdl": early(logits),
     }
-    _scan[parts, rows](**row, vocab=vocab, chunk=CHUNK, num_warps=SCAN_WARPS)
-    _finish[rows,](
+    _scan[parts, count](**row, vocab=vocab, chunk=CHUNK, num_warps=SCAN_WARPS)
+    _finish[count,](
         **row,
         out=out,
         parts=parts,

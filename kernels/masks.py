@@ -32,11 +32,11 @@ _NEVER: tl.constexpr = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _hide(kept, who, masks, out, vocab, words, chunk: tl.constexpr):
+def _hide(kept, rows, masks, out, vocab, words, chunk: tl.constexpr):
     """Grid [chunks, draws]: out [draws, vocab]."""
     follow()
     draw = tl.program_id(1).to(tl.int64)
-    row = tl.load(who + draw).to(tl.int64)
+    row = tl.load(rows + draw).to(tl.int64)
     ids = tl.program_id(0) * chunk + tl.arange(0, chunk)
     inside = ids < vocab
     mask = tl.load(masks + draw * words + ids // _BITS, mask=inside, other=0)
@@ -46,11 +46,11 @@ def _hide(kept, who, masks, out, vocab, words, chunk: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["scratch"])
-def _keep(logits, who, out, scratch, vocab, chunk: tl.constexpr):
+def _keep(logits, rows, out, scratch, vocab, chunk: tl.constexpr):
     """Grid [chunks, draws]: logits [draws, vocab] to out."""
     follow()
     line = tl.program_id(1).to(tl.int64)
-    row = tl.load(who + line)
+    row = tl.load(rows + line)
     ids = tl.program_id(0) * chunk + tl.arange(0, chunk)
     to = row.to(tl.int64)
     if row != scratch:
@@ -58,17 +58,17 @@ def _keep(logits, who, out, scratch, vocab, chunk: tl.constexpr):
         tl.store(out + to * vocab + ids, x, mask=ids < vocab)
 
 
-def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
-    """Store logits [draws, vocab] of rows `who` [draws], int32, in those lines of `out`;
+def keep(logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
+    """Store logits [draws, vocab] of rows `rows` [draws], int32, in those lines of `out`;
     nothing is stored for the `scratch` row. All are contiguous, and of one dtype.
     """
     if not on_triton(logits):
-        plain.keep(logits, who, out, scratch)
+        plain.keep(logits, rows, out, scratch)
         return
     draws, vocab = logits.shape
     _keep[triton.cdiv(vocab, KEEP_CHUNK), draws](
         logits=logits,
-        who=who,
+        rows=rows,
         out=out,
         scratch=scratch,
         vocab=vocab,
@@ -78,18 +78,18 @@ def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
     )
 
 
-def hide(kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
-    """The logits `kept` [device rows, vocab] of rows `who` [draws], int32, with -inf for
+def hide(kept: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
+    """The logits `kept` [device rows, vocab] of rows `rows` [draws], int32, with -inf for
     tokens whose bit in `masks` [draws, words], int32, is 0; the lowest bit of a word is
     its first token's. Both are contiguous.
     """
     if not on_triton(kept):
-        return plain.hide(kept, who, masks)
-    draws, vocab = len(who), kept.shape[1]
+        return plain.hide(kept, rows, masks)
+    draws, vocab = len(rows), kept.shape[1]
     out = kept.new_empty(draws, vocab)
     _hide[triton.cdiv(vocab, CHUNK), draws](
         kept=kept,
-        who=who,
+        rows=rows,
         masks=masks,
         out=out,
         vocab=vocab,

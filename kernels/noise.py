@@ -8,20 +8,20 @@ import triton.language as tl
 
 
 @triton.jit
-def waiting(who, streams, positions, row, ids):
+def waiting(rows, streams, positions, row, ids):
     """-log(1 - v): waiting times, whose negative logarithms are the noise."""
-    v = uniform(who, streams, positions, row, ids)
+    v = uniform(rows, streams, positions, row, ids)
     return -(tl.log(1 - v) + ((1 - (1 - v)) - v))  # the second term is what 1 - v lost
 
 
 @triton.jit
-def uniform(who, streams, positions, row, ids):
+def uniform(rows, streams, positions, row, ids):
     """v, between 0 and 1.
 
     The steps that mix bits are `STEPS64` and `STEPS32` of sample_reference.py, written
     out.
     """
-    key = tl.load(streams + tl.load(who + row)).to(tl.uint64)
+    key = tl.load(streams + tl.load(rows + row)).to(tl.uint64)
     key += (tl.load(positions + row) + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9
     key = (key ^ (key >> 27)) * 0x94D049BB133111EB

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minfer.kernels.row_state import RowTensors, StepInputs
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """Normalise over the last dimension of `x` (Zhang and Sennrich 2019); see
@@ -73,26 +75,23 @@ def scatter(arena: Tensor, pairs: Tensor) -> None:
 
 def gather(
     rows: Tensor,
-    given: Tensor | None,
-    last: Tensor,
-    next_: Tensor,
-    table: Tensor,
+    extra: Tensor | None,
+    state: RowTensors,
     block_size: int,
-    tokens: Tensor,
-    positions: Tensor,
-    ahead: Tensor,
-    slots: Tensor,
+    out: StepInputs,
 ) -> None:
     """Inputs of a step: of decode rows, then prefill tokens; see rows.py."""
-    token, position = last.index_select(0, rows), next_.index_select(0, rows)
-    if given is not None:
-        rows, token = torch.cat((rows, given[2])), torch.cat((token, given[0]))
-        position = torch.cat((position, given[1]))
-    tokens.copy_(token)
-    positions.copy_(position)
-    torch.add(position, 1, out=ahead)
+    token = state.last.index_select(0, rows)
+    position = state.next.index_select(0, rows)
+    if extra is not None:
+        rows, token = torch.cat((rows, extra[2])), torch.cat((token, extra[0]))
+        position = torch.cat((position, extra[1]))
+    out.tokens.copy_(token)
+    out.positions.copy_(position)
+    torch.add(position, 1, out=out.ahead)
     at = position // block_size
-    torch.add(position - at * block_size, table[rows, at], alpha=block_size, out=slots)
+    block = state.table[rows, at]
+    torch.add(position - at * block_size, block, alpha=block_size, out=out.slots)
 
 
 def advance(
@@ -100,43 +99,45 @@ def advance(
     positions: Tensor,
     drawn: Tensor,
     broken: Tensor,
-    last: Tensor,
-    next_: Tensor,
-    scratch: int,
+    state: RowTensors,
     out: Tensor,
 ) -> None:
-    """Store what rows sampled, but of `scratch`, which stays at position 0; see
+    """Store what rows sampled, but of the scratch row, which stays at position 0; see
     rows.py.
     """
     index = rows.long()
-    last.index_copy_(0, index, drawn)
-    next_.index_copy_(0, index, positions)
-    next_[scratch] = 0
+    state.last.index_copy_(0, index, drawn)
+    state.next.index_copy_(0, index, positions)
+    state.next[state.scratch] = 0
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
 
 
-def keep(logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
+def keep(logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
     """Store logits of rows that are not the scratch row; see masks.py."""
-    there = who != scratch
-    out[who[there].long()] = logits[there]
+    there = rows != scratch
+    out[rows[there].long()] = logits[there]
 
 
-def hide(kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
+def hide(kept: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
     """Logits of rows, without the tokens that are not allowed; see masks.py."""
     places = torch.arange(32, dtype=torch.int32, device=masks.device)
     bits = (masks[:, :, None] >> places & 1).flatten(1)[:, : kept.shape[1]]
-    return kept.index_select(0, who.long()).masked_fill(bits == 0, -torch.inf)
+    return kept.index_select(0, rows.long()).masked_fill(bits == 0, -torch.inf)
 
 
 def logprobs(
-    logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
+    logits: Tensor, tokens: Tensor, rows: Tensor, requested: Tensor, out: Tensor
 ) -> None:
     """Log-probabilities of `tokens`, and of the likeliest; see logprobs.py."""
-    counts = asked[who.long()]
-    rows = counts.nonzero()[:, 0]
-    if not len(rows):
+    counts = requested[rows.long()]
+    listed = counts.nonzero()[:, 0]
+    if not len(listed):
         return
-    x, own, counts = logits[rows].float(), tokens[rows, None].long(), counts[rows, None]
+    x, own, counts = (
+        logits[listed].float(),
+        tokens[listed, None].long(),
+        counts[listed, None],
+    )
     bits = (x + 0.0).view(torch.int32)  # -0 is 0
     order = bits ^ (bits >> 31 & 0x7FFFFFFF)
     keys = (order.long() << 32) - torch.arange(x.shape[1], device=x.device)
@@ -146,45 +147,43 @@ def logprobs(
     both = torch.stack((torch.cat((rank, ids), 1).int(), found.view(torch.int32)), 1)
     width = found.shape[1]
     there = torch.arange(width, device=x.device) < counts
-    out[rows, :, :width] = torch.where(there[:, None], both, out[rows, :, :width])
+    out[listed, :, :width] = torch.where(there[:, None], both, out[listed, :, :width])
 
 
-def spread(
+def write_draft_inputs(
     rows: Tensor,
     counts: Tensor,
-    said: Tensor,
+    drafts: Tensor,
     proposed: Tensor | None,
-    next_: Tensor,
-    scratch: int,
+    state: RowTensors,
     out: Tensor,
 ) -> None:
     """Drafts as inputs; see verify.py."""
-    places = torch.arange(len(said), dtype=torch.int32, device=said.device)[:, None]
+    places = torch.arange(len(drafts), dtype=torch.int32, device=drafts.device)[:, None]
     there = places < counts
-    tokens = said if proposed is None else torch.where(said < 0, proposed, said)
-    positions = next_.index_select(0, rows) + 1 + places
-    owners = torch.where(there, rows, scratch)
+    tokens = drafts if proposed is None else torch.where(drafts < 0, proposed, drafts)
+    positions = state.next.index_select(0, rows) + 1 + places
+    owners = torch.where(there, rows, state.scratch)
     for line, values in zip(out, (tokens, positions), strict=False):
         line.copy_(torch.where(there, values, 0).flatten())
     out[2].copy_(owners.flatten())
 
 
-def stand(
+def accept_drafts(
     before: Tensor,
     drafts: Tensor,
     owners: Tensor,
-    last: Tensor,
-    next_: Tensor,
+    state: RowTensors,
     place: int,
-    scratch: int,
-    who: Tensor,
+    next_rows: Tensor,
     positions: Tensor,
     accepted: Tensor,
 ) -> None:
     """Which rows' drafts equal the sampled tokens; see verify.py."""
-    stands = (owners == before) & (owners != scratch)
-    stands &= last.index_select(0, owners) == drafts
-    who.copy_(torch.where(stands, owners, scratch))
-    positions.copy_(torch.where(stands, next_.index_select(0, owners), 0) + 1)
+    accepts = (owners == before) & (owners != state.scratch)
+    accepts &= state.last.index_select(0, owners) == drafts
+    next_rows.copy_(torch.where(accepts, owners, state.scratch))
+    ahead = state.next.index_select(0, owners)
+    positions.copy_(torch.where(accepts, ahead, 0) + 1)
     kept = accepted if place else torch.zeros_like(accepted)
-    accepted.copy_(torch.where(stands, place + 1, kept))
+    accepted.copy_(torch.where(accepts, place + 1, kept))

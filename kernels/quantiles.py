@@ -10,12 +10,12 @@ import triton.language as tl
 from minfer.kernels.bounds import (
     MASS_UNITS,
     NARROWEST,
-    Bounds,
+    DepthBounds,
     depth_of,
     is_whole,
     mass_of,
+    only_typical_p,
     target_of,
-    typical_alone,
 )
 
 INFINITY_BITS = tl.constexpr(0x7F800000)  # of float32's, the largest depth
@@ -31,7 +31,7 @@ BY_DEVIATION = tl.constexpr(3)  # a distance from the mean depth, by mass
 BY_TYPICAL_ID = tl.constexpr(4)  # an id at that distance, by mass
 
 
-class Kept(NamedTuple):
+class CandidateList(NamedTuple):
     """A row's list of the ids that may be kept, and the values from which depths are
     computed.
 
@@ -42,7 +42,7 @@ class Kept(NamedTuple):
     ids: tl.tensor  # pointer to the list
     size: tl.tensor  # of the list
     every: tl.tensor  # 1: all ids count, and there is no list
-    bounds: Bounds
+    bounds: DepthBounds
     temperature: tl.tensor
 
 
@@ -59,27 +59,36 @@ class Edges(NamedTuple):
 
 
 @triton.jit
-def listed(kept, start, tile: tl.constexpr):
+def listed(candidates, start, tile: tl.constexpr):
     """Ids of a row's list, their mask, and their depth, which is never -0."""
-    inside = start + tl.arange(0, tile) < kept.size
+    inside = start + tl.arange(0, tile) < candidates.size
     ids = start + tl.arange(0, tile)
-    length = tl.where(kept.every > 0, 0, kept.size)
-    ids = tl.load(kept.ids + ids, mask=ids < length, other=ids)
-    x = tl.load(kept.logits + ids, mask=inside, other=float("-inf"))
-    return ids, inside, depth_of(x, kept.bounds.largest, kept.temperature)
+    length = tl.where(candidates.every > 0, 0, candidates.size)
+    ids = tl.load(candidates.ids + ids, mask=ids < length, other=ids)
+    x = tl.load(candidates.logits + ids, mask=inside, other=float("-inf"))
+    return ids, inside, depth_of(x, candidates.bounds.largest, candidates.temperature)
 
 
 @triton.jit
-def all_of(kept, vocab):
+def all_candidates(candidates, vocab):
     """All ids instead of a list."""
     none = tl.full([], 0.0, tl.float32)
-    facts = kept.bounds
+    row_bounds = candidates.bounds
     infinite = none + float("inf")
-    bounds = Bounds(
-        facts.largest, facts.total, facts.mean, infinite, none, none, none, none
+    bounds = DepthBounds(
+        row_bounds.largest,
+        row_bounds.total,
+        row_bounds.mean,
+        infinite,
+        none,
+        none,
+        none,
+        none,
     )
     one = tl.full([], 1, tl.int32)
-    return Kept(kept.logits, kept.ids, vocab, one, bounds, kept.temperature)
+    return CandidateList(
+        candidates.logits, candidates.ids, vocab, one, bounds, candidates.temperature
+    )
 
 
 @triton.jit
@@ -95,7 +104,7 @@ def left_by(edges, ids, inside, depth):
 
 
 @triton.jit
-def _quantile(kept, edges, target, kind: tl.constexpr, tile: tl.constexpr):
+def _quantile(candidates, edges, target, kind: tl.constexpr, tile: tl.constexpr):
     """The least key up to which tokens weigh `target` > 0, and the weight before it.
 
     A key is the bits of a depth or of a distance from the mean depth, or an id at the
@@ -108,19 +117,19 @@ def _quantile(kept, edges, target, kind: tl.constexpr, tile: tl.constexpr):
     if (kind == BY_ID) + (kind == BY_TYPICAL_ID):
         first += 3  # ids have 20 bits
     if kind == BY_MASS:
-        base, first = _alike(kept.bounds)
+        base, first = _alike(candidates.bounds)
     for level in range(first, 8):
         steps = (tl.arange(0, CHOICES) << (28 - BITS_A_PASS * level)).to(tl.uint32)
         sums = tl.zeros([CHOICES], tl.int64)
         if (kind == BY_TOKENS) + (kind == BY_ID):  # weights are 1
             sums = tl.zeros([CHOICES], tl.int32)
-        for start in range(0, kept.size, tile):
-            ids, inside, depth = listed(kept, start, tile)
+        for start in range(0, candidates.size, tile):
+            ids, inside, depth = listed(candidates, start, tile)
             key = depth.to(tl.uint32, bitcast=True)
             weight = inside.to(sums.dtype)
             if kind == BY_MASS:  # of depths up to the edge
                 weight = _mass(depth, edges.depth)
-                weight = tl.where(depth < kept.bounds.low, 0, weight)
+                weight = tl.where(depth < candidates.bounds.low, 0, weight)
             if kind == BY_ID:
                 key = ids.to(tl.uint32)
                 weight = (inside & (depth == edges.depth)).to(sums.dtype)
@@ -153,7 +162,7 @@ def _alike(bounds):
 
 
 @triton.jit
-def edges_of(asked, kept, sure, within, vocab, width, tile: tl.constexpr):
+def edges_of(params, candidates, sure, within, vocab, width, tile: tl.constexpr):
     """The depth up to which tokens are kept, and the last id exactly at it; and the list
     itself, or all ids if the guess was wrong.
 
@@ -163,32 +172,32 @@ def edges_of(asked, kept, sure, within, vocab, width, tile: tl.constexpr):
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
     infinite = tl.full([], float("inf"), tl.float32)
     edges = Edges(infinite, every, infinite, infinite, every)
-    if asked.top_k > 0:
-        if (kept.bounds.lowered > 0) & (kept.size < asked.top_k):
-            kept = all_of(kept, vocab)
-        key, _ = _quantile(kept, edges, asked.top_k, BY_TOKENS, tile)
+    if params.top_k > 0:
+        if (candidates.bounds.lowered > 0) & (candidates.size < params.top_k):
+            candidates = all_candidates(candidates, vocab)
+        key, _ = _quantile(candidates, edges, params.top_k, BY_TOKENS, tile)
         # Fewer than k: all.
         edge = tl.minimum(key, INFINITY_BITS).to(tl.float32, bitcast=True)
         edges = Edges(edge, every, infinite, infinite, every)
-    edge = tl.minimum(edges.depth, asked.deepest)
+    edge = tl.minimum(edges.depth, params.deepest)
     edges = Edges(edge, every, infinite, infinite, every)
-    if asked.top_p < 1:
-        near = kept
-        target = _wanted(asked, kept, edges, within, tile)
-        if is_whole(asked, kept.bounds) == 0:
-            masses = _masses(kept, edge, MANY * tile)
+    if params.top_p < 1:
+        near = candidates
+        target = _wanted(params, candidates, edges, within, tile)
+        if is_whole(params, candidates.bounds) == 0:
+            masses = _masses(candidates, edge, MANY * tile)
             target -= sure
-            short = (tl.sum(masses, 0) < target) & (kept.bounds.lowered > 0)
-            if (target <= 0) | short | (2 * kept.size > width):
-                kept = all_of(kept, vocab)
-                near = kept
-                target = _wanted(asked, kept, edges, within, tile)
+            short = (tl.sum(masses, 0) < target) & (candidates.bounds.lowered > 0)
+            if (target <= 0) | short | (2 * candidates.size > width):
+                candidates = all_candidates(candidates, vocab)
+                near = candidates
+                target = _wanted(params, candidates, edges, within, tile)
             else:
                 parts = tl.arange(0, PARTS)
                 before = (tl.cumsum(masses, 0) < target).to(tl.int32)
                 part = tl.minimum(tl.sum(before, 0), PARTS - 1)
                 target -= tl.sum(tl.where(parts < part, masses, 0), 0)
-                near = _one_part(kept, part, MANY * tile)
+                near = _one_part(candidates, part, MANY * tile)
         key, before = _quantile(near, edges, target, BY_MASS, tile)
         edge = tl.minimum(key, INFINITY_BITS).to(tl.float32, bitcast=True)
         share = tl.maximum((tl.exp(-edge) * MASS_UNITS).to(tl.int64), 1)
@@ -197,97 +206,103 @@ def edges_of(asked, kept, sure, within, vocab, width, tile: tl.constexpr):
         if needed < _ties(near, edge, tile):
             last, _ = _quantile(near, edges, needed, BY_ID, tile)
             edges = Edges(edge, last, infinite, infinite, every)
-    return edges, kept
+    return edges, candidates
 
 
 @triton.jit
-def _ties(kept, edge, tile: tl.constexpr):
+def _ties(candidates, edge, tile: tl.constexpr):
     """How many tokens have exactly this depth."""
     count = tl.full([], 0, tl.int32)
-    for start in range(0, kept.size, tile):
-        _, inside, depth = listed(kept, start, tile)
+    for start in range(0, candidates.size, tile):
+        _, inside, depth = listed(candidates, start, tile)
         count += tl.sum((inside & (depth == edge)).to(tl.int32), 0)
     return count
 
 
 @triton.jit
-def _wanted(asked, kept, edges, within, tile: tl.constexpr):
+def _wanted(params, candidates, edges, within, tile: tl.constexpr):
     """The mass that top-p keeps of a row."""
-    total = kept.bounds.total.to(tl.float64) * MASS_UNITS
+    total = candidates.bounds.total.to(tl.float64) * MASS_UNITS
     if edges.depth < float("inf"):
         held = within
-        if is_whole(asked, kept.bounds):
+        if is_whole(params, candidates.bounds):
             held = tl.zeros_like(held)
-            for start in range(0, kept.size, tile):
-                _, _, depth = listed(kept, start, tile)
+            for start in range(0, candidates.size, tile):
+                _, _, depth = listed(candidates, start, tile)
                 held += tl.sum(_mass(depth, edges.depth), 0)
         total = held.to(tl.float64)
-    return target_of(asked.top_p, total)
+    return target_of(params.top_p, total)
 
 
 @triton.jit
-def _masses(kept, edge, tile: tl.constexpr):
+def _masses(candidates, edge, tile: tl.constexpr):
     """The mass of each part of a list's depths, without that of surely kept tokens."""
     parts = tl.arange(0, PARTS)
     sums = tl.zeros([PARTS], tl.int64)
-    for start in range(0, kept.size, tile):
-        _, _, depth = listed(kept, start, tile)
-        part = _part(kept, depth)
-        weight = tl.where(depth < kept.bounds.low, 0, _mass(depth, edge))
+    for start in range(0, candidates.size, tile):
+        _, _, depth = listed(candidates, start, tile)
+        part = _part(candidates, depth)
+        weight = tl.where(depth < candidates.bounds.low, 0, _mass(depth, edge))
         sums += tl.sum(tl.where(part[None, :] == parts[:, None], weight[None, :], 0), 1)
     return sums
 
 
 @triton.jit
-def _one_part(kept, wanted, tile: tl.constexpr):
+def _one_part(candidates, wanted, tile: tl.constexpr):
     """A list of the tokens of another in this part of its depths, stored after that."""
     least = tl.full([], float("inf"), tl.float32)
     most = tl.full([], 0.0, tl.float32)
-    behind = kept.ids + kept.size
+    behind = candidates.ids + candidates.size
     size = tl.full([], 0, tl.int32)
-    for start in range(0, kept.size, tile):
-        ids, inside, depth = listed(kept, start, tile)
-        here = inside & (depth >= kept.bounds.low) & (_part(kept, depth) == wanted)
+    for start in range(0, candidates.size, tile):
+        ids, inside, depth = listed(candidates, start, tile)
+        here = (
+            inside
+            & (depth >= candidates.bounds.low)
+            & (_part(candidates, depth) == wanted)
+        )
         least = tl.minimum(least, tl.min(tl.where(here, depth, float("inf")), 0))
         most = tl.maximum(most, tl.max(tl.where(here, depth, 0.0), 0))
         here = here.to(tl.int32)
         tl.store(behind + size + tl.cumsum(here, 0) - 1, ids, mask=here > 0)
         size += tl.sum(here, 0)
     tl.debug_barrier()  # other threads read what one has written
-    facts = kept.bounds
-    bounds = Bounds(
-        facts.largest,
-        facts.total,
-        facts.mean,
+    row_bounds = candidates.bounds
+    bounds = DepthBounds(
+        row_bounds.largest,
+        row_bounds.total,
+        row_bounds.mean,
         most,
         least,
-        facts.lowered,
-        facts.wait,
-        facts.floor,
+        row_bounds.lowered,
+        row_bounds.wait,
+        row_bounds.floor,
     )
-    return Kept(kept.logits, behind, size, kept.every, bounds, kept.temperature)
+    return CandidateList(
+        candidates.logits, behind, size, candidates.every, bounds, candidates.temperature
+    )
 
 
 @triton.jit
-def _part(kept, depth):
+def _part(candidates, depth):
     """The part of a depth in a list's range: deeper ones are never in an earlier part."""
-    scale = PARTS / tl.maximum(kept.bounds.limit - kept.bounds.low, NARROWEST)
-    above = tl.maximum(depth - kept.bounds.low, 0.0)
+    scale = PARTS / tl.maximum(candidates.bounds.limit - candidates.bounds.low, NARROWEST)
+    above = tl.maximum(depth - candidates.bounds.low, 0.0)
     return tl.minimum(above * scale, PARTS - 1).to(tl.int32)
 
 
 @triton.jit
-def typical_of(asked, kept, edges, tile: tl.constexpr):
+def typical_of(params, candidates, edges, tile: tl.constexpr):
     """The edges with typical-p: of those within `edges` how far from the mean depth
     tokens are kept, and the last id exactly that far.
     """
-    total = kept.bounds.total.to(tl.float64) * MASS_UNITS
-    mean = kept.bounds.mean
-    if typical_alone(asked) == 0:
+    total = candidates.bounds.total.to(tl.float64) * MASS_UNITS
+    mean = candidates.bounds.mean
+    if only_typical_p(params) == 0:
         held = tl.full([], 0, tl.int64)
         moment = tl.full([], 0, tl.int64)
-        for start in range(0, kept.size, tile):
-            ids, inside, depth = listed(kept, start, tile)
+        for start in range(0, candidates.size, tile):
+            ids, inside, depth = listed(candidates, start, tile)
             mass = tl.where(
                 left_by(edges, ids, inside, depth), _mass(depth, edges.depth), 0
             )
@@ -296,13 +311,13 @@ def typical_of(asked, kept, edges, tile: tl.constexpr):
             moment += tl.sum(tl.where(mass > 0, _moment(deep), 0), 0)
         total = held.to(tl.float64)
         mean = (moment.to(tl.float64) / total).to(tl.float32)
-    target = target_of(asked.typical_p, total)
+    target = target_of(params.typical_p, total)
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
     edges = Edges(edges.depth, edges.last, mean, mean, every)
-    key, before = _quantile(kept, edges, target, BY_DEVIATION, tile)
+    key, before = _quantile(candidates, edges, target, BY_DEVIATION, tile)
     distance = tl.minimum(key, INFINITY_BITS).to(tl.float32, bitcast=True)
     edges = Edges(edges.depth, edges.last, mean, distance, every)
-    last, _ = _quantile(kept, edges, target - before, BY_TYPICAL_ID, tile)
+    last, _ = _quantile(candidates, edges, target - before, BY_TYPICAL_ID, tile)
     return Edges(edges.depth, edges.last, mean, distance, last)
 
 

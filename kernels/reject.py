@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from minfer.kernels.sample_reference import (
-    Ways,
+    SamplingValues,
     comparable,
     first_largest,
     kept_of,
@@ -40,7 +40,7 @@ AT_ONCE = 16  # rows
 BYTES = 128
 
 
-class Noise(NamedTuple):
+class RejectionNoise(NamedTuple):
     """The noise of the samples, [rows, 1] int64 each."""
 
     picks: Tensor  # streams: the rows' own
@@ -48,33 +48,38 @@ class Noise(NamedTuple):
     positions: Tensor  # of the sampled tokens
 
 
-class Drafts(NamedTuple):
+class RowDrafts(NamedTuple):
     """A draft of each row."""
 
     tokens: Tensor  # [rows, 1]
-    sure: Tensor  # [rows, 1] bool: given, not sampled
+    given: Tensor  # [rows, 1] bool: given, not sampled
     # [rows, vocab], shaped: the distributions of the others; None: there are no others
     logits: Tensor | None
 
 
 def reject(
-    logits: Tensor, ways: Ways, noise: Noise, drafts: Drafts, *, filtered: bool
+    logits: Tensor,
+    values: SamplingValues,
+    noise: RejectionNoise,
+    drafts: RowDrafts,
+    *,
+    filtered: bool,
 ) -> Tensor:
     """The tokens [rows, 1] at the places of drafts, one a row; any token for rows whose
     logits are not finite.
 
     `logits` [rows, vocab] are the target's, shaped. Draft and target are sampled with the
-    same `ways`; `filtered` False promises that these filter nothing.
+    same `values`; `filtered` False promises that these filter nothing.
     """
     found = [torch.empty_like(drafts.tokens[:0])]
     for first in range(0, len(logits), AT_ONCE):
-        some = slice(first, first + AT_ONCE)
-        proposed = None if drafts.logits is None else drafts.logits[some]
+        chunk = slice(first, first + AT_ONCE)
+        proposed = None if drafts.logits is None else drafts.logits[chunk]
         here = _reject(
-            logits[some],
-            Ways(*(one[some] for one in ways)),
-            Noise(*(one[some] for one in noise)),
-            Drafts(drafts.tokens[some], drafts.sure[some], proposed),
+            logits[chunk],
+            SamplingValues(*(column[chunk] for column in values)),
+            RejectionNoise(*(column[chunk] for column in noise)),
+            RowDrafts(drafts.tokens[chunk], drafts.given[chunk], proposed),
             filtered=filtered,
         )
         found.append(here)
@@ -82,36 +87,41 @@ def reject(
 
 
 def _reject(
-    logits: Tensor, ways: Ways, noise: Noise, drafts: Drafts, *, filtered: bool
+    logits: Tensor,
+    values: SamplingValues,
+    noise: RejectionNoise,
+    drafts: RowDrafts,
+    *,
+    filtered: bool,
 ) -> Tensor:
     ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)[None]
     is_draft = ids == drafts.tokens
-    p, q = chances(logits, ways, filtered=filtered), is_draft.float()
+    p, q = probabilities(logits, values, filtered=filtered), is_draft.float()
     if drafts.logits is not None:
-        certain = drafts.sure | comparable(drafts.logits).amax(1, True).isinf()
-        q = q.where(certain, chances(drafts.logits, ways, filtered=filtered))
+        certain = drafts.given | comparable(drafts.logits).amax(1, True).isinf()
+        q = q.where(certain, probabilities(drafts.logits, values, filtered=filtered))
     coin = uniform(noise.coins, noise.positions, torch.zeros_like(noise.positions))
-    p_of_it, q_of_it = ((one * is_draft).sum(1, True) for one in (p, q))
-    stands = (p_of_it > 0) & (coin * q_of_it <= p_of_it)
+    p_draft, q_draft = ((chances * is_draft).sum(1, True) for chances in (p, q))
+    accepted = (p_draft > 0) & (coin * q_draft <= p_draft)
     left = p - q
     left = left.where((left > 0).any(1, True), p).clamp(min=0)
     score = left.log() - waiting(noise.picks, noise.positions, ids).log()
-    return drafts.tokens.where(stands, first_largest(score, ids))
+    return drafts.tokens.where(accepted, first_largest(score, ids))
 
 
-def chances(logits: Tensor, ways: Ways, *, filtered: bool) -> Tensor:
+def probabilities(logits: Tensor, values: SamplingValues, *, filtered: bool) -> Tensor:
     """Probabilities [rows, vocab] float32 of tokens; NaN for logits that are not
     finite.
     """
     x = comparable(logits)
     largest = x.amax(1, True)
-    depth = (largest - x) / ways.divisor
+    depth = (largest - x) / values.divisor
     mass = (-depth).double().exp()
     if filtered:
         rising, order = depth.sort(stable=True)
-        kept = kept_of(rising, order, ways)
+        kept = kept_of(rising, order, values)
         mass *= torch.zeros_like(kept).scatter(1, order, kept)
     mass /= mass.sum(1, True)
     ids = torch.arange(x.shape[1], dtype=torch.int32, device=x.device)[None]
-    alone = ids == first_largest(x, ids)
-    return mass.where(~ways.greedy, alone.double()).float()
+    greedy = ids == first_largest(x, ids)
+    return mass.where(~values.greedy, greedy.double()).float()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minfer.kernels import on_triton, plain
 from minfer.kernels.pdl import early, follow
+from minfer.kernels.row_state import RowTensors, StepInputs
 
 BLOCK = 256  # entries of a program
 
@@ -45,17 +46,17 @@ def scatter(arena: Tensor, pairs: Tensor) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["given_stride", "alone", "count"])
+@triton.jit(do_not_specialize=["extra_stride", "decode_rows", "count"])
 def _gather(
     rows,
-    given,
-    given_stride,
+    extra,
+    extra_stride,
     last,
     next_,
     table,
     table_stride,
     block_size,
-    alone,
+    decode_rows,
     count,
     tokens,
     positions,
@@ -65,13 +66,15 @@ def _gather(
 ):
     follow()
     at = tl.program_id(0) * block + tl.arange(0, block)
-    fed = at < alone
+    is_decode = at < decode_rows
     inside = at < count
-    history = inside & (at >= alone)
-    here = given + at - alone
-    row = tl.load(rows + at, fed, 0) + tl.load(here + 2 * given_stride, history, 0)
-    position = tl.load(next_ + row, fed, 0) + tl.load(here + given_stride, history, 0)
-    token = tl.load(last + row, fed, 0) + tl.load(here, history, 0)
+    is_extra = inside & (at >= decode_rows)
+    here = extra + at - decode_rows
+    row = tl.load(rows + at, is_decode, 0) + tl.load(here + 2 * extra_stride, is_extra, 0)
+    position = tl.load(next_ + row, is_decode, 0) + tl.load(
+        here + extra_stride, is_extra, 0
+    )
+    token = tl.load(last + row, is_decode, 0) + tl.load(here, is_extra, 0)
     entry = tl.load(table + row * table_stride + position // block_size, inside, 0)
     tl.store(tokens + at, token, inside)
     tl.store(positions + at, position, inside)
@@ -81,43 +84,35 @@ def _gather(
 
 def gather(
     rows: Tensor,
-    given: Tensor | None,
-    last: Tensor,
-    next_: Tensor,
-    table: Tensor,
+    extra: Tensor | None,
+    state: RowTensors,
     block_size: int,
-    tokens: Tensor,
-    positions: Tensor,
-    ahead: Tensor,
-    slots: Tensor,
+    out: StepInputs,
 ) -> None:
     """Inputs of a step: of decode rows, then prefill tokens.
 
-    The decode rows are rows [alone] int32: their `last` tokens, at positions `next_`
-    ([device rows] int32). given [3, history] int32: tokens, positions and rows of the
-    others, or None. table [device rows, blocks] int32. Writes [alone + history] each:
-    tokens, positions and `ahead` (positions + 1) int32, slots (of keys and values) int64.
+    `rows` [decode rows] int32: their last tokens are inputs. `extra` [3, n] int32:
+    tokens, positions and rows of the others, or None. Writes `out`, [decode rows + n]
+    each.
     """
     if not on_triton(rows):
-        plain.gather(
-            rows, given, last, next_, table, block_size, tokens, positions, ahead, slots
-        )
+        plain.gather(rows, extra, state, block_size, out)
         return
-    _gather[triton.cdiv(len(tokens), BLOCK),](
+    _gather[triton.cdiv(len(out.tokens), BLOCK),](
         rows=rows,
-        given=rows if given is None else given,  # a kernel needs a tensor
-        given_stride=0 if given is None else given.stride(0),
-        last=last,
-        next_=next_,
-        table=table,
-        table_stride=table.stride(0),
+        extra=rows if extra is None else extra,  # a kernel needs a tensor
+        extra_stride=0 if extra is None else extra.stride(0),
+        last=state.last,
+        next_=state.next,
+        table=state.table,
+        table_stride=state.table.stride(0),
         block_size=block_size,
-        alone=len(rows),
-        count=len(tokens),
-        tokens=tokens,
-        positions=positions,
-        ahead=ahead,
-        slots=slots,
+        decode_rows=len(rows),
+        count=len(out.tokens),
+        tokens=out.tokens,
+        positions=out.positions,
+        ahead=out.ahead,
+        slots=out.slots,
         block=BLOCK,
         launch_pdl=early(rows),
     )
@@ -152,27 +147,26 @@ def advance(
     positions: Tensor,
     drawn: Tensor,
     broken: Tensor,
-    last: Tensor,
-    next_: Tensor,
-    scratch: int,
+    state: RowTensors,
     out: Tensor,
 ) -> None:
-    """Store what rows sampled: their last token, and its position; not for row `scratch`.
+    """Store what rows sampled: their last token, and its position; not for the scratch
+    row.
 
     rows, positions, drawn and broken are [rows] int32. `out` gets the tokens too, less
     `broken`.
     """
     if not on_triton(rows):
-        plain.advance(rows, positions, drawn, broken, last, next_, scratch, out)
+        plain.advance(rows, positions, drawn, broken, state, out)
         return
     _advance[triton.cdiv(len(rows), BLOCK),](
         rows=rows,
         positions=positions,
         drawn=drawn,
         broken=broken,
-        last=last,
-        next_=next_,
-        scratch=scratch,
+        last=state.last,
+        next_=state.next,
+        scratch=state.scratch,
         out=out,
         count=len(rows),
         block=BLOCK,

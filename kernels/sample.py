@@ -47,20 +47,21 @@ from torch import Tensor
 
 from minfer.kernels import on_triton
 from minfer.kernels.pdl import early
-from minfer.kernels.sample_launches import Sizes as Sizes
+from minfer.kernels.sample_launches import ProgramSizes as ProgramSizes
 from minfer.kernels.sample_launches import (
-    Space,
+    Workspace,
     launch_bound,
     launch_finish,
     launch_gather,
     launch_scan,
 )
+from minfer.kernels.sample_reference import SamplingValues
 from minfer.kernels.sample_reference import reference as reference
 
 MOST_LOGITS = 1 << 20  # of a row: masses are summed in 63 bits, and ids have 20
 
 
-SIZES = Sizes(
+SIZES = ProgramSizes(
     chunk=2048,
     group=128,
     span=4096,
@@ -74,12 +75,8 @@ SIZES = Sizes(
 
 def sample(
     logits: Tensor,
-    who: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    deepest: Tensor,
-    typical_p: Tensor,
+    rows: Tensor,
+    values: SamplingValues,
     streams: Tensor,
     positions: Tensor,
     *,
@@ -88,11 +85,10 @@ def sample(
     """Sample a token a row: (tokens [rows] int32, broken [rows] int32).
 
     `logits` [rows, vocab], rows contiguous, `positions` [rows] of the sampled tokens. Row
-    i uses the values of device row who[i]: [device rows] each, `temperature` float32,
-    `top_k` int32 (0: all), `top_p` float32 (1: all), `deepest` float32 (-log of min-p;
-    inf: all), `typical_p` float32 (1: all), `streams` int64 (of
-    `minfer.sampling.reference_sampler.stream`). `filtered` False promises that no row has
-    any of these four filters. Broken (1, token 0) are rows with NaN, +inf or only -inf.
+    i is of device row rows[i], of which `values` and `streams` (int64, of
+    `minfer.sampling.reference_sampler.stream`) have the sampling values and the noise.
+    `filtered` False promises that no row filters tokens. Broken (1, token 0) are rows
+    with NaN, +inf or only -inf.
     Raises ValueError for more than 2^20 logits in a row.
     """
     if logits.shape[1] > MOST_LOGITS:
@@ -103,12 +99,8 @@ def sample(
     pick = _launch if on_triton(logits) else reference
     return pick(
         logits,
-        who,
-        temperature,
-        top_k,
-        top_p,
-        deepest,
-        typical_p,
+        rows,
+        values,
         streams,
         positions,
         filtered=filtered,
@@ -117,36 +109,32 @@ def sample(
 
 def _launch(
     logits: Tensor,
-    who: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    deepest: Tensor,
-    typical_p: Tensor,
+    rows: Tensor,
+    values: SamplingValues,
     streams: Tensor,
     positions: Tensor,
     *,
     filtered: bool,
 ) -> tuple[Tensor, Tensor]:
     """`sample` by the kernels."""
-    asked = {
+    row_arguments = {
         "logits": logits,
         "stride": logits.stride(0),
-        "who": who,
-        "temperatures": temperature,
-        "top_ks": top_k,
-        "top_ps": top_p,
-        "deepests": deepest,
-        "typical_ps": typical_p,
+        "rows": rows,
+        "temperatures": values.temperature,
+        "top_ks": values.top_k,
+        "top_ps": values.top_p,
+        "deepests": values.deepest,
+        "typical_ps": values.typical_p,
         "vocab": logits.shape[1],
         "launch_pdl": early(logits),
     }
     noise = {"streams": streams, "positions": positions}
-    space = Space.of(SIZES, logits, who, filtered=filtered)
-    launch_scan(asked, noise, space, filtered=filtered)
-    known = {"tops": space.tops, "bounds": space.tops, "masses": streams}
+    workspace = Workspace.of(SIZES, logits, rows, filtered=filtered)
+    launch_scan(row_arguments, noise, workspace, filtered=filtered)
+    bounds = {"tops": workspace.tops, "bounds": workspace.tops, "masses": streams}
     if filtered:
-        known = launch_bound(asked, space)
-        launch_gather(asked, noise, known, space)
-    launch_finish(asked, noise, known, space, filtered=filtered)
-    return space.out, space.bad
+        bounds = launch_bound(row_arguments, workspace)
+        launch_gather(row_arguments, noise, bounds, workspace)
+    launch_finish(row_arguments, noise, bounds, workspace, filtered=filtered)
+    return workspace.out, workspace.bad

@@ -12,29 +12,29 @@ import triton
 import triton.language as tl
 
 from minfer.kernels.bounds import (
+    BOUND_WORDS,
     DEEPEST_BOUND,
-    FACTS,
     MASS_UNITS,
     MASSES,
     MORE,
-    Bounds,
-    asked_of,
+    DepthBounds,
     depth_of,
     floor_of,
     guess_of,
     limit_of,
     load_bounds,
-    min_p_alone,
     most_within,
+    only_min_p,
+    only_typical_p,
+    row_params,
     store_bounds,
-    typical_alone,
 )
 from minfer.kernels.noise import uniform, waiting
 from minfer.kernels.pdl import follow
 from minfer.kernels.quantiles import (
+    CandidateList,
     Edges,
-    Kept,
-    all_of,
+    all_candidates,
     edges_of,
     left_by,
     listed,
@@ -49,7 +49,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: -inf - -inf would be Na
 def scan(
     logits,
     stride,
-    who,
+    rows,
     temperatures,
     top_ks,
     top_ps,
@@ -78,8 +78,8 @@ def scan(
     follow()
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    asked = asked_of(
-        who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, filtered
+    params = row_params(
+        rows, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, filtered
     )
     ids = part * chunk + tl.arange(0, chunk)
     x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
@@ -90,18 +90,20 @@ def scan(
     floor = tl.maximum(top, LOWEST)
     here = (row * parts + part) * (chunk // group) + tl.arange(0, chunk // group)
     tl.store(tops + here, top)
-    tl.store(counts + row, tl.where(asked.restricted, 0, parts), mask=part == 0)
-    if asked.restricted:
-        tl.store(sums + here, tl.sum(tl.exp((x - floor[:, None]) / asked.temperature), 1))
-        if asked.typical_p < 1:
-            below = (floor[:, None] - x) / asked.temperature
+    tl.store(counts + row, tl.where(params.restricted, 0, parts), mask=part == 0)
+    if params.restricted:
+        tl.store(
+            sums + here, tl.sum(tl.exp((x - floor[:, None]) / params.temperature), 1)
+        )
+        if params.typical_p < 1:
+            below = (floor[:, None] - x) / params.temperature
             share = tl.where(below < DEEPEST_BOUND, below * tl.exp(-below), 0.0)
             tl.store(moments + here, tl.sum(share, 1))
     else:
         score = tl.max(floor, 0) - tl.reshape(x, [chunk])
-        if not asked.greedy:
-            times = waiting(who, streams, positions, row, ids)
-            score = times * tl.exp(score / asked.temperature)
+        if not params.greedy:
+            times = waiting(rows, streams, positions, row, ids)
+            score = times * tl.exp(score / params.temperature)
         lowest = tl.min(tl.where(score == tl.min(score, 0), ids, vocab - 1), 0)
         tl.store(lists + row * width + part, lowest)
 
@@ -110,7 +112,7 @@ def scan(
 def bound(
     logits,
     stride,
-    who,
+    rows,
     temperatures,
     top_ks,
     top_ps,
@@ -130,28 +132,28 @@ def bound(
     waits: tl.constexpr,
 ):
     """Grid [rows]: the bounds of filtered rows from their groups: bounds [rows, FACTS] as
-    `Bounds`.
+    `DepthBounds`.
 
     masses [rows, MASSES] are set to zero.
     """
     follow()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, pad)
-    asked = asked_of(
-        who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
+    params = row_params(
+        rows, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
     )
-    if asked.restricted:
+    if params.restricted:
         top = tl.load(
             tops + row * groups + lanes, mask=lanes < groups, other=float("-inf")
         )
         largest = tl.max(top, 0)
-        depth = tl.div_rn(largest - top, asked.temperature)
+        depth = tl.div_rn(largest - top, params.temperature)
         mass = tl.load(sums + row * groups + lanes, mask=lanes < groups, other=0.0)
         mass = mass * tl.exp(-depth)
         total = tl.sum(mass, 0)
-        limit = limit_of(asked, depth, mass, total, group)
+        limit = limit_of(params, depth, mass, total, group)
         mean = 0.0
-        if typical_alone(asked):
+        if only_typical_p(params):
             # The depth of a group without mass is not read: it may be infinite.
             moment = tl.load(
                 moments + row * groups + lanes, mask=lanes < groups, other=0.0
@@ -161,34 +163,38 @@ def bound(
             limit = tl.maximum(limit, 2 * MORE * mean)
         low, high = 0.0, float("inf")
         held = 1.0  # mass of surely kept tokens: of the largest logit
-        if min_p_alone(asked):  # all within are surely kept
+        if only_min_p(params):  # all within are surely kept
             low = float("inf")
             held = tl.sum(tl.where(depth <= limit, tl.exp(-depth), 0.0), 0)
-        some = ((asked.top_k > 0) | (asked.top_p < 1)) & (asked.typical_p >= 1)
+        some = ((params.top_k > 0) | (params.top_p < 1)) & (params.typical_p >= 1)
         if some & (most_within(depth, mass, limit, group) > few):
             line = logits + row * stride
-            low, high, held = guess_of(asked, line, largest, total, limit, vocab, samples)
+            low, high, held = guess_of(
+                params, line, largest, total, limit, vocab, samples
+            )
         lowered = tl.where(high < limit, 1.0, 0.0)
         guess = tl.minimum(limit, high)
         # What top-p keeps depends on the mass of all that min-p keeps.
-        asks = tl.where(asked.deepest < float("inf"), limit, guess)
-        floor = floor_of(largest, asks, asked.temperature)
-        facts = Bounds(largest, total, mean, guess, low, lowered, waits / held, floor)
-        store_bounds(bounds + row * FACTS, facts)
+        needed = tl.where(params.deepest < float("inf"), limit, guess)
+        floor = floor_of(largest, needed, params.temperature)
+        row_bounds = DepthBounds(
+            largest, total, mean, guess, low, lowered, waits / held, floor
+        )
+        store_bounds(bounds + row * BOUND_WORDS, row_bounds)
         each = tl.arange(0, MASSES)
         tl.store(masses + row * MASSES + each, tl.zeros([MASSES], tl.int64))
     else:
         none = tl.full([], 0.0, tl.float32)
         nan = tl.full([], float("nan"), tl.float32)
-        facts = Bounds(none, none, none, none, none, none, none, nan)
-        store_bounds(bounds + row * FACTS, facts)
+        row_bounds = DepthBounds(none, none, none, none, none, none, none, nan)
+        store_bounds(bounds + row * BOUND_WORDS, row_bounds)
 
 
 @triton.jit
 def gather(
     logits,
     stride,
-    who,
+    rows,
     temperatures,
     top_ks,
     top_ps,
@@ -215,40 +221,42 @@ def gather(
     follow()
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    facts = load_bounds(bounds + row * FACTS)
+    row_bounds = load_bounds(bounds + row * BOUND_WORDS)
     here = part * (chunk // group) + tl.arange(0, chunk // group)
     # The last span may end after the last chunk.
     most = tl.load(tops + row * groups + here, mask=here < groups, other=float("-inf"))
     top = tl.max(most, 0)
-    if top >= facts.floor:
-        asked = asked_of(
-            who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
+    if top >= row_bounds.floor:
+        params = row_params(
+            rows, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
         )
         line = logits + row * stride
-        least = depth_of(top, facts.largest, asked.temperature)
-        guessed = (asked.top_p < 1) & (facts.low + facts.lowered > 0)
-        weighed = guessed & (asked.deepest < float("inf"))
+        least = depth_of(top, row_bounds.largest, params.temperature)
+        guessed = (params.top_p < 1) & (row_bounds.low + row_bounds.lowered > 0)
+        weighed = guessed & (params.deepest < float("inf"))
         sure = tl.zeros([block], tl.float32)
         within = tl.zeros([block], tl.float32)
         for start in range(part * chunk, part * chunk + chunk, block):
             ids = start + tl.arange(0, block)
             x = tl.load(line + ids, mask=ids < vocab, other=float("-inf"))
-            depth = depth_of(x, facts.largest, asked.temperature)
+            depth = depth_of(x, row_bounds.largest, params.temperature)
             depth = tl.where(ids < vocab, depth, float("nan"))
-            keep = (depth <= facts.limit) & (depth >= facts.low)
+            keep = (depth <= row_bounds.limit) & (depth >= row_bounds.low)
             if weighed:
-                within += tl.where(depth <= asked.deepest, tl.exp(-depth), 0.0)
-            if least < facts.low:
+                within += tl.where(depth <= params.deepest, tl.exp(-depth), 0.0)
+            if least < row_bounds.low:
                 mass = tl.exp(-depth)
-                mass = tl.where((depth < facts.low) & (depth <= facts.limit), mass, 0.0)
+                mass = tl.where(
+                    (depth < row_bounds.low) & (depth <= row_bounds.limit), mass, 0.0
+                )
                 sure += mass
                 # Never more than its waiting time, except for rounding.
-                v = uniform(who, streams, positions, row, ids)
-                keep |= v < mass * facts.wait
+                v = uniform(rows, streams, positions, row, ids)
+                keep |= v < mass * row_bounds.wait
             _append(lists + row * width, counts + row, ids, keep)
         if weighed:
             _add(masses + row * MASSES + 1, within)
-        if least < facts.low:
+        if least < row_bounds.low:
             _add(masses + row * MASSES, sure)
 
 
@@ -272,7 +280,7 @@ def _add(at, mass):
 def finish(
     logits,
     stride,
-    who,
+    rows,
     temperatures,
     top_ks,
     top_ps,
@@ -298,35 +306,39 @@ def finish(
     follow()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, pad)
-    asked = asked_of(
-        who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, filtered
+    params = row_params(
+        rows, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, filtered
     )
     top = tl.load(tops + row * groups + lanes, mask=lanes < groups, other=float("-inf"))
     largest = tl.max(top, 0)
     size = tl.load(counts + row)
     line = logits + row * stride
     none = tl.full([], 0.0, tl.float32)
-    facts = Bounds(largest, none, none, none, none, none, none, none)
+    row_bounds = DepthBounds(largest, none, none, none, none, none, none, none)
     a_list = tl.full([], 0, tl.int32)
-    kept = Kept(line, lists + row * width, size, a_list, facts, asked.temperature)
+    candidates = CandidateList(
+        line, lists + row * width, size, a_list, row_bounds, params.temperature
+    )
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
     infinite = tl.full([], float("inf"), tl.float32)
     edges = Edges(infinite, every, none, infinite, every)
-    if asked.restricted:
-        facts = load_bounds(bounds + row * FACTS)
+    if params.restricted:
+        row_bounds = load_bounds(bounds + row * BOUND_WORDS)
         sure = tl.load(masses + row * MASSES)
         within = tl.load(masses + row * MASSES + 1)
-        kept = Kept(line, lists + row * width, size, a_list, facts, asked.temperature)
-        edges, kept = edges_of(asked, kept, sure, within, vocab, width, tile)
+        candidates = CandidateList(
+            line, lists + row * width, size, a_list, row_bounds, params.temperature
+        )
+        edges, candidates = edges_of(params, candidates, sure, within, vocab, width, tile)
         edges = Edges(edges.depth, edges.last, none, infinite, every)
-        if asked.typical_p < 1:
-            edges = typical_of(asked, kept, edges, tile)
+        if params.typical_p < 1:
+            edges = typical_of(params, candidates, edges, tile)
     noise = streams, positions, row
-    token, best = _drawn(asked, kept, edges, who, noise, vocab, filtered, tile)
+    token, best = _drawn(params, candidates, edges, rows, noise, vocab, filtered, tile)
     # Tokens that are not listed wait longer than that.
-    if (kept.bounds.low > 0) & (tl.exp(-best) > ROUNDED * kept.bounds.wait):
-        kept = all_of(kept, vocab)
-        token, _ = _drawn(asked, kept, edges, who, noise, vocab, filtered, tile)
+    if (candidates.bounds.low > 0) & (tl.exp(-best) > ROUNDED * candidates.bounds.wait):
+        candidates = all_candidates(candidates, vocab)
+        token, _ = _drawn(params, candidates, edges, rows, noise, vocab, filtered, tile)
     fine = tl.abs(largest) < float("inf")
     tl.store(out + row, tl.where(fine, token, 0))
     tl.store(bad + row, tl.where(fine, 0, 1))
@@ -334,15 +346,22 @@ def finish(
 
 @triton.jit
 def _drawn(
-    asked, kept, edges, who, noise, vocab, filtered: tl.constexpr, tile: tl.constexpr
+    params,
+    candidates,
+    edges,
+    rows,
+    noise,
+    vocab,
+    filtered: tl.constexpr,
+    tile: tl.constexpr,
 ):
     """The winning token of a list, and its score."""
     best = float("-inf")
     token = vocab
-    for start in range(0, kept.size, tile):
-        ids, inside, depth = listed(kept, start, tile)
+    for start in range(0, candidates.size, tile):
+        ids, inside, depth = listed(candidates, start, tile)
         score = -depth - tl.where(
-            asked.greedy, 0.0, tl.log(waiting(who, noise[0], noise[1], noise[2], ids))
+            params.greedy, 0.0, tl.log(waiting(rows, noise[0], noise[1], noise[2], ids))
         )
         allowed = left_by(edges, ids, inside, depth)
         if filtered:

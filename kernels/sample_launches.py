@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from minfer.kernels.bounds import FACTS, MASSES
+from minfer.kernels.bounds import BOUND_WORDS, MASSES
 from minfer.kernels.sample_kernels import bound, finish, gather, scan
 
 SCAN_WARPS = 4
@@ -18,7 +18,7 @@ FINISH_WARPS = 8
 Arguments = dict[str, Any]  # of kernels, by name
 
 
-class Sizes(NamedTuple):
+class ProgramSizes(NamedTuple):
     """The sizes of programs and groups; powers of two."""
 
     chunk: int  # by a program of `scan`
@@ -31,10 +31,10 @@ class Sizes(NamedTuple):
     few: int  # up to so many tokens that may be kept are listed without a guess
 
 
-class Space(NamedTuple):
+class Workspace(NamedTuple):
     """The memory between the kernels, and the division of a row."""
 
-    sizes: Sizes
+    sizes: ProgramSizes
     parts: int  # chunks of a row: programs of `scan`
     group: int  # tokens of a group
     groups: int  # of a row
@@ -48,19 +48,21 @@ class Space(NamedTuple):
     out: Tensor
 
     @classmethod
-    def of(cls, sizes: Sizes, logits: Tensor, who: Tensor, *, filtered: bool) -> "Space":
+    def of(
+        cls, sizes: ProgramSizes, logits: Tensor, rows: Tensor, *, filtered: bool
+    ) -> "Workspace":
         """The memory for rows of logits. If none is filtered, groups are chunks, and a
         list holds a winner of each.
         """
-        rows, vocab = logits.shape
+        count, vocab = logits.shape
         parts = triton.cdiv(vocab, sizes.chunk)
         group = sizes.group if filtered else sizes.chunk
         width = vocab if filtered else parts
         groups = parts * sizes.chunk // group
         # Rounded to 16 bytes, so that a kernel is compiled once.
-        aligned = triton.cdiv(rows, 4) * 4
+        aligned = triton.cdiv(count, 4) * 4
         tops, sums, moments = logits.new_empty(3, aligned, groups, dtype=torch.float32)
-        counts, bad, out = who.new_empty(3, aligned)[:, :rows]
+        counts, bad, out = rows.new_empty(3, aligned)[:, :count]
         return cls(
             sizes=sizes,
             parts=parts,
@@ -70,100 +72,102 @@ class Space(NamedTuple):
             tops=tops,
             sums=sums,
             moments=moments,
-            lists=who.new_empty(rows, width),
+            lists=rows.new_empty(count, width),
             counts=counts,
             bad=bad,
             out=out,
         )
 
     @property
-    def listed(self) -> Arguments:
+    def list_arguments(self) -> Arguments:
         """The lists, as arguments."""
         width = self.lists.shape[1]
         return {"lists": self.lists, "width": width, "counts": self.counts}
 
 
 def launch_scan(
-    asked: Arguments, noise: Arguments, space: Space, *, filtered: bool
+    row_arguments: Arguments, noise: Arguments, workspace: Workspace, *, filtered: bool
 ) -> None:
     """Read all logits: find winners, and the largest logit and mass of each group."""
-    scan[space.parts, len(space.lists)](
-        **asked,
+    scan[workspace.parts, len(workspace.lists)](
+        **row_arguments,
         **noise,
-        **space.listed,
-        tops=space.tops,
-        sums=space.sums,
-        moments=space.moments,
-        parts=space.parts,
+        **workspace.list_arguments,
+        tops=workspace.tops,
+        sums=workspace.sums,
+        moments=workspace.moments,
+        parts=workspace.parts,
         filtered=filtered,
-        chunk=space.sizes.chunk,
-        group=space.group,
+        chunk=workspace.sizes.chunk,
+        group=workspace.group,
         num_warps=SCAN_WARPS,
     )
 
 
-def launch_bound(asked: Arguments, space: Space) -> Arguments:
+def launch_bound(row_arguments: Arguments, workspace: Workspace) -> Arguments:
     """Find depths that bound the edges of the filters; returns the bounds as
     arguments.
     """
-    tops = space.tops
-    known = {
+    tops = workspace.tops
+    bounds = {
         "tops": tops,
-        "bounds": tops.new_empty(len(tops), FACTS.value),
-        "masses": space.lists.new_empty(len(tops), MASSES.value, dtype=torch.int64),
+        "bounds": tops.new_empty(len(tops), BOUND_WORDS.value),
+        "masses": workspace.lists.new_empty(len(tops), MASSES.value, dtype=torch.int64),
     }
-    bound[len(space.lists),](
-        **asked,
-        **known,
-        sums=space.sums,
-        moments=space.moments,
-        groups=space.groups,
-        group=space.group,
-        pad=space.pad,
-        samples=space.sizes.samples,
-        few=space.sizes.few,
-        waits=space.sizes.waits,
+    bound[len(workspace.lists),](
+        **row_arguments,
+        **bounds,
+        sums=workspace.sums,
+        moments=workspace.moments,
+        groups=workspace.groups,
+        group=workspace.group,
+        pad=workspace.pad,
+        samples=workspace.sizes.samples,
+        few=workspace.sizes.few,
+        waits=workspace.sizes.waits,
         num_warps=BOUND_WARPS,
     )
-    return known
+    return bounds
 
 
 def launch_gather(
-    asked: Arguments, noise: Arguments, known: Arguments, space: Space
+    row_arguments: Arguments, noise: Arguments, bounds: Arguments, workspace: Workspace
 ) -> None:
     """List the tokens within these depths, and sum the masses of those before them."""
-    gather[triton.cdiv(asked["vocab"], space.sizes.span), len(space.lists)](
-        **asked,
+    gather[
+        triton.cdiv(row_arguments["vocab"], workspace.sizes.span), len(workspace.lists)
+    ](
+        **row_arguments,
         **noise,
-        **known,
-        **space.listed,
-        groups=space.groups,
-        chunk=space.sizes.span,
-        block=min(space.sizes.span, space.sizes.block),
-        group=space.group,
+        **bounds,
+        **workspace.list_arguments,
+        groups=workspace.groups,
+        chunk=workspace.sizes.span,
+        block=min(workspace.sizes.span, workspace.sizes.block),
+        group=workspace.group,
         num_warps=GATHER_WARPS,
     )
 
 
 def launch_finish(
-    asked: Arguments,
+    row_arguments: Arguments,
     noise: Arguments,
-    known: Arguments,
-    space: Space,
+    bounds: Arguments,
+    workspace: Workspace,
     *,
     filtered: bool,
 ) -> None:
     """Find the edges in the lists, and the winner of the kept tokens."""
-    finish[len(space.lists),](
-        **asked,
+    finish[len(workspace.lists),](
+        **row_arguments,
         **noise,
-        **known,
-        **space.listed,
-        out=space.out,
-        bad=space.bad,
-        groups=space.groups,
+        **bounds,
+        **workspace.list_arguments,
+        out=workspace.out,
+        bad=workspace.bad,
+        groups=workspace.groups,
         filtered=filtered,
-        pad=space.pad,
-        tile=space.sizes.tile,
+        pad=workspace.pad,
+        tile=workspace.sizes.tile,
         num_warps=FINISH_WARPS,
     )

@@ -2,8 +2,8 @@
 CPU's version without Triton.
 
 It is `minfer.sampling.reference_sampler` over a batch, operation by operation. Other
-rules of sampling use its parts (reject.py): a row's values (`Ways`), the filters, the
-noise of ids, and the choice among equals.
+rules of sampling use its parts (reject.py): a row's values (`SamplingValues`), the
+filters, the noise of ids, and the choice among equals.
 """
 
 from typing import NamedTuple
@@ -22,14 +22,18 @@ GREEDY_BELOW = 1e-5
 WORD = 2**64  # int64 wraps: values above its largest are negative
 
 
-class Ways(NamedTuple):
-    """The sampling values of rows: [rows, 1] each; see `sample.sample`."""
+class SamplingValues(NamedTuple):
+    """The sampling values of rows: [device rows] each, or [rows, 1] in the reference."""
 
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    deepest: Tensor
-    typical_p: Tensor
+    temperature: Tensor  # float32
+    top_k: Tensor  # int32; 0: all
+    top_p: Tensor  # float32; 1: all
+    deepest: Tensor  # float32: -log of min-p; inf: all
+    typical_p: Tensor  # float32; 1: all
+
+    def of_rows(self, rows: Tensor) -> "SamplingValues":
+        """Returns the values [rows, 1] of these device rows, int64."""
+        return SamplingValues(*(column[rows, None] for column in self))
 
     @property
     def greedy(self) -> Tensor:
@@ -44,12 +48,8 @@ class Ways(NamedTuple):
 
 def reference(
     logits: Tensor,
-    who: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    deepest: Tensor,
-    typical_p: Tensor,
+    rows: Tensor,
+    values: SamplingValues,
     streams: Tensor,
     positions: Tensor,
     *,
@@ -57,15 +57,16 @@ def reference(
 ) -> tuple[Tensor, Tensor]:
     """`sample` in plain torch, by sorting."""
     del filtered  # a promise, which only saves time
-    owner = who.long()
-    columns = temperature, top_k, top_p, deepest, typical_p
-    ways = Ways(*(column[owner, None] for column in columns))
+    owner = rows.long()
+    values = values.of_rows(owner)
     x = comparable(logits)
     largest = x.amax(1, True)
-    depth, ids = ((largest - x) / ways.divisor).sort(stable=True)
-    kept = kept_of(depth, ids, ways)
+    depth, ids = ((largest - x) / values.divisor).sort(stable=True)
+    kept = kept_of(depth, ids, values)
     times = waiting(streams[owner, None], positions[:, None].long(), ids)
-    score = (-depth - times.log() * ~ways.greedy).where(kept | ways.greedy, -torch.inf)
+    score = (-depth - times.log() * ~values.greedy).where(
+        kept | values.greedy, -torch.inf
+    )
     fine = largest.abs() < torch.inf
     tokens = first_largest(score, ids).where(fine, 0)
     return tokens[:, 0].int(), (~fine)[:, 0].int()
@@ -82,10 +83,10 @@ def first_largest(score: Tensor, ids: Tensor) -> Tensor:
     return ids.where(score == score.amax(1, True), vocab).amin(1, True)
 
 
-def kept_of(depth: Tensor, ids: Tensor, ways: Ways) -> Tensor:
+def kept_of(depth: Tensor, ids: Tensor, values: SamplingValues) -> Tensor:
     """The tokens that filters keep: depth [rows, vocab] is rising, of tokens `ids`."""
-    likeliest = _kept(depth, ways.top_k, ways.top_p, ways.deepest)
-    return _typical(depth, ids, likeliest, ways.typical_p)
+    likeliest = _kept(depth, values.top_k, values.top_p, values.deepest)
+    return _typical(depth, ids, likeliest, values.typical_p)
 
 
 def _kept(depth: Tensor, top_k: Tensor, top_p: Tensor, deepest: Tensor) -> Tensor:

@@ -31,23 +31,24 @@ from torch import Tensor
 
 from minfer.kernels import on_triton
 from minfer.kernels.pdl import early, follow
+from minfer.kernels.row_state import Penalties
 
 MOST: Final = 1024  # entries of a row
 IN_PROMPT: Final = 1 << 30  # of a token's count: it is in the prompt
 CHUNK: Final = 2048  # logits of a program
 BLOCK: Final = 256  # entries at once
 WARPS: Final = 4
-# The words of a row in `Kept.told`.
-TOLD: Final = 4  # words
+# The words of a row in `ShapingState.header`.
+HEADER_WORDS: Final = 4  # words
 ENTRIES: Final = 0  # the number of entries
-CHOOSY: Final = 1  # whether only some tokens are allowed
+RESTRICTED: Final = 1  # whether only some tokens are allowed
 PENALIZED: Final = 2  # whether tokens are counted
 
 
-class Kept(NamedTuple):
-    """The device's state of the changes of its rows; see `Kept.make` for shapes."""
+class ShapingState(NamedTuple):
+    """The device's state of its rows' changes; see `ShapingState.make` for shapes."""
 
-    told: Tensor
+    header: Tensor
     seen: Tensor  # how often a token is in the output, and `IN_PROMPT`
     allowed: Tensor  # bits, the lowest first
     tokens: Tensor  # of entries
@@ -58,14 +59,14 @@ class Kept(NamedTuple):
     matched: Tensor
 
     @classmethod
-    def make(cls, rows: int, vocab: int, device: torch.device) -> "Kept":
+    def make(cls, rows: int, vocab: int, device: torch.device) -> "ShapingState":
         """The state for device rows without any changes."""
 
         def words(*shape: int) -> Tensor:
             return torch.zeros(rows, *shape, dtype=torch.int32, device=device)
 
         return cls(
-            told=words(TOLD),
+            header=words(HEADER_WORDS),
             seen=words(vocab),
             allowed=words(triton.cdiv(vocab, 32)),
             tokens=words(MOST),
@@ -76,18 +77,10 @@ class Kept(NamedTuple):
         )
 
 
-class Penalties(NamedTuple):
-    """The penalties of the device rows, [device rows] float32 each."""
-
-    repetition: Tensor
-    frequency: Tensor
-    presence: Tensor
-
-
 _MOST: tl.constexpr = tl.constexpr(MOST)
-_TOLD: tl.constexpr = tl.constexpr(TOLD)
+_HEADER_WORDS: tl.constexpr = tl.constexpr(HEADER_WORDS)
 _ENTRIES: tl.constexpr = tl.constexpr(ENTRIES)
-_CHOOSY: tl.constexpr = tl.constexpr(CHOOSY)
+_RESTRICTED: tl.constexpr = tl.constexpr(RESTRICTED)
 _PENALIZED: tl.constexpr = tl.constexpr(PENALIZED)
 _COUNT: tl.constexpr = tl.constexpr(IN_PROMPT - 1)
 _NEVER: tl.constexpr = tl.constexpr(float("-inf"))
@@ -114,11 +107,11 @@ def _penalized(x, seen, repetitions, frequencies, presences, owner):
 def _dense(
     logits,
     stride,
-    who,
+    rows,
     repetitions,
     frequencies,
     presences,
-    told,
+    header,
     seen,
     allowed,
     out,
@@ -128,13 +121,13 @@ def _dense(
     """Grid [chunks, draws]: out [draws, vocab] without the entries of lists."""
     follow()
     row = tl.program_id(1).to(tl.int64)
-    owner = tl.load(who + row).to(tl.int64)
+    owner = tl.load(rows + row).to(tl.int64)
     ids = tl.program_id(0) * chunk + tl.arange(0, chunk)
     inside = ids < vocab
     x = tl.load(logits + row * stride + ids, mask=inside, other=0.0).to(tl.float32)
-    if tl.load(told + owner * _TOLD + _CHOOSY) != 0:
+    if tl.load(header + owner * _HEADER_WORDS + _RESTRICTED) != 0:
         x = tl.where(_is_allowed(allowed, owner, vocab, ids, inside), x, _NEVER)
-    if tl.load(told + owner * _TOLD + _PENALIZED) != 0:
+    if tl.load(header + owner * _HEADER_WORDS + _PENALIZED) != 0:
         counts = tl.load(seen + owner * vocab + ids, mask=inside, other=0)
         x = _penalized(x, counts, repetitions, frequencies, presences, owner)
     tl.store(out + row * vocab + ids, x, mask=inside)
@@ -152,12 +145,12 @@ def _matches(follows, matched, owner, position, at, there):
 def _sparse(
     logits,
     stride,
-    who,
+    rows,
     positions,
     repetitions,
     frequencies,
     presences,
-    told,
+    header,
     seen,
     allowed,
     tokens,
@@ -172,10 +165,10 @@ def _sparse(
     """Grid [draws]: apply the entries of lists to `out`."""
     follow()
     row = tl.program_id(0).to(tl.int64)
-    owner = tl.load(who + row).to(tl.int64)
-    count = tl.load(told + owner * _TOLD + _ENTRIES)
-    choosy = tl.load(told + owner * _TOLD + _CHOOSY) != 0
-    penal = tl.load(told + owner * _TOLD + _PENALIZED) != 0
+    owner = tl.load(rows + row).to(tl.int64)
+    count = tl.load(header + owner * _HEADER_WORDS + _ENTRIES)
+    restricted = tl.load(header + owner * _HEADER_WORDS + _RESTRICTED) != 0
+    penalized = tl.load(header + owner * _HEADER_WORDS + _PENALIZED) != 0
     position = tl.load(positions + row)
     for start in range(0, count, block):
         at = start + tl.arange(0, block)
@@ -184,10 +177,10 @@ def _sparse(
         added = there & (value != 0) & (value > _NEVER)
         token = tl.load(tokens + owner * _MOST + at, mask=added, other=0)
         x = tl.load(logits + row * stride + token, mask=added, other=0.0).to(tl.float32)
-        if choosy:
+        if restricted:
             x = tl.where(_is_allowed(allowed, owner, vocab, token, added), x, _NEVER)
         x += value
-        if penal:
+        if penalized:
             counts = tl.load(seen + owner * vocab + token, mask=added, other=0)
             x = _penalized(x, counts, repetitions, frequencies, presences, owner)
         tl.store(out + row * vocab + token, x, mask=added)
@@ -205,11 +198,11 @@ def _sparse(
 
 @triton.jit
 def _count(
-    who,
+    rows,
     positions,
     drawn,
     broken,
-    told,
+    header,
     seen,
     tokens,
     follows,
@@ -222,15 +215,15 @@ def _count(
     """
     follow()
     row = tl.program_id(0).to(tl.int64)
-    owner = tl.load(who + row).to(tl.int64)
+    owner = tl.load(rows + row).to(tl.int64)
     token = tl.load(drawn + row)
-    if tl.load(told + owner * _TOLD + _PENALIZED) != 0:
+    if tl.load(header + owner * _HEADER_WORDS + _PENALIZED) != 0:
         here = seen + owner * vocab + token
         tl.store(here, tl.load(here) + 1 - tl.load(broken + row))
     position = tl.load(positions + row)
-    for start in range(0, tl.load(told + owner * _TOLD + _ENTRIES), block):
+    for start in range(0, tl.load(header + owner * _HEADER_WORDS + _ENTRIES), block):
         at = start + tl.arange(0, block)
-        there = at < tl.load(told + owner * _TOLD + _ENTRIES)
+        there = at < tl.load(header + owner * _HEADER_WORDS + _ENTRIES)
         hit = tl.load(tokens + owner * _MOST + at, mask=there, other=-1) == token
         hit &= _matches(follows, matched, owner, position, at, there)
         next_ = matched + (owner * 2 + (position + 1) % 2) * _MOST + at
@@ -238,91 +231,99 @@ def _count(
 
 
 def shape(
-    logits: Tensor, who: Tensor, positions: Tensor, penalties: Penalties, kept: Kept
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    penalties: Penalties,
+    state: ShapingState,
 ) -> Tensor:
     """Logits [draws, vocab] with all changes, for sampling tokens at `positions` [draws],
     in float32.
 
-    Draw i is of device row who[i], int32; rows of logits are contiguous.
+    Draw i is of device row rows[i], int32; rows of logits are contiguous.
     """
     if not on_triton(logits):
-        return reference(logits, who, positions, penalties, kept)
+        return reference(logits, rows, positions, penalties, state)
     draws, vocab = logits.shape
     out = logits.new_empty(draws, vocab, dtype=torch.float32)
-    of = {
+    arguments = {
         "logits": logits,
         "stride": logits.stride(0),
-        "who": who,
+        "rows": rows,
         "repetitions": penalties.repetition,
         "frequencies": penalties.frequency,
         "presences": penalties.presence,
-        "told": kept.told,
-        "seen": kept.seen,
-        "allowed": kept.allowed,
+        "header": state.header,
+        "seen": state.seen,
+        "allowed": state.allowed,
         "out": out,
         "vocab": vocab,
         "num_warps": WARPS,
         "enable_fp_fusion": False,  # every operation is rounded
         "launch_pdl": early(logits),
     }
-    _dense[triton.cdiv(vocab, CHUNK), draws](**of, chunk=CHUNK)
+    _dense[triton.cdiv(vocab, CHUNK), draws](**arguments, chunk=CHUNK)
     _sparse[draws,](
-        **of,
+        **arguments,
         positions=positions,
-        tokens=kept.tokens,
-        values=kept.values,
-        until=kept.until,
-        follows=kept.follows,
-        matched=kept.matched,
+        tokens=state.tokens,
+        values=state.values,
+        until=state.until,
+        follows=state.follows,
+        matched=state.matched,
         block=BLOCK,
     )
     return out
 
 
 def count(
-    who: Tensor, positions: Tensor, drawn: Tensor, broken: Tensor, kept: Kept
+    rows: Tensor, positions: Tensor, drawn: Tensor, broken: Tensor, state: ShapingState
 ) -> None:
-    """Count the tokens `drawn` at `positions` as output of rows `who`, except for broken
+    """Count the tokens `drawn` at `positions` as output of rows `rows`, except for broken
     rows (1); all are [draws], each row occurs at most once, except for rows without
     changes.
     """
-    if not on_triton(who):
-        reference_count(who, positions, drawn, broken, kept)
+    if not on_triton(rows):
+        reference_count(rows, positions, drawn, broken, state)
         return
-    _count[len(who),](
-        who=who,
+    _count[len(rows),](
+        rows=rows,
         positions=positions,
         drawn=drawn,
         broken=broken,
-        told=kept.told,
-        seen=kept.seen,
-        tokens=kept.tokens,
-        follows=kept.follows,
-        matched=kept.matched,
-        vocab=kept.seen.shape[1],
+        header=state.header,
+        seen=state.seen,
+        tokens=state.tokens,
+        follows=state.follows,
+        matched=state.matched,
+        vocab=state.seen.shape[1],
         block=BLOCK,
         num_warps=WARPS,
-        launch_pdl=early(who),
+        launch_pdl=early(rows),
     )
 
 
 def reference(
-    logits: Tensor, who: Tensor, positions: Tensor, penalties: Penalties, kept: Kept
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    penalties: Penalties,
+    state: ShapingState,
 ) -> Tensor:
     """`shape` in plain torch."""
-    owner, vocab = who.long(), logits.shape[1]
-    told = kept.told[owner]
+    owner, vocab = rows.long(), logits.shape[1]
+    header = state.header[owner]
     places = torch.arange(32, dtype=torch.int32, device=logits.device)
-    bits = (kept.allowed[owner][:, :, None] >> places & 1).flatten(1)[:, :vocab]
+    bits = (state.allowed[owner][:, :, None] >> places & 1).flatten(1)[:, :vocab]
     x = logits.float()
-    x = x.masked_fill((told[:, CHOOSY, None] != 0) & (bits == 0), -torch.inf)
-    there = torch.arange(MOST, device=logits.device) < told[:, ENTRIES, None]
-    values, tokens = kept.values[owner].where(there, 0), kept.tokens[owner].long()
-    hides = there & (values == -torch.inf) & _matched(kept, owner, positions)
-    hides &= positions[:, None] < kept.until[owner]
+    x = x.masked_fill((header[:, RESTRICTED, None] != 0) & (bits == 0), -torch.inf)
+    there = torch.arange(MOST, device=logits.device) < header[:, ENTRIES, None]
+    values, tokens = state.values[owner].where(there, 0), state.tokens[owner].long()
+    hides = there & (values == -torch.inf) & _matched(state, owner, positions)
+    hides &= positions[:, None] < state.until[owner]
     added = (values != 0) & (values > -torch.inf)
     x = x.scatter_add(1, tokens.where(added, 0), values.where(added, 0))
-    seen = kept.seen[owner] * (told[:, PENALIZED, None] != 0)
+    seen = state.seen[owner] * (header[:, PENALIZED, None] != 0)
     times = seen & (IN_PROMPT - 1)
     factor = penalties.repetition[owner, None]
     y = torch.where(x > 0, x / factor, x * factor)
@@ -334,17 +335,17 @@ def reference(
 
 
 def reference_count(
-    who: Tensor, positions: Tensor, drawn: Tensor, broken: Tensor, kept: Kept
+    rows: Tensor, positions: Tensor, drawn: Tensor, broken: Tensor, state: ShapingState
 ) -> None:
     """`count` in plain torch."""
-    owner = who.long()
-    counted = (kept.told[owner, PENALIZED] != 0) & (broken == 0)
-    kept.seen.index_put_((owner, drawn.long()), counted.int(), accumulate=True)
-    hit = (kept.tokens[owner] == drawn[:, None]) & _matched(kept, owner, positions)
-    kept.matched[owner, (positions.long() + 1) % 2] = hit.int()
+    owner = rows.long()
+    counted = (state.header[owner, PENALIZED] != 0) & (broken == 0)
+    state.seen.index_put_((owner, drawn.long()), counted.int(), accumulate=True)
+    hit = (state.tokens[owner] == drawn[:, None]) & _matched(state, owner, positions)
+    state.matched[owner, (positions.long() + 1) % 2] = hit.int()
 
 
-def _matched(kept: Kept, owner: Tensor, positions: Tensor) -> Tensor:
+def _matched(state: ShapingState, owner: Tensor, positions: Tensor) -> Tensor:
     """Whether the entries before have matched before sampling at `positions`."""
-    before = kept.matched[owner, positions.long() % 2].roll(1, 1) != 0
-    return before | (kept.follows[owner] == 0)
+    before = state.matched[owner, positions.long() % 2].roll(1, 1) != 0
+    return before | (state.follows[owner] == 0)

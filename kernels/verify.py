@@ -2,12 +2,13 @@
 are accepted.
 
 Theory. A row with drafts takes them as inputs after its last token, at the positions that
-follow: `spread` turns them into input lines, as prefill tokens are; unused places of rows
-with fewer drafts are the scratch row. Then places are verified in order. A row samples at
-the place of its last token as always. If the sampled token is its first draft, it samples
-at that draft's place too, and so on: `stand` finds the rows that continue, after each
-sample. All others are the scratch row there, which never advances. So the sampler is the
-same as without drafts, and rows end after the last accepted draft.
+follow: `write_draft_inputs` turns them into input lines, as prefill tokens are; unused
+places of rows with fewer drafts are the scratch row. Then places are verified in order. A
+row samples at the place of its last token as always. If the sampled token is its first
+draft, it samples at that draft's place too, and so on: `accept_drafts` finds the rows
+that continue, after each sample. All others are the scratch row there, which never
+advances. So the sampler is the same as without drafts, and rows end after the last
+accepted draft.
 """
 
 import triton
@@ -16,15 +17,16 @@ from torch import Tensor
 
 from minfer.kernels import on_triton, plain
 from minfer.kernels.pdl import early, follow
+from minfer.kernels.row_state import RowTensors
 
 BLOCK = 256  # entries of a program
 
 
 @triton.jit(do_not_specialize=["scratch", "verified", "line", "count", "out_line"])
-def _spread(
+def _write_draft_inputs(
     rows,
     counts,
-    said,
+    drafts,
     line,
     proposed,
     next_,
@@ -42,7 +44,7 @@ def _spread(
     v = at % verified
     there = inside & (place < tl.load(counts + v, inside, 0))
     row = tl.load(rows + v, there, 0)
-    token = tl.load(said + place * line + v, there, 0)
+    token = tl.load(drafts + place * line + v, there, 0)
     token = tl.where(token < 0, tl.load(proposed + at, there, 0), token)
     position = tl.load(next_ + row, there, 0) + place + 1
     tl.store(out + at, token, inside)
@@ -50,35 +52,34 @@ def _spread(
     tl.store(out + 2 * out_line + at, tl.where(there, row, scratch), inside)
 
 
-def spread(
+def write_draft_inputs(
     rows: Tensor,
     counts: Tensor,
-    said: Tensor,
+    drafts: Tensor,
     proposed: Tensor | None,
-    next_: Tensor,
-    scratch: int,
+    state: RowTensors,
     out: Tensor,
 ) -> None:
     """Drafts as inputs: of rows [verified], which have counts [verified] of them.
 
-    said [drafts, verified]: tokens, whose lines are contiguous; for those below 0,
-    `proposed` [drafts, verified], contiguous, has the token. next_ [device rows]: the
-    positions before them. out [3, drafts * verified], whose lines are contiguous: tokens,
+    drafts [places, verified]: tokens, whose lines are contiguous; for those below 0,
+    `proposed` [places, verified], contiguous, has the token. next_ [device rows]: the
+    positions before them. out [3, places * verified], whose lines are contiguous: tokens,
     positions, and rows, which are `scratch` if there is no draft. All are int32.
     """
     if not on_triton(rows):
-        plain.spread(rows, counts, said, proposed, next_, scratch, out)
+        plain.write_draft_inputs(rows, counts, drafts, proposed, state, out)
         return
-    count = said.shape[0] * said.shape[1]
-    _spread[triton.cdiv(count, BLOCK),](
+    count = drafts.shape[0] * drafts.shape[1]
+    _write_draft_inputs[triton.cdiv(count, BLOCK),](
         rows=rows,
         counts=counts,
-        said=said,
-        line=said.stride(0),
-        proposed=said if proposed is None else proposed,  # a kernel needs a tensor
-        next_=next_,
-        scratch=scratch,
-        verified=said.shape[1],
+        drafts=drafts,
+        line=drafts.stride(0),
+        proposed=drafts if proposed is None else proposed,  # a kernel needs a tensor
+        next_=state.next,
+        scratch=state.scratch,
+        verified=drafts.shape[1],
         count=count,
         out=out,
         out_line=out.stride(0),
@@ -92,7 +93,7 @@ def spread(
     do_not_specialize=["place", "scratch", "count"],
     do_not_specialize_on_alignment=["drafts", "owners"],
 )
-def _stand(
+def _accept_drafts(
     before,
     drafts,
     owners,
@@ -101,7 +102,7 @@ def _stand(
     place,
     scratch,
     count,
-    who,
+    next_rows,
     positions,
     accepted,
     block: tl.constexpr,
@@ -110,24 +111,22 @@ def _stand(
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < count
     owner = tl.load(owners + at, inside, 0)
-    stands = inside & (owner != scratch) & (owner == tl.load(before + at, inside, -1))
-    stands &= tl.load(last + owner, stands, 0) == tl.load(drafts + at, inside, 0)
-    position = tl.load(next_ + owner, stands, 0) + 1
-    tl.store(who + at, tl.where(stands, owner, scratch), inside)
+    accepts = inside & (owner != scratch) & (owner == tl.load(before + at, inside, -1))
+    accepts &= tl.load(last + owner, accepts, 0) == tl.load(drafts + at, inside, 0)
+    position = tl.load(next_ + owner, accepts, 0) + 1
+    tl.store(next_rows + at, tl.where(accepts, owner, scratch), inside)
     tl.store(positions + at, position, inside)
-    told = stands | (inside & (at * 0 + place == 0))
-    tl.store(accepted + at, tl.where(stands, place + 1, 0), told)
+    written = accepts | (inside & (at * 0 + place == 0))
+    tl.store(accepted + at, tl.where(accepts, place + 1, 0), written)
 
 
-def stand(
+def accept_drafts(
     before: Tensor,
     drafts: Tensor,
     owners: Tensor,
-    last: Tensor,
-    next_: Tensor,
+    state: RowTensors,
     place: int,
-    scratch: int,
-    who: Tensor,
+    next_rows: Tensor,
     positions: Tensor,
     accepted: Tensor,
 ) -> None:
@@ -142,29 +141,20 @@ def stand(
     int32.
     """
     if not on_triton(before):
-        plain.stand(
-            before,
-            drafts,
-            owners,
-            last,
-            next_,
-            place,
-            scratch,
-            who,
-            positions,
-            accepted,
+        plain.accept_drafts(
+            before, drafts, owners, state, place, next_rows, positions, accepted
         )
         return
-    _stand[triton.cdiv(len(before), BLOCK),](
+    _accept_drafts[triton.cdiv(len(before), BLOCK),](
         before=before,
         drafts=drafts,
         owners=owners,
-        last=last,
-        next_=next_,
+        last=state.last,
+        next_=state.next,
         place=place,
-        scratch=scratch,
+        scratch=state.scratch,
         count=len(before),
-        who=who,
+        next_rows=next_rows,
         positions=positions,
         accepted=accepted,
         block=BLOCK,

@@ -47,14 +47,14 @@ class Executor(Protocol):
 
     def mask_lines(self, step: int) -> "NDArray[np.int32] | None":
         """Memory [lines, words] for the masks of a launched plan, if the executor has
-        any: at least a line for each of its rows apart, of a bit for each token id, the
-        lowest first. Called before `sample`, at most once; masks that are written there
-        need not be copied.
+        any: at least a line for each of its deferred rows, of a bit for each token id,
+        the lowest first. Called before `sample`, at most once; masks that are written
+        there need not be copied.
         """
         ...
 
-    def sample(self, apart: SampleDeferred) -> None:
-        """Sample the rows in `apart` of a launched plan, with these masks.
+    def sample(self, command: SampleDeferred) -> None:
+        """Sample the deferred rows of a launched plan, with these masks.
 
         Called once for each plan with such rows, before it is collected; failed and
         unknown steps are ignored.

@@ -24,17 +24,17 @@ from minfer.effects.execution.contract import ExecutorError, UnsupportedPlanErro
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend
 from minfer.effects.execution.device.backend import Backend, Cache
 from minfer.effects.execution.device.device_rows import Wants
-from minfer.effects.execution.device.streams import give_back, is_gpu, on
-from minfer.effects.execution.device.threads import is_for_one_thread, work_alone
+from minfer.effects.execution.device.streams import is_gpu, on, release_cached_memory
+from minfer.effects.execution.device.threads import is_for_one_thread, use_one_thread
 from minfer.effects.execution.packing.catching_up import CatchUp
 from minfer.effects.execution.packing.pack_plan import Draw, Packer
-from minfer.effects.execution.packing.read_back import Ring, Slot, results
+from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, results
 from minfer.effects.execution.packing.verified import check_speculation, flaw_of_drafts
 from minfer.effects.execution.running.background import Background
-from minfer.effects.execution.running.deferred_sampling import Bits, LatePacker
-from minfer.effects.execution.running.draft_model import DraftOf
+from minfer.effects.execution.running.deferred_sampling import Bits, DeferredPacker
+from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.running.runner import ModelRunner
-from minfer.effects.execution.warming.progress import Report, ignore_progress
+from minfer.effects.execution.warming.start_progress import Report, ignore_progress
 from minfer.effects.execution.warming.step_costs import step_costs
 from minfer.effects.execution.warming.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
@@ -48,16 +48,18 @@ from minfer.records.speculation import Speculation
 
 
 @define(eq=False)
-class Flight:
+class LaunchedPlan:
     """A launched plan: where its results will be, or why it could not be launched."""
 
     plan: Plan
     # one for each forward, and for deferred draws
-    slots: list[Slot] = field(factory=list)
+    slots: list[HostSlot] = field(factory=list)
     error: str = ""
-    kept: Draw | None = None  # rows with deferred sampling, once their logits are kept
-    told: SampleDeferred | None = None  # of these; None: the host has not sent it yet
-    gone: list[int] = field(factory=list)  # of these, whose rows had new owners by then
+    # rows with deferred sampling, once their logits are kept
+    deferred: Draw | None = None
+    command: SampleDeferred | None = None  # of these; None: the host has not sent it yet
+    # of these, whose rows had new owners by then
+    reassigned: list[int] = field(factory=list)
 
 
 PLAIN: Final = Wants(filtered=False, scored=False)
@@ -120,7 +122,7 @@ class TorchExecutor:
         checked: bool = False,
         kernels: bool = False,
         readiness: Readiness = Readiness(),
-        draft: DraftOf | None = None,
+        draft: LoadedDraft | None = None,
     ) -> None:
         """Runs on `device`, which has the weights, also those of the draft model.
 
@@ -141,7 +143,7 @@ class TorchExecutor:
             graphs=graphs,
             checked=checked,
             draft=draft,
-            keeps=readiness.grammars,
+            keeps_logits=readiness.grammars,
         )
         modelled = draft is not None
         self.packer = Packer(
@@ -151,7 +153,7 @@ class TorchExecutor:
             remembers=modelled,
             parts_drafts=self.runner.parts_drafts,
         )
-        self.late_packer = LatePacker(self.runner.rows, self.runner.padded)
+        self.deferred_packer = DeferredPacker(self.runner.rows, self.runner.padded)
         # A plan takes a slot for each of at most two forwards; or two for one forward
         # with deferred sampling.
         slots = (config.depth + 1) * 2 + 1
@@ -162,8 +164,8 @@ class TorchExecutor:
             budget, size = config.max_num_batched_tokens, config.block_size
             self.catch_up = CatchUp(budget, size)
             slots += config.depth + 1
-        self.ring = Ring(slots, self.runner.room, self.runner.lines, self.device)
-        self.flights: deque[Flight] = deque()
+        self.ring = SlotRing(slots, self.runner.room, self.runner.lines, self.device)
+        self.launched_plans: deque[LaunchedPlan] = deque()
         # Whether launched work runs at once; else, when its results are collected.
         self.at_once = is_gpu(self.device)
         self.in_one_thread = is_for_one_thread(spec, self.device)
@@ -179,12 +181,12 @@ class TorchExecutor:
 
     def launch(self, plan: Plan) -> None:
         """Enqueue a plan. Errors are reported when it is collected."""
-        flight = Flight(plan)
+        launched = LaunchedPlan(plan)
         self._note_work()
         with self.lock:
-            self.flights.append(flight)
-            if self.at_once and self._stands(flight):
-                self._attempt(flight, self._launch)
+            self.launched_plans.append(launched)
+            if self.at_once and self._can_run(launched):
+                self._attempt(launched, self._launch)
 
     def mask_lines(self, step: int) -> Bits | None:
         """Returns pinned memory, from which masks are copied to the device; None if there
@@ -193,56 +195,58 @@ class TorchExecutor:
         try:
             return self.runner.sampler.masks.lend(step)
         except Exception as error:
-            for flight in self.flights:
-                if flight.plan.step == step:
-                    flight.error = flight.error or _said(error)
+            for launched in self.launched_plans:
+                if launched.plan.step == step:
+                    launched.error = launched.error or _describe(error)
             return None
 
-    def sample(self, apart: SampleDeferred) -> None:
+    def sample(self, command: SampleDeferred) -> None:
         """Sample the deferred rows of a launched plan."""
-        flight = next((one for one in self.flights if one.plan.step == apart.step), None)
-        if flight is None:
+        launched = next(
+            (one for one in self.launched_plans if one.plan.step == command.step), None
+        )
+        if launched is None:
             return  # it failed, and was reported
-        flight.told = apart
-        if self.at_once and self._stands(flight):
+        launched.command = command
+        if self.at_once and self._can_run(launched):
             with self.lock:
-                self._attempt(flight, self._sample)
+                self._attempt(launched, self._sample)
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens; returns its results."""
         self.collecting = True
         try:
-            return self._collect(self.flights.popleft())
+            return self._collect(self.launched_plans.popleft())
         finally:
             self._note_work()
             self.collecting = False
 
-    def _collect(self, flight: Flight) -> Executed | Failed:
+    def _collect(self, launched: LaunchedPlan) -> Executed | Failed:
         if not self.at_once:
-            self._attempt(flight, self._launch)
-            if flight.plan.deferred and flight.told is not None and not flight.error:
-                self._attempt(flight, self._sample)
-        if not flight.error:
+            self._attempt(launched, self._launch)
+            if launched.plan.deferred and launched.command and not launched.error:
+                self._attempt(launched, self._sample)
+        if not launched.error:
             try:
-                return self._results(flight)
+                return self._results(launched)
             except Exception as error:
-                flight.error = _said(error)
-        self._give_up()
-        return Failed(flight.plan.step, flight.error)
+                launched.error = _describe(error)
+        self._discard_launched()
+        return Failed(launched.plan.step, launched.error)
 
     def close(self) -> None:
         """Release the weights and the cache; no call may follow."""
         if self.background is not None:
             self.background.close()
         self.runner.wait()
-        self.flights.clear()
+        self.launched_plans.clear()
         self.runner.close()
-        del self.packer, self.late_packer
+        del self.packer, self.deferred_packer
 
     def step_costs(self, how: Speculation) -> Costs:
         """Measure steps for an engine with this speculation. Before any plan."""
         if self.in_one_thread:
-            work_alone()
+            use_one_thread()
         with (
             self.lock,
             torch.inference_mode(),
@@ -279,40 +283,42 @@ class TorchExecutor:
         warm_up.before_ready()
         self.background = Background(
             warm_up.piece,
-            quiet=lambda: not (self.flights or self.collecting),
+            quiet=lambda: not (self.launched_plans or self.collecting),
             lock=self.lock,
         )
         self.background.start()
 
     def _note_work(self) -> None:
         if self.background is not None:
-            self.background.asked()
+            self.background.note_work()
             if self.runner.captures.launched:  # shapes not captured in advance
                 self.background.start()
 
     # --- one plan -----------------------------------------------------------------------
 
-    def _stands(self, flight: Flight) -> bool:
+    def _can_run(self, launched: LaunchedPlan) -> bool:
         """Returns whether neither a plan nor one before it has failed."""
-        upto = self.flights.index(flight) + 1
-        return not any(one.error for one in islice(self.flights, upto))
+        upto = self.launched_plans.index(launched) + 1
+        return not any(one.error for one in islice(self.launched_plans, upto))
 
-    def _attempt(self, flight: Flight, work: Callable[[Flight], None]) -> None:
+    def _attempt(
+        self, launched: LaunchedPlan, work: Callable[[LaunchedPlan], None]
+    ) -> None:
         """Do a part of a plan's work; notes the error if it fails."""
         if self.in_one_thread:
-            work_alone()
+            use_one_thread()
         shortcuts = self.runner.shortcuts
         shortcuts.begin()
         try:
             with torch.inference_mode(), on(self.runner.stream):
-                work(flight)
+                work(launched)
         except Exception as error:
             shortcuts.blame(error)
-            flight.error = _said(error)
+            launched.error = _describe(error)
 
-    def _launch(self, flight: Flight) -> None:
+    def _launch(self, launched: LaunchedPlan) -> None:
         """Launch all of a plan but its deferred draws."""
-        plan = flight.plan
+        plan = launched.plan
         how, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
         room, why = self.packer.drafts, unsupported(plan)
@@ -320,51 +326,54 @@ class TorchExecutor:
         if why:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)
-        if self.catch_up is not None and (due := self.catch_up.begun(plan)):
+        if self.catch_up is not None and (due := self.catch_up.start(plan)):
             self.runner.catch_up(due, self.ring.next())
         for forward in self.packer.forwards(plan):
             slot = self.ring.next()
-            flight.slots.append(slot)
-            flight.kept = forward.kept
+            launched.slots.append(slot)
+            launched.deferred = forward.deferred
             self.runner.run(forward, slot)
 
-    def _sample(self, flight: Flight) -> None:
+    def _sample(self, launched: LaunchedPlan) -> None:
         """Launch a plan's deferred draws."""
-        if flight.kept is None or flight.told is None:
+        if launched.deferred is None or launched.command is None:
             return
-        late = self.late_packer.pack(flight.plan, flight.kept, flight.told)
-        flight.gone = late.gone
-        if not late.draw.places:
-            self.runner.sampler.masks.forget(late.step)
+        draws = self.deferred_packer.pack(
+            launched.plan, launched.deferred, launched.command
+        )
+        launched.reassigned = draws.reassigned
+        if not draws.draw.places:
+            self.runner.sampler.masks.forget(draws.step)
             return
         slot = self.ring.next()
-        flight.slots.append(slot)
-        self.runner.run_late(late, slot)
+        launched.slots.append(slot)
+        self.runner.run_deferred(draws, slot)
 
-    def _results(self, flight: Flight) -> Executed:
-        if flight.plan.deferred and flight.told is None:
+    def _results(self, launched: LaunchedPlan) -> Executed:
+        if launched.plan.deferred and launched.command is None:
             raise ExecutorError(
                 f"the host has not allowed that the deferred rows of step "
-                f"{flight.plan.step} are sampled"
+                f"{launched.plan.step} are sampled"
             )
         vocab = self.runner.spec.vocab_size
-        found = results(flight.plan, flight.slots, vocab, flight.gone)
+        found = results(launched.plan, launched.slots, vocab, launched.reassigned)
         if self.catch_up is not None:
-            self.catch_up.collected(flight.plan, found.yields)
+            self.catch_up.note_results(launched.plan, found.yields)
         return found
 
-    def _give_up(self) -> None:
+    def _discard_launched(self) -> None:
         """Clear all after a failed plan; waits until no launched work uses the cache."""
-        self.flights.clear()
+        self.launched_plans.clear()
         self.packer.forget()
         if self.catch_up is not None:
             self.catch_up.forget()
         self.runner.forget()
         self.runner.sampler.masks.forget()
         self.runner.wait()
-        give_back(self.device)  # while a graph is captured, torch does not do so itself
+        # While a graph is captured, torch does not do so itself.
+        release_cached_memory(self.device)
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Returns an error's message; with its type if it is not an executor's own error."""
     return str(error) if isinstance(error, ExecutorError) else repr(error)

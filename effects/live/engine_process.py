@@ -19,8 +19,7 @@ from typing import Final
 
 import attrs
 
-from minfer.effects.execution.warming.progress import Progress
-from minfer.effects.execution.warming.progress import log as start_log
+from minfer.effects.execution.warming.start_progress import StartProgress
 from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
@@ -63,7 +62,7 @@ def run_engine(
     start_log.info("loading the model")
     args = _as_before(args, path)
 
-    def report(progress: Progress) -> None:
+    def report(progress: StartProgress) -> None:
         host.report(progress.stage, progress.done, progress.total)
 
     with contextlib.closing(ServedModel.opened(args, report)) as model:

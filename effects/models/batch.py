@@ -94,7 +94,7 @@ class Batch:
 
 
 @frozen(eq=False)
-class Row:
+class BatchRow:
     """Inputs of one sequence: `tokens` at positions start, start + 1, ..."""
 
     tokens: Sequence[int] | Ints
@@ -114,7 +114,7 @@ class _Packing:
     order: Ints  # [rows] in which they are packed
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "_Packing":
+    def of(cls, rows: Sequence[BatchRow]) -> "_Packing":
         counts = np.array([len(row.tokens) for row in rows])
         order = np.argsort(counts > 1, kind="stable")
         offsets = np.empty_like(counts)
@@ -126,7 +126,7 @@ class _Packing:
         """[tokens] the row of each token."""
         return np.repeat(self.order, self.counts[self.order])
 
-    def sampled(self, rows: Sequence[Row]) -> Ints:
+    def sampled(self, rows: Sequence[BatchRow]) -> Ints:
         """Returns [sampled] the tokens whose logits are needed, in the order of rows."""
         ends = self.offsets + self.counts
         wanted = (
@@ -136,7 +136,7 @@ class _Packing:
 
 
 def make_batch(
-    rows: Sequence[Row], block_size: int, device: torch.device | str = "cpu"
+    rows: Sequence[BatchRow], block_size: int, device: torch.device | str = "cpu"
 ) -> Batch:
     """Pack rows into one step; logits are in the order of the rows.
 
@@ -152,8 +152,8 @@ def make_batch(
     positions = np.arange(len(owners)) - packing.offsets[owners] + starts[owners]
     blocks = table[owners, positions // block_size].astype(np.int64)
     slots = blocks * block_size + positions % block_size
-    alone = order[packing.counts[order] == 1]
-    several = order[len(alone) :]
+    decode_rows = order[packing.counts[order] == 1]
+    several = order[len(decode_rows) :]
     chunks = None
     if len(several):
         chunks = Chunks(
@@ -169,13 +169,13 @@ def make_batch(
         slots=torch.from_numpy(slots).to(device),
         sample=sent(packing.sampled(rows)),
         table=sent(table),
-        rows=sent(alone),
-        contexts=sent(starts[alone] + 1),
+        rows=sent(decode_rows),
+        contexts=sent(starts[decode_rows] + 1),
         chunks=chunks,
     )
 
 
-def _table(rows: Sequence[Row]) -> NDArray[np.int32]:
+def _table(rows: Sequence[BatchRow]) -> NDArray[np.int32]:
     """Returns the block tables, one below the other."""
     table = np.zeros((len(rows), max(len(row.table) for row in rows)), np.int32)
     for line, row in zip(table, rows, strict=True):
@@ -183,14 +183,14 @@ def _table(rows: Sequence[Row]) -> NDArray[np.int32]:
     return table
 
 
-def _check_all(rows: Sequence[Row], block_size: int) -> None:
+def _check_all(rows: Sequence[BatchRow], block_size: int) -> None:
     if not rows:
         raise ValueError("a batch needs at least one row")
     for row in rows:
         _check(row, block_size)
 
 
-def _check(row: Row, block_size: int) -> None:
+def _check(row: BatchRow, block_size: int) -> None:
     count = len(row.tokens)
     if not 0 <= row.sample <= count or count == 0 or row.start < 0:
         raise ValueError(

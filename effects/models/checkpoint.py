@@ -14,7 +14,7 @@ from typing import Any
 
 from minfer.effects.models.config_reader import CheckpointError as CheckpointError
 from minfer.effects.models.config_reader import (
-    ConfigError,
+    ModelConfigError,
     UnsupportedModelError,
     whole,
 )
@@ -24,8 +24,8 @@ from minfer.effects.models.json_files import read_optional as read_optional
 from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec
 from minfer.effects.models.weight_files import (
     INDEX_NAME,
-    Found,
-    Place,
+    FoundTensors,
+    TensorPlace,
     check_same,
     find_tensors,
     list_names,
@@ -61,17 +61,19 @@ def eos_ids(folder: Path) -> tuple[int, ...]:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Returns the contents of a checkpoint folder's config.json. Raises `ConfigError`."""
+    """Returns the contents of a checkpoint folder's config.json. Raises
+    `ModelConfigError`.
+    """
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise ConfigError(
+        raise ModelConfigError(
             f"{path}: not found; a model is a Hugging Face checkpoint folder with "
             f"config.json, safetensors weights and tokenizer.json"
         )
     try:
         return read_optional(path)
     except CorruptFileError as error:
-        raise ConfigError(str(error)) from error
+        raise ModelConfigError(str(error)) from error
 
 
 def load_weights(
@@ -95,24 +97,24 @@ def load_weights(
 
 
 def _fill(
-    spec: ModelSpec, weights: Weights, where: Mapping[str, Place], device: str
+    spec: ModelSpec, weights: Weights, where: Mapping[str, TensorPlace], device: str
 ) -> None:
     """Copy every tensor to its place in the weights, cast where dtypes differ."""
     if device == "cpu":
         for name, target in named_parts(spec, weights):
             target.copy_(where[name].tensor())
         return
-    from minfer.effects.models.stream_weights import Job, stream_weights
+    from minfer.effects.models.stream_weights import TensorJob, stream_weights
 
     stream_weights(
         [
-            Job(where[name].path, where[name].name, target)
+            TensorJob(where[name].path, where[name].name, target)
             for name, target in named_parts(spec, weights)
         ]
     )
 
 
-def _check_copy(stored: Place, weights: Weights) -> None:
+def _check_copy(stored: TensorPlace, weights: Weights) -> None:
     """Check that an output head stored beside tied embeddings is a copy; else the config
     is wrong.
     """
@@ -124,7 +126,9 @@ def _check_copy(stored: Place, weights: Weights) -> None:
         )
 
 
-def _by_model(spec: ModelSpec, found: Found, folder: Path) -> dict[str, Place]:
+def _by_model(
+    spec: ModelSpec, found: FoundTensors, folder: Path
+) -> dict[str, TensorPlace]:
     """Returns the places by the model's tensor names, checked by headers alone.
 
     As in transformers, `model.` is put before a name, or removed from it, where that
@@ -133,7 +137,7 @@ def _by_model(spec: ModelSpec, found: Found, folder: Path) -> dict[str, Place]:
     """
     blank = named_parts(spec, empty_weights(spec, "float32", "meta"))
     expected = {name: tuple(part.shape) for name, part in blank}
-    where: dict[str, Place] = {}
+    where: dict[str, TensorPlace] = {}
     for place in found.places.values():
         name = _model_name(place.name, {*expected, LM_HEAD})
         if name in where:
@@ -160,7 +164,7 @@ def _model_name(name: str, known: set[str]) -> str:
 
 
 def _missing(
-    names: list[str], shape: tuple[int, ...], found: Found, folder: Path
+    names: list[str], shape: tuple[int, ...], found: FoundTensors, folder: Path
 ) -> CheckpointError:
     """Returns the error about files that lack tensors of the model."""
     listed = found.listed or {}
@@ -179,7 +183,9 @@ def _missing(
     )
 
 
-def _check_surplus(spec: ModelSpec, found: Found, surplus: Mapping[str, Place]) -> None:
+def _check_surplus(
+    spec: ModelSpec, found: FoundTensors, surplus: Mapping[str, TensorPlace]
+) -> None:
     """Refuse tensors that the model does not have, unless the index leaves them out
     too.
     """
@@ -196,7 +202,7 @@ def _check_surplus(spec: ModelSpec, found: Found, surplus: Mapping[str, Place]) 
         _log.warning("%s: %s not in %s and not read", path, names, INDEX_NAME)
 
 
-def _check_header(name: str, shape: tuple[int, ...], place: Place) -> None:
+def _check_header(name: str, shape: tuple[int, ...], place: TensorPlace) -> None:
     """Compare a tensor's shape and type with the expected ones."""
     header = place.file.get_slice(place.name)
     if (found := tuple(header.get_shape())) != shape:

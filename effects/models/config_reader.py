@@ -14,7 +14,7 @@ class CheckpointError(ValueError):
     """
 
 
-class ConfigError(CheckpointError):
+class ModelConfigError(CheckpointError):
     """config.json is missing, unreadable, or has a value of the wrong type or range."""
 
 
@@ -27,9 +27,9 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class Reader:
+class ConfigReader:
     """Reads of one config, or of an object in it; null counts as absent. Raises
-    `ConfigError`.
+    `ModelConfigError`.
     """
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
@@ -40,11 +40,11 @@ class Reader:
         """Returns whether the key is missing or null."""
         return self.config.get(key) is None
 
-    def error(self, key: str, expected: str) -> ConfigError:
+    def error(self, key: str, expected: str) -> ModelConfigError:
         """Returns the error about a value that is not as `expected`."""
         found = repr(self.config[key]) if key in self.config else "nothing"
         what = f"{self.where}: {key} must be {expected}, found {found}; correct it"
-        return ConfigError(
+        return ModelConfigError(
             f"{what} or restore the original config.json of the checkpoint"
         )
 

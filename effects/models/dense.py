@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from minfer.effects.models.config_reader import Reader
+from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
 from minfer.effects.models.linear import (
     Linear,
@@ -81,8 +81,10 @@ class DenseWeights:
     down: Linear
 
 
-def read_dense(read: Reader, family: Family) -> Dense:
-    """Returns the feed-forward of every layer, from a config. Raises `ConfigError`."""
+def read_dense(read: ConfigReader, family: Family) -> Dense:
+    """Returns the feed-forward of every layer, from a config. Raises
+    `ModelConfigError`.
+    """
     return Dense(
         hidden_size=read.size("hidden_size"),
         intermediate_size=read.size("intermediate_size"),

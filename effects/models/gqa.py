@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from minfer.effects.models.cache import PagedCache
-from minfer.effects.models.config_reader import Reader
+from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
 from minfer.effects.models.linear import (
     Linear,
@@ -147,8 +147,8 @@ class GQAWeights:
     out: Linear
 
 
-def read_gqa(read: Reader, family: Family) -> tuple[GQA, ...]:
-    """Returns the attention of each layer, from a config. Raises `ConfigError`,
+def read_gqa(read: ConfigReader, family: Family) -> tuple[GQA, ...]:
+    """Returns the attention of each layer, from a config. Raises `ModelConfigError`,
     `UnsupportedModelError`.
     """
     hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
@@ -180,7 +180,7 @@ def read_gqa(read: Reader, family: Family) -> tuple[GQA, ...]:
     )
 
 
-def _windows(read: Reader, family: Family, layers: int) -> tuple[int | None, ...]:
+def _windows(read: ConfigReader, family: Family, layers: int) -> tuple[int | None, ...]:
     """Returns the window of each layer, as transformers' configuration classes derive
     it.
     """
@@ -203,7 +203,7 @@ def _windows(read: Reader, family: Family, layers: int) -> tuple[int | None, ...
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _window(read: Reader, family: Family) -> int | None:
+def _window(read: ConfigReader, family: Family) -> int | None:
     """Returns the window of layers that have one, if the config sets it."""
     used = read.flag("use_sliding_window")
     if read.absent("sliding_window"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from minfer.effects.models.cache import PagedCache
-from minfer.effects.models.config_reader import Reader
+from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.dense import (
     Dense,
     DenseWeights,
@@ -93,8 +93,8 @@ def layer_groups(layers: tuple[Layer, ...]) -> tuple[LayerGroup, ...]:
     return tuple(LayerGroup(kind, tuple(found)) for kind, found in members.items())
 
 
-def read_layers(read: Reader, family: Family) -> tuple[Layer, ...]:
-    """Returns the layers that a config describes. Raises `ConfigError` and
+def read_layers(read: ConfigReader, family: Family) -> tuple[Layer, ...]:
+    """Returns the layers that a config describes. Raises `ModelConfigError` and
     `UnsupportedModelError`.
     """
     match family.attention:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from minfer.effects.models.config_reader import Reader
+from minfer.effects.models.config_reader import ConfigReader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class Rope:
     attention_factor: float = 1.0  # multiplies cosines and sines
 
 
-def parse_rope(read: Reader) -> tuple[Rope, int]:
+def parse_rope(read: ConfigReader) -> tuple[Rope, int]:
     """Returns the rope of a whole config, and the resulting context in tokens.
 
     Both forms are read: `rope_parameters` (transformers 5), and `rope_scaling`, which has
@@ -70,19 +70,19 @@ def parse_rope(read: Reader) -> tuple[Rope, int]:
     )
 
 
-def _rope_object(read: Reader) -> Reader:
+def _rope_object(read: ConfigReader) -> ConfigReader:
     """Returns the object in a config that describes the scaling; it may be empty."""
     name = "rope_scaling" if read.config.get("rope_scaling") else "rope_parameters"
     table = read.config.get(name)
     if table is not None and not isinstance(table, dict):
         raise read.error(name, "an object or null")
-    rope = Reader(table or {}, f"{read.where}: {name}")
+    rope = ConfigReader(table or {}, f"{read.where}: {name}")
     if any(isinstance(value, dict) for value in rope.config.values()):
         raise rope.refusal("rotary parameters for each kind of layer are not supported")
     return rope
 
 
-def _llama3(rope: Reader, theta: float, original: int) -> Rope:
+def _llama3(rope: ConfigReader, theta: float, original: int) -> Rope:
     slow, fast = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
     if slow >= fast:
         raise rope.error("high_freq_factor", f"above low_freq_factor = {slow}")
@@ -96,7 +96,9 @@ def _llama3(rope: Reader, theta: float, original: int) -> Rope:
     )
 
 
-def _yarn(rope: Reader, theta: float, original: int, context: int) -> tuple[Rope, int]:
+def _yarn(
+    rope: ConfigReader, theta: float, original: int, context: int
+) -> tuple[Rope, int]:
     factor = rope.positive("factor", max(1.0, context / original), 1.0)
     slow, fast = rope.positive("beta_slow", 1.0), rope.positive("beta_fast", 32.0)
     if slow > fast:

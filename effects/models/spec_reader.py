@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from minfer.effects.models.config_reader import ConfigError, Reader
+from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.families import FAMILIES, OF_TYPE, Family
 from minfer.effects.models.layers import read_layers
@@ -19,12 +19,12 @@ def parse_spec(
     """Turn a config.json's contents into a `ModelSpec`; `where` names it in errors, and
     `dtype` is the requested dtype (None: the config's).
 
-    Raises `UnsupportedModelError` for models outside the family table, `ConfigError` for
-    bad values.
+    Raises `UnsupportedModelError` for models outside the family table, `ModelConfigError`
+    for bad values.
     """
-    family = _family(Reader(config, where))
+    family = _family(ConfigReader(config, where))
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
-    read = Reader({**assumed, **config}, where)
+    read = ConfigReader({**assumed, **config}, where)
     layers = read_layers(read, family)
     rope, context = parse_rope(read)
     return ModelSpec(
@@ -42,7 +42,7 @@ def parse_spec(
     )
 
 
-def _family(read: Reader) -> Family:
+def _family(read: ConfigReader) -> Family:
     """Returns the table's row for a config; refuses configs without one.
 
     As in transformers, `model_type` decides. `architectures` decides where there is none,
@@ -73,7 +73,7 @@ def _base_model(family: Family) -> str:
     return family.architecture.replace("ForCausalLM", "Model")
 
 
-def read_architectures(read: Reader) -> list[str]:
+def read_architectures(read: ConfigReader) -> list[str]:
     """Returns the class names in a config, if there are any."""
     names = read.config.get("architectures")
     listed = [names] if isinstance(names, str) else names
@@ -84,16 +84,16 @@ def read_architectures(read: Reader) -> list[str]:
     return listed or []
 
 
-def read_dtype(read: Reader, asked: str | None = None) -> str:
-    """Returns the requested dtype, or the one that a config names. Raises `ConfigError`
-    for an unsupported one.
+def read_dtype(read: ConfigReader, requested: str | None = None) -> str:
+    """Returns the requested dtype, or the one that a config names. Raises
+    `ModelConfigError` for an unsupported one.
     """
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     key = "torch_dtype" if read.absent("dtype") else "dtype"  # transformers 5 renamed it
     name = str(read.config.get(key) or "float32").removeprefix("torch.")
     if name not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
         found = f"{read.where}: {key} must be one of {known}, found {name!r}"
-        raise ConfigError(f"{found}; run it in one of them with --dtype (dtype=...)")
+        raise ModelConfigError(f"{found}; run it in one of them with --dtype (dtype=...)")
     return name

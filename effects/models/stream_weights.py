@@ -27,7 +27,7 @@ _TYPES: Final = {
 
 
 @frozen(eq=False)
-class Job:
+class TensorJob:
     """A tensor to read."""
 
     path: Path
@@ -36,14 +36,14 @@ class Job:
 
 
 @frozen
-class Header:
+class SafetensorsHeader:
     """A file's header."""
 
     tensors: Mapping[str, Any]  # by name: dtype, data_offsets
     base: int  # where their bytes begin
 
 
-def stream_weights(jobs: Sequence[Job]) -> None:
+def stream_weights(jobs: Sequence[TensorJob]) -> None:
     """Fill tensors on a GPU, contiguous and of their sources' shapes, casting where
     dtypes differ.
 
@@ -62,18 +62,20 @@ def stream_weights(jobs: Sequence[Job]) -> None:
             done.result()  # raises the thread's exception
 
 
-def _header(path: Path) -> Header:
+def _header(path: Path) -> SafetensorsHeader:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        return Header(json.loads(file.read(size)), 8 + size)
+        return SafetensorsHeader(json.loads(file.read(size)), 8 + size)
 
 
-def _bytes_of(header: Header, name: str) -> int:
+def _bytes_of(header: SafetensorsHeader, name: str) -> int:
     start, end = header.tensors[name]["data_offsets"]
     return int(end - start)
 
 
-def _fill(jobs: Sequence[Job], headers: Mapping[Path, Header], bar: Any) -> None:
+def _fill(
+    jobs: Sequence[TensorJob], headers: Mapping[Path, SafetensorsHeader], bar: Any
+) -> None:
     buffer = torch.empty(BUFFER, dtype=torch.uint8, pin_memory=True)
     make: Any = torch.cuda.Stream  # untyped
     stream = make()

@@ -27,7 +27,7 @@ NAMED: Final = 4  # how many names an error lists
 
 
 @frozen(eq=False)
-class Place:
+class TensorPlace:
     """Where a tensor is."""
 
     path: Path
@@ -40,10 +40,10 @@ class Place:
 
 
 @frozen(eq=False)
-class Found:
+class FoundTensors:
     """The tensors of a checkpoint by their names in the files."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, TensorPlace]
     # The file in which the index lists a tensor; None: there is no index.
     listed: Mapping[str, Path] | None = field(default=None)
 
@@ -79,19 +79,19 @@ def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
         raise _no_weights(folder, single)
 
 
-def find_tensors(folder: Path, stack: ExitStack) -> Found:
+def find_tensors(folder: Path, stack: ExitStack) -> FoundTensors:
     """Open the files of a checkpoint, on `stack`, and find its tensors.
 
     Raises `CheckpointError` as `shards`, and for damaged files.
     """
     from safetensors import SafetensorError, safe_open
 
-    places: dict[str, Place] = {}
+    places: dict[str, TensorPlace] = {}
     listed: dict[str, Path] | None = None
     for path, names in shards(folder):
         try:
             file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-            found = [Place(path, file, name) for name in file.keys()]  # noqa: SIM118
+            found = [TensorPlace(path, file, name) for name in file.keys()]  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise damaged(path, f"truncated or corrupt ({error})") from error
         for place in found:
@@ -100,10 +100,10 @@ def find_tensors(folder: Path, stack: ExitStack) -> Found:
             places[place.name] = place
         if names is not None:
             listed = (listed or {}) | dict.fromkeys(names, path)
-    return Found(places, listed)
+    return FoundTensors(places, listed)
 
 
-def check_same(one: Place, other: Place) -> None:
+def check_same(one: TensorPlace, other: TensorPlace) -> None:
     """Raise `CheckpointError` for two places of a tensor with different values."""
     mine, its = one.tensor(), other.tensor()
     if mine.dtype != its.dtype or not mine.equal(its):
@@ -137,8 +137,8 @@ def _no_weights(folder: Path, single: Path) -> CheckpointError:
     others = [name for name in files if name.endswith(SUFFIX)]
     if others:
         what = f"not found (nor {INDEX_NAME}), but {list_names(others)}"
-        alone = f"rename {others[0]} to {SINGLE_NAME}"
-        remedy = alone if len(others) == 1 else f"download {INDEX_NAME} as well"
+        rename = f"rename {others[0]} to {SINGLE_NAME}"
+        remedy = rename if len(others) == 1 else f"download {INDEX_NAME} as well"
         return damaged(single, what, remedy)
     pickles = [name for name in files if Path(name).suffix in (".bin", ".pt", ".pth")]
     if pickles:

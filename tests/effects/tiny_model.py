@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from minfer.effects.models.batch import Batch, Row, make_batch
+from minfer.effects.models.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
@@ -128,7 +128,7 @@ def decode_batch(
     """
     needs = (positions // block_size + 1).tolist()
     rows = [
-        Row([token], at, line[:need].tolist())
+        BatchRow([token], at, line[:need].tolist())
         for token, at, line, need in zip(
             tokens.tolist(), positions.tolist(), table, needs, strict=True
         )

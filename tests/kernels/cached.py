@@ -49,7 +49,7 @@ def forget(loaded: list[str]) -> None:
 
 def main(folder: Path) -> dict[str, Any]:
     knobs.cache.dir = str(folder)
-    told, run, found = list[int](), JITFunction.run, dict[str, Any]()
+    progress, run, found = list[int](), JITFunction.run, dict[str, Any]()
     loaded = list[str]()
 
     def load(kernel: Any) -> None:
@@ -64,7 +64,7 @@ def main(folder: Path) -> dict[str, Any]:
     ):
         for name in ("first", "second"):
             forget(loaded)
-            made = compiled(lambda: launch(4, 4, 70), told.append)
+            made = compiled(lambda: launch(4, 4, 70), progress.append)
             found[name] = [made.wanted, made.compiled, made.failed, sorted(loaded)]
         forget(loaded)
         x = torch.zeros(4)
@@ -73,10 +73,10 @@ def main(folder: Path) -> dict[str, Any]:
             _wrong[(1,)](x)
             launch(5)
 
-        made = compiled(launch_wrong, told.append)
+        made = compiled(launch_wrong, progress.append)
         found["wrong"] = [made.wanted, sorted(loaded), made.failed]
     assert JITFunction.run is run
-    return found | {"told": told}
+    return found | {"progress": progress}
 
 
 if __name__ == "__main__":

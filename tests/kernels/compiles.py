@@ -31,6 +31,8 @@ from minfer.kernels import (
     shape,
     verify,
 )
+from minfer.kernels.row_state import Penalties, RowTensors, StepInputs
+from minfer.kernels.sample_reference import SamplingValues
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, BLOCK = 3584, 18_944, 28, 4, 128, 152_064, 64
 QKV = (HEADS + 2 * KV_HEADS) * DIM
@@ -81,9 +83,9 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     """What so many rows launch in a step, or one chunk of so many inputs."""
     at, slots, table, one = ints(tokens), ints(tokens).long(), ints(9, 32), ints(1)
     given = ints(3, tokens) if chunk else None
-    rows.gather(
-        at[: 0 if chunk else tokens], given, at, at, table, BLOCK, at, at, at, slots
-    )
+    state = RowTensors(at, at, table, 8)
+    inputs = StepInputs(at, at, at, slots)
+    rows.gather(at[: 0 if chunk else tokens], given, state, BLOCK, inputs)
     x, scale, turns, kept = (
         half(tokens, HIDDEN),
         half(HIDDEN),
@@ -102,12 +104,16 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     linear.linear_add(x, half(tokens, HIDDEN), half(HIDDEN, HIDDEN))
     linear.norm_gated(x, scale, 1e-6, half(2 * INNER, HIDDEN))
     linear.linear_add(x, half(tokens, INNER), half(HIDDEN, INNER))
-    rows.advance(at, at, at, at, at, at, 8, at)
+    rows.advance(at, at, at, at, state, at)
 
 
 def drafts_to_verify(splits: int) -> None:
     """Attention of two rows with four drafts each, beside another row."""
-    q, at, apart = half(11, HEADS, DIM), ints(2), attention.Apart(skip=3, stride=2)
+    q, at, draft_layout = (
+        half(11, HEADS, DIM),
+        ints(2),
+        attention.DraftLayout(skip=3, stride=2),
+    )
     attention.prefill_attention(
         q,
         *cache(),
@@ -116,7 +122,7 @@ def drafts_to_verify(splits: int) -> None:
         0.1,
         max_count=5,
         splits=splits,
-        apart=apart,
+        draft_layout=draft_layout,
     )
 
 
@@ -146,19 +152,21 @@ def main(few: bool) -> None:
     rope.rope_and_cache(
         half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms
     )
+    values = SamplingValues(ones, at, ones, ones, ones)
     for logits in (half(4, VOCAB), *[torch.empty(4, VOCAB)] * (not few)):
-        draws = logits, at, ones, at, ones, ones, ones, at.long(), at
+        draws = logits, at, values, at.long(), at
         sample.sample(*draws, filtered=False)
         sample.sample(*draws)
     masks.hide(half(9, VOCAB), at, ints(4, VOCAB // 32))
     masks.keep(half(8, VOCAB), at, half(9, VOCAB), 8)
-    kept = shape.Kept.make(9, VOCAB, at.device)
-    penalties = shape.Penalties(ones, ones, ones)
+    kept = shape.ShapingState.make(9, VOCAB, at.device)
+    penalties = Penalties(ones, ones, ones)
     shape.shape(half(4, VOCAB), at, at, penalties, kept)
     shape.count(at, at, at, at, kept)
     logprobs.logprobs(half(4, VOCAB), at, at, at, ints(4, 2, 21))
-    verify.spread(at, at, ints(3, 4), ints(3, 4), at, 8, ints(3, 12))
-    verify.stand(at, at, at, at, at, 0, 8, at, at, at)
+    state = RowTensors(at, at, ints(9, 32), 8)
+    verify.write_draft_inputs(at, at, ints(3, 4), ints(3, 4), state, ints(3, 12))
+    verify.accept_drafts(at, at, at, state, 0, at, at, at)
 
 
 if __name__ == "__main__":

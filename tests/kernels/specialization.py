@@ -107,11 +107,11 @@ def recorded(capability: Capability) -> Iterator[list[Specialization]]:
     found = dict[Specialization, None]()
     run = JITFunction.run
 
-    def note(**told: Any) -> Any:
+    def note(**event: Any) -> Any:
         """Instead of compiling."""
-        kernel = told["fn"].jit_function
+        kernel = event["fn"].jit_function
         name = f"{kernel.fn.__module__}.{kernel.fn.__qualname__}"
-        found[Specialization(name, told["compile"]["specialization_data"])] = None
+        found[Specialization(name, event["compile"]["specialization_data"])] = None
         return True
 
     def noted(kernel: Any, *of: Any, warmup: bool, **how: Any) -> Any:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from minfer.kernels import attention
 from minfer.kernels.attention import (
-    Apart,
+    DraftLayout,
     decode_attention,
     num_splits,
     prefill_attention,
 )
-from minfer.kernels.attention_tunes import DECODE, DecodeTune, Kind, PrefillTune
+from minfer.kernels.attention_tunes import DECODE, DecodeTune, HeadSize, PrefillTune
 from minfer.kernels.pdl import arrivals
 from tests.circles import claimed
 
@@ -459,7 +459,7 @@ def test_queries_that_lie_apart(
         max_count=most,
         window=window,
         splits=splits,
-        apart=Apart(skip=alone, stride=len(chunks)),
+        draft_layout=DraftLayout(skip=alone, stride=len(chunks)),
     )
     untouched = torch.ones(len(q), dtype=torch.bool)
     for (start, count), line, key, value in zip(
@@ -483,8 +483,10 @@ def test_a_draft_that_is_not_finite_is_seen_by_none_before_it(
     block, slot = case.table[case.rows[0], bad // 16], bad % 16
     case.k_cache[block, slot] = key
     case.v_cache[block, slot] = value
-    q, apart = queries(4, 2, case), Apart(skip=1, stride=1)
-    out = prefill(case, q, [(start, 4)], [0], max_count=4, splits=splits, apart=apart)
+    q, draft_layout = queries(4, 2, case), DraftLayout(skip=1, stride=1)
+    out = prefill(
+        case, q, [(start, 4)], [0], max_count=4, splits=splits, draft_layout=draft_layout
+    )
     before = slice(0, bad - start)
     known = case.keys[0][:bad], case.values[0][:bad]
     close(out[before], written_out(q[before], *known, start, 64**-0.5, 0))
@@ -628,17 +630,21 @@ def test_the_last_round_of_programs_is_as_full_as_can_be(
     kv_heads: int, batch: int, stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = make([*range(1, batch + 1)], kv_heads, 128, 64, torch.float16)
-    q, asked, launch = queries(batch, kv_heads, case), list[object](), attention._launch
+    q, stages_used, launch = (
+        queries(batch, kv_heads, case),
+        list[object](),
+        attention._launch,
+    )
 
     def noted(*of: Any, **how: Any) -> Tensor:
-        asked.append(how["stages"])
+        stages_used.append(how["stages"])
         # The interpreter has no rounds, and takes half a minute.
         return launch(*of, **how) if CUDA else how["out"].zero_()
 
     monkeypatch.setattr(attention, "_launch", noted)
     out = decode(case, q, splits=1)
-    assert torch.equal(out, decode(case, q, splits=1, tune=DECODE[Kind(2, 128)]))
-    assert asked == [stages, 3]
+    assert torch.equal(out, decode(case, q, splits=1, tune=DECODE[HeadSize(2, 128)]))
+    assert stages_used == [stages, 3]
     if CUDA:
         close(out, decode_expected(case, q))
 

@@ -5,17 +5,17 @@ import torch
 from minfer.kernels.attention_tunes import (
     PREFILL,
     DecodeTune,
-    Kind,
+    HeadSize,
     PrefillTune,
     decode_tune,
-    kind_of,
+    head_size_of,
     padded,
     prefill_tune,
 )
 
 
 def test_the_widest_heads_where_shared_memory_is_small() -> None:
-    widest, others = Kind(2, 256), Kind(2, 128)
+    widest, others = HeadSize(2, 256), HeadSize(2, 128)
     for capability, expected in (
         ((8, 6), PrefillTune(64, 32, 2)),
         ((9, 0), PREFILL[widest]),
@@ -26,7 +26,7 @@ def test_the_widest_heads_where_shared_memory_is_small() -> None:
 
 def test_kinds_are_rows_of_the_tables() -> None:
     kinds = {
-        kind_of(torch.empty(1, 2, dim, dtype=dtype))
+        head_size_of(torch.empty(1, 2, dim, dtype=dtype))
         for dim in (16, 64, 80, 128, 160, 256)
         for dtype in (torch.float16, torch.float32)
     }
@@ -34,9 +34,13 @@ def test_kinds_are_rows_of_the_tables() -> None:
 
 
 def test_stages_follow_the_last_round() -> None:
-    kind = Kind(2, 128)
-    assert decode_tune(kind, 512, 1) == DecodeTune(64, 4, 2)
-    assert decode_tune(kind, 768, 1).stages == decode_tune(kind, 512, 2).stages == 3
+    head_size = HeadSize(2, 128)
+    assert decode_tune(head_size, 512, 1) == DecodeTune(64, 4, 2)
+    assert (
+        decode_tune(head_size, 768, 1).stages
+        == decode_tune(head_size, 512, 2).stages
+        == 3
+    )
 
 
 def test_tensor_cores_want_powers_of_two_from_16() -> None:

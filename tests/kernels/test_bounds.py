@@ -9,7 +9,7 @@ import torch
 
 from minfer.kernels import bounds, sample_kernels, sample_launches, sample_reference
 from minfer.kernels import sample as kernels
-from minfer.kernels.sample_launches import Sizes
+from minfer.kernels.sample_launches import ProgramSizes
 from minfer.records.request import SamplingParams
 from tests.circles import long
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encount
 DEVICE = "cuda" if CUDA else "cpu"
 VOCAB = 20_000
 MOST = VOCAB // 10  # tokens that may be listed of a row, even where nearly all are kept
-SIZES = Sizes(
+SIZES = ProgramSizes(
     chunk=2048, group=64, span=2048, block=1024, tile=128, samples=2048, waits=24, few=200
 )
 
 
-class Seen:
+class RecordedKernel:
     """A kernel whose last arguments are kept."""
 
     def __init__(self, kernel: Any) -> None:
@@ -57,7 +57,7 @@ def test_few_tokens_are_left(
     how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "SIZES", SIZES)
-    finish = Seen(sample_kernels.finish)
+    finish = RecordedKernel(sample_kernels.finish)
     monkeypatch.setattr(sample_launches, "finish", finish)
     spreads = torch.tensor([[0.02], [3.0], [6.0]])
     generator = torch.Generator().manual_seed(2)
@@ -80,7 +80,7 @@ def test_the_edge_is_where_it_was_guessed(
 ) -> None:
     sizes = SIZES._replace(chunk=512, span=512, block=256, tile=64, samples=1024, few=20)
     monkeypatch.setattr(kernels, "SIZES", sizes)
-    finish = Seen(sample_kernels.finish)
+    finish = RecordedKernel(sample_kernels.finish)
     monkeypatch.setattr(sample_launches, "finish", finish)
     line = 0.5 * torch.randn(5000, generator=torch.Generator().manual_seed(4))
     check_edges(line, [SamplingParams(**how)], DEVICE)
@@ -98,7 +98,7 @@ def test_the_edge_is_where_it_was_guessed(
     ],
     ids=str,
 )
-def test_a_guess_that_is_wrong_harms_nobody(
+def test_a_wrong_guess_changes_no_result(
     how: dict[str, Any], off: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens that are looked at have other logits than all others."""
@@ -112,13 +112,13 @@ def test_a_guess_that_is_wrong_harms_nobody(
 @pytest.mark.long
 @pytest.mark.parametrize("waits", [24, 0.01])
 @pytest.mark.parametrize("how", [{"top_p": 0.9}, {"min_p": 0.5}], ids=str)
-def test_nobody_wins_who_was_not_listed(
+def test_only_listed_tokens_win(
     how: dict[str, Any], waits: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few of those that are kept for sure are listed, or none of them."""
     sizes = SIZES._replace(chunk=512, span=512, samples=512, few=20, waits=waits)
     monkeypatch.setattr(kernels, "SIZES", sizes)
-    finish = Seen(sample_kernels.finish)
+    finish = RecordedKernel(sample_kernels.finish)
     monkeypatch.setattr(sample_launches, "finish", finish)
     logits = 0.1 * torch.randn(4, 4096, generator=torch.Generator().manual_seed(4))
     rows = [(SamplingParams(**how), seed, 0, 5) for seed in range(4)]
@@ -135,7 +135,7 @@ def test_numbers_are_those_of_the_reference() -> None:
 
 
 def test_numbers_fit_each_other() -> None:
-    assert len(bounds.Bounds._fields) <= bounds.FACTS.value
+    assert len(bounds.DepthBounds._fields) <= bounds.BOUND_WORDS.value
     assert math.exp(-bounds.DEEP.value) > torch.finfo(torch.float32).tiny
 
 

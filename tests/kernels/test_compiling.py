@@ -27,7 +27,7 @@ def test_each_combination_is_compiled_once_and_loaded(found: dict[str, Any]) -> 
     assert wanted == compiled == len(loaded) >= 3
     assert {*loaded} == {"_scatter", "_silu_mul"}
     assert not failed
-    assert found["told"][:wanted] == [*range(1, wanted + 1)]
+    assert found["progress"][:wanted] == [*range(1, wanted + 1)]
 
 
 def test_the_next_process_finds_them_on_disk(found: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from minfer import kernels
 from minfer.kernels import linear
 from minfer.kernels.linear import linear_add, norm_gated, norm_linear
-from minfer.kernels.linear_tunes import TABLE, Choice, Product, Tune
+from minfer.kernels.linear_tunes import TABLE, Product, Tune, TuneEntry
 from minfer.kernels.pdl import arrivals
 from tests.circles import claimed
 
@@ -212,7 +212,7 @@ def test_the_reference(name: Product, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_large_float16_activations(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """x times the norm's weight is beyond float16."""
-    more = Choice(16, 999, Tune(16, 16, 64, 1, 4, 3))
+    more = TuneEntry(16, 999, Tune(16, 16, 64, 1, 4, 3))
     monkeypatch.setitem(TABLE, "norm_gated", [*TABLE["norm_gated"][:3], more])
     case = Case(tokens, 64, 32, torch.float16, scale=1e4)
     case.norm *= 30

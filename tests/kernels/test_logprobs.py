@@ -37,13 +37,13 @@ def measured(
     order.
     """
     out = torch.full((len(tokens), 2, 1 + MOST), UNSEEN, dtype=torch.int32, device=device)
-    rows, asked = (
+    rows, requested = (
         range(len(tokens)),
         torch.tensor(counts, dtype=torch.int32, device=device),
     )
-    who = torch.tensor(rows, dtype=torch.int32, device=device).flip(0)
+    device_rows = torch.tensor(rows, dtype=torch.int32, device=device).flip(0)
     drawn = torch.tensor(tokens, dtype=torch.int32, device=device)
-    kernels.logprobs(logits.to(device), drawn, who, asked.flip(0), out)
+    kernels.logprobs(logits.to(device), drawn, device_rows, requested.flip(0), out)
     return out[:, 0].cpu(), out[:, 1].view(torch.float32).cpu()
 
 
@@ -94,7 +94,7 @@ def test_impossible_tokens_and_runaways(device: str) -> None:
 
 
 @pytest.mark.long
-def test_a_row_without_finite_logits_harms_nobody(device: str) -> None:
+def test_a_row_without_finite_logits_harms_no_other(device: str) -> None:
     logits = torch.randn(4, 150)
     plain = measured(logits, [3] * 4, [5, 0, 5, 1], device)
     logits[1:3] = torch.tensor([math.nan, math.inf])[:, None]
@@ -136,8 +136,8 @@ def test_in_a_cuda_graph() -> None:
         torch.randn(3, 5000, device="cuda"),
         torch.tensor([1, 2, 3], device="cuda"),
     )
-    who = torch.arange(3, dtype=torch.int32, device="cuda")
-    of = (logits, tokens.int(), who, torch.tensor([1 + MOST, 0, 4]).int().cuda())
+    device_rows = torch.arange(3, dtype=torch.int32, device="cuda")
+    of = (logits, tokens.int(), device_rows, torch.tensor([1 + MOST, 0, 4]).int().cuda())
     outs = [
         torch.zeros(3, 2, 1 + MOST, dtype=torch.int32, device="cuda") for _ in range(2)
     ]

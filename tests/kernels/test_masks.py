@@ -30,9 +30,9 @@ def test_kernel_and_reference_are_the_same(
     monkeypatch.setattr(masks, "CHUNK", 64)  # so small that there are several programs
     logits, some = kept(5, vocab, dtype), words(4, vocab)
     some[1], some[2] = -1, 0
-    who = torch.tensor([3, 0, 4, 3], dtype=torch.int32, device=DEVICE)
-    made = masks.hide(logits, who, some)
-    assert torch.equal(made, plain.hide(logits, who, some))
+    device_rows = torch.tensor([3, 0, 4, 3], dtype=torch.int32, device=DEVICE)
+    made = masks.hide(logits, device_rows, some)
+    assert torch.equal(made, plain.hide(logits, device_rows, some))
     assert torch.equal(made[1], logits[0])
     assert bool((made[2] == -torch.inf).all())
     for draw, row in ((0, 3), (3, 3)):
@@ -49,11 +49,11 @@ def test_logits_are_kept_of_all_rows_but_the_scratch_row(
     monkeypatch.setattr(masks, "KEEP_CHUNK", 64)
     logits, scratch = kept(6, vocab, torch.float32), 9
     places = [4, scratch, 0, 5, scratch, 1]
-    who = torch.tensor(places, dtype=torch.int32, device=DEVICE)
+    device_rows = torch.tensor(places, dtype=torch.int32, device=DEVICE)
     old = kept(10, vocab, torch.float32) + 1
     new, same = old.clone(), old.clone()
-    masks.keep(logits, who, new, scratch)
-    plain.keep(logits, who, same, scratch)
+    masks.keep(logits, device_rows, new, scratch)
+    plain.keep(logits, device_rows, same, scratch)
     assert torch.equal(new, same)
     to = {4: 0, 0: 2, 5: 3, 1: 5}
     for line in range(10):
@@ -64,11 +64,11 @@ def test_logits_are_kept_of_all_rows_but_the_scratch_row(
 @pytest.mark.parametrize("vocab", [151_936, 128_256, 50_257])
 def test_real_vocabularies(vocab: int) -> None:
     logits, some = kept(200, vocab, torch.bfloat16), words(130, vocab)
-    who = torch.randperm(200, device="cuda")[:130].int()
-    made = masks.hide(logits, who, some)
-    assert torch.equal(made, plain.hide(logits, who, some))
+    device_rows = torch.randperm(200, device="cuda")[:130].int()
+    made = masks.hide(logits, device_rows, some)
+    assert torch.equal(made, plain.hide(logits, device_rows, some))
     out, again = torch.zeros_like(logits), torch.zeros_like(logits)
-    who[::3] = 199
-    masks.keep(logits[:130], who, out, 199)
-    plain.keep(logits[:130], who, again, 199)
+    device_rows[::3] = 199
+    masks.keep(logits[:130], device_rows, out, 199)
+    plain.keep(logits[:130], device_rows, again, 199)
     assert torch.equal(out, again)

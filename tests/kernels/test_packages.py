@@ -50,11 +50,11 @@ def test_quack_needs_cutlass_where_packages_are_installed(
         "find_spec",
         lambda top: SimpleNamespace(submodule_search_locations=[str(places[top])]),
     )
-    asked = QUACK, torch.bfloat16, torch.device("cuda")
-    assert f"not in {places['cutlass']}" in missing(*asked)
+    arguments = QUACK, torch.bfloat16, torch.device("cuda")
+    assert f"not in {places['cutlass']}" in missing(*arguments)
     for folder in ("site-packages", "dist-packages"):
         places["cutlass"] = tmp_path / folder / "cutlass"
-        assert missing(*asked) == ""
+        assert missing(*arguments) == ""
 
 
 @pytest.mark.parametrize("package", [FLASH, QUACK])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minfer.effects.models import shapes
 from minfer.kernels import reject
-from minfer.kernels.sample_reference import Ways, reference
+from minfer.kernels.sample_reference import SamplingValues, reference
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling, lowest, scores
 from minfer.speculate.rejection import Chances, Streams, chances, drawn, taken
@@ -43,26 +43,26 @@ class Case:
     draft: int
     p: list[float]  # logits
     q: list[float]
-    said: bool
+    given: bool
 
     @classmethod
     def make(
         cls, rng: random.Random, how: SamplingParams, p: list[float], q: list[float]
     ) -> "Case":
         row = RowSampling.of(how, rng.getrandbits(64), rng.randrange(3))
-        position, said = rng.randrange(2**20), rng.random() < 0.5
+        position, given = rng.randrange(2**20), rng.random() < 0.5
         streams = Streams.of(row.seed, row.sample)
         draft = drawn(q, row, [0] * position, position, streams).token
-        if said and rng.random() < 0.7:
+        if given and rng.random() < 0.7:
             draft = rng.randrange(len(p))
-        return cls(row, position, draft, p, q, said)
+        return cls(row, position, draft, p, q, given)
 
     @property
     def token(self) -> int:
         """By the definition."""
         p = chances(scores(self.p, self.how))
         q: Chances = {self.draft: 1.0}
-        if not self.said:
+        if not self.given:
             q = chances(scores(self.q, self.how))
         streams = Streams.of(self.how.seed, self.how.sample)
         return taken(self.draft, p, q, streams, self.position)
@@ -76,24 +76,24 @@ def rejected(cases: Sequence[Case], device: str, *, filtered: bool) -> list[int]
 
     rows = [case.how for case in cases]
     streams = [Streams.of(row.seed, row.sample) for row in rows]
-    some = any(not case.said for case in cases)
+    some = any(not case.given for case in cases)
     tokens = reject.reject(
         torch.tensor([case.p for case in cases], device=device),
-        Ways(
+        SamplingValues(
             put([row.temperature for row in rows], torch.float32),
             put([row.top_k for row in rows], torch.int32),
             put([row.top_p for row in rows], torch.float32),
             put([-lowest(row.min_p) for row in rows], torch.float32),
             put([row.typical_p for row in rows], torch.float32),
         ),
-        reject.Noise(
+        reject.RejectionNoise(
             put([signed(one.picks) for one in streams], torch.int64),
             put([signed(one.coins) for one in streams], torch.int64),
             put([case.position for case in cases], torch.int64),
         ),
-        reject.Drafts(
+        reject.RowDrafts(
             put([case.draft for case in cases], torch.int32),
-            put([case.said for case in cases], torch.bool),
+            put([case.given for case in cases], torch.bool),
             torch.tensor([case.q for case in cases], device=device) if some else None,
         ),
         filtered=filtered,
@@ -160,26 +160,26 @@ def test_a_draft_of_logits_that_are_not_finite_is_certain(
 ) -> None:
     """Token 0, as draws are there."""
     broken = [bad] * 4 if bad < 0 else [0.1, bad, 0.2, 0.3]
-    case = Case(HOW, 9, 0, P, broken, said=False)
+    case = Case(HOW, 9, 0, P, broken, given=False)
     found = tokens_of(case, device)
-    assert found == tokens_of(evolve(case, said=True), device)
+    assert found == tokens_of(evolve(case, given=True), device)
     assert set(found) == {0, 1, 2, 3}
 
 
 def test_ids_that_the_draft_model_lacks_are_left_of_the_targets(device: str) -> None:
-    case = Case(HOW, 9, 0, P, [3.0, 1.0, -math.inf, -math.inf], said=False)
+    case = Case(HOW, 9, 0, P, [3.0, 1.0, -math.inf, -math.inf], given=False)
     assert set(tokens_of(case, device)) == {0, 2, 3}
 
 
-def test_an_id_that_the_target_lacks_does_not_stand(device: str) -> None:
-    found = tokens_of(Case(HOW, 9, len(P), P, P, said=True), device)
+def test_an_id_that_the_target_lacks_is_rejected(device: str) -> None:
+    found = tokens_of(Case(HOW, 9, len(P), P, P, given=True), device)
     assert set(found) == {0, 1, 2, 3}
 
 
 @pytest.mark.long
-def test_equal_distributions_let_every_draft_stand(device: str) -> None:
+def test_equal_distributions_accept_every_draft(device: str) -> None:
     for draft in range(len(P)):
-        case = Case(HOW, 9, draft, P, P, said=False)
+        case = Case(HOW, 9, draft, P, P, given=False)
         assert tokens_of(case, device) == [draft] * 300
 
 
@@ -190,9 +190,11 @@ def test_where_nothing_is_left_the_targets_is_drawn_from(
     p, q = [0.5, 0.25, 0.25, 0.0], [0.5, 0.25, 0.25, 1e-8]
     lines = {0.0: torch.tensor([p], device=device), 1.0: torch.tensor([q], device=device)}
     monkeypatch.setattr(
-        reject, "chances", lambda x, *_, **__: lines[float(x[0, 0])].repeat(len(x), 1)
+        reject,
+        "probabilities",
+        lambda x, *_, **__: lines[float(x[0, 0])].repeat(len(x), 1),
     )
-    case = Case(HOW, 9, 3, [0.0] * 4, [1.0] * 4, said=False)
+    case = Case(HOW, 9, 3, [0.0] * 4, [1.0] * 4, given=False)
     streams = [Streams.of(seed, 0) for seed in range(300)]
     exact: Chances = dict(enumerate(p))
     due = [taken(3, exact, dict(enumerate(q)), one, 9) for one in streams]
@@ -206,9 +208,9 @@ def test_nothing_depends_on_values() -> None:
     ids, logits = empty.long(), torch.empty(20, 33, device="meta")
     found = reject._reject(
         logits,
-        Ways(empty, ids.int(), empty, empty, empty),
-        reject.Noise(ids, ids, ids),
-        reject.Drafts(ids.int(), empty > 0, logits),
+        SamplingValues(empty, ids.int(), empty, empty, empty),
+        reject.RejectionNoise(ids, ids, ids),
+        reject.RowDrafts(ids.int(), empty > 0, logits),
         filtered=True,
     )
     assert (found.shape, found.dtype) == ((20, 1), torch.int32)
@@ -245,14 +247,15 @@ def chi_of(
     rows = torch.arange(count, device=device, dtype=torch.int32)
     ones, all_, at = torch.ones_like(p[:, 0]), torch.zeros_like(rows), rows * 0 + 77
     far = ones * torch.inf
-    drafts, _ = reference(q, rows, ones, all_, ones, far, ones, noise["draft"], at)
+    values = SamplingValues(ones, all_, ones, far, ones)
+    drafts, _ = reference(q, rows, values, noise["draft"], at)
     found = reject.reject(
         p,
-        Ways(*(one[:, None] for one in (ones, all_, ones, far, ones))),
-        reject.Noise(
+        values.of_rows(rows.long()),
+        reject.RejectionNoise(
             noise["picks"][:, None], noise["coins"][:, None], at[:, None].long()
         ),
-        reject.Drafts(drafts[:, None], rows[:, None] < 0, q),
+        reject.RowDrafts(drafts[:, None], rows[:, None] < 0, q),
         filtered=False,
     )
     seen = found[:, 0].bincount(minlength=4).tolist()
@@ -288,9 +291,11 @@ def test_in_a_cuda_graph() -> None:
     column, device = torch.ones(20, 1, device="cuda"), torch.device("cuda")
     p, q = torch.randn(2, 20, 5000, device=device).unbind(0)
     ids = torch.arange(20, device=device)[:, None]
-    ways = Ways(column, (column * 900).int(), column * 0.9, column * 9, column * 0.95)
-    noise = reject.Noise(ids + 5, ids + 50, ids)
-    drafts = reject.Drafts(ids.int(), ids % 2 > 0, q)
+    ways = SamplingValues(
+        column, (column * 900).int(), column * 0.9, column * 9, column * 0.95
+    )
+    noise = reject.RejectionNoise(ids + 5, ids + 50, ids)
+    drafts = reject.RowDrafts(ids.int(), ids % 2 > 0, q)
     reject.reject(p, ways, noise, drafts, filtered=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

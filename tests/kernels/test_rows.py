@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.kernels.rows import advance, gather, scatter
 
 SCRATCH, BLOCK_SIZE = 400, 16
@@ -27,33 +28,28 @@ def distinct(below: int, count: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("alone", "history"),
+    ("decode_rows", "extra"),
     [(1, 0), (256, 0), (0, 1), (0, 300), (9, 1), (9, 300), (256, 300)],
 )
-def test_gather(device: str, alone: int, history: int) -> None:
+def test_gather(device: str, decode_rows: int, extra: int) -> None:
     last, next_ = drawn(1000, SCRATCH + 1), drawn(90, SCRATCH + 1)
     table = drawn(1 << 20, SCRATCH + 1, 6)
-    rows, owners = drawn(SCRATCH, alone), drawn(SCRATCH, history)
-    given = torch.stack((drawn(1000, history), drawn(90, history), owners))
+    rows, owners = drawn(SCRATCH, decode_rows), drawn(SCRATCH, extra)
+    given = torch.stack((drawn(1000, extra), drawn(90, extra), owners))
     token, position = (
         torch.cat((last[rows], given[0])),
         torch.cat((next_[rows], given[1])),
     )
     block = table[torch.cat((rows, owners)), position // BLOCK_SIZE]
-    wide = torch.full((4, 3 * (alone + history)), UNWRITTEN)
-    tokens, positions, ahead = ints(wide[:3], device)[:, : alone + history]
-    slots = wide[3, : alone + history].to(device)
+    wide = torch.full((4, 3 * (decode_rows + extra)), UNWRITTEN)
+    tokens, positions, ahead = ints(wide[:3], device)[:, : decode_rows + extra]
+    slots = wide[3, : decode_rows + extra].to(device)
     gather(
         ints(rows, device),
-        ints(given, device) if history else None,
-        ints(last, device),
-        ints(next_, device),
-        ints(table, device),
+        ints(given, device) if extra else None,
+        RowTensors(ints(last, device), ints(next_, device), ints(table, device), SCRATCH),
         BLOCK_SIZE,
-        tokens,
-        positions,
-        ahead,
-        slots,
+        StepInputs(tokens, positions, ahead, slots),
     )
     assert torch.equal(tokens.cpu().long(), token)
     assert torch.equal(positions.cpu().long(), position)
@@ -69,20 +65,20 @@ def test_advance(device: str, count: int) -> None:
     broken[0], tokens[0] = 1, 0
     last, next_ = drawn(1000, SCRATCH + 1), drawn(90, SCRATCH + 1)
     next_[SCRATCH] = 0
-    kept = ints(last, device), ints(next_, device)
+    table = torch.empty(0, dtype=torch.int32, device=device)
+    state = RowTensors(ints(last, device), ints(next_, device), table, SCRATCH)
     out = torch.full((count + 30,), UNWRITTEN, dtype=torch.int32, device=device)
     advance(
         ints(rows, device),
         ints(positions, device),
         ints(tokens, device),
         ints(broken, device),
-        *kept,
-        SCRATCH,
+        state,
         out,
     )
     last[rows[:count]], next_[rows[:count]] = tokens[:count], positions[:count]
-    assert torch.equal(kept[0].cpu().long()[:SCRATCH], last[:SCRATCH])
-    assert torch.equal(kept[1].cpu().long(), next_)
+    assert torch.equal(state.last.cpu().long()[:SCRATCH], last[:SCRATCH])
+    assert torch.equal(state.next.cpu().long(), next_)
     assert out[: count + 9].tolist() == (tokens - broken).tolist()
     assert (out[count + 9 :] == UNWRITTEN).all()
 

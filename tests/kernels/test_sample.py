@@ -13,7 +13,8 @@ from torch import Tensor
 from minfer.effects.execution.cpu.cpu_sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
 from minfer.kernels import sample_reference
-from minfer.kernels.sample_launches import Sizes
+from minfer.kernels.sample_launches import ProgramSizes
+from minfer.kernels.sample_reference import SamplingValues
 from minfer.records.request import SamplingParams
 from minfer.sampling import reference_sampler as meaning
 from tests.circles import claimed
@@ -28,11 +29,13 @@ pytestmark = [
 ]
 REAL = kernels.SIZES
 SMALL = [  # a row is many chunks
-    Sizes(chunk=64, group=16, span=32, block=16, tile=64, samples=32, waits=2, few=0),
-    Sizes(
+    ProgramSizes(
+        chunk=64, group=16, span=32, block=16, tile=64, samples=32, waits=2, few=0
+    ),
+    ProgramSizes(
         chunk=128, group=32, span=256, block=128, tile=256, samples=16, waits=0.5, few=20
     ),
-    Sizes(
+    ProgramSizes(
         chunk=64, group=32, span=64, block=32, tile=128, samples=64, waits=24, few=1000
     ),
 ]
@@ -53,7 +56,9 @@ def signed(bits: int) -> int:
     return bits - 2**64 if bits >= 2**63 else bits
 
 
-def tensors(rows: Sequence[Row], device: str) -> tuple[Tensor, ...]:
+def tensors(
+    rows: Sequence[Row], device: str
+) -> tuple[Tensor, SamplingValues, Tensor, Tensor]:
     """The arguments of `sample` after the logits; device rows are in the
     reverse order.
     """
@@ -65,11 +70,13 @@ def tensors(rows: Sequence[Row], device: str) -> tuple[Tensor, ...]:
 
     return (
         put(range(len(rows)), torch.int32),
-        put([one.temperature for one in params], torch.float32),
-        put([max(one.top_k, 0) for one in params], torch.int32),
-        put([one.top_p for one in params], torch.float32),
-        put([-meaning.lowest(one.min_p) for one in params], torch.float32),
-        put([one.typical_p for one in params], torch.float32),
+        SamplingValues(
+            put([one.temperature for one in params], torch.float32),
+            put([max(one.top_k, 0) for one in params], torch.int32),
+            put([one.top_p for one in params], torch.float32),
+            put([-meaning.lowest(one.min_p) for one in params], torch.float32),
+            put([one.typical_p for one in params], torch.float32),
+        ),
         put(streams, torch.int64),
         put([position for *_, position in rows], torch.int64).flip(0),
     )
@@ -249,7 +256,7 @@ def test_the_last_token_kept_and_the_first_left_out(
     device: str, order: str, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all ways to filter, or each second, which have every pair of values."""
-    sizes = Sizes(
+    sizes = ProgramSizes(
         chunk=128, group=16, span=128, block=64, tile=512, samples=64, waits=24, few=0
     )
     monkeypatch.setattr(kernels, "SIZES", sizes)
@@ -306,7 +313,9 @@ def test_the_lowest_id_of_the_largest_logits(
     monkeypatch.setattr(
         kernels,
         "SIZES",
-        Sizes(chunk=16, group=8, span=32, block=16, tile=8, samples=8, waits=24, few=0),
+        ProgramSizes(
+            chunk=16, group=8, span=32, block=16, tile=8, samples=8, waits=24, few=0
+        ),
     )
     logits = torch.full((3, 200), -5.0)
     for row, ids in enumerate([(199, 70, 71), (0, 199), (130, 131)]):
@@ -318,7 +327,7 @@ def test_the_lowest_id_of_the_largest_logits(
 
 
 @pytest.mark.long
-def test_a_broken_row_is_reported_and_harms_nobody(
+def test_a_broken_row_is_reported_and_harms_no_other(
     device: str, rng: random.Random
 ) -> None:
     bad = [math.nan, math.inf, -math.inf]

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 
 from minfer.effects.execution.cuda.cuda_shaper import CudaShaper
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.kernels import plain
 from minfer.kernels import shape as kernels
@@ -43,15 +43,13 @@ def opened(how: RowSampling, known: list[int], prompt: int) -> Open:
 
 
 class Device:
-    """Rows of a device, what was told them, and what `minfer.sampling.logits` is to be
-    told.
-    """
+    """Rows of a device, their tokens, and what `minfer.sampling.logits` is given."""
 
     def __init__(self, vocab: int, device: str, rows: int = ROWS) -> None:
         self.device = torch.device(device)
         self.rows = DeviceRows(rows, 1, vocab, self.device)
         self.shaper = CudaShaper(self.rows, self.device)
-        self.told: dict[int, tuple[RowSampling, list[int], int]] = {}
+        self.given: dict[int, tuple[RowSampling, list[int], int]] = {}
 
     def open(self, row: int, how: RowSampling, known: list[int], prompt: int) -> None:
         one = opened(how, known, prompt)
@@ -59,22 +57,24 @@ class Device:
         words = torch.cat([torch.from_numpy(part) for part in self.rows.take()])
         plain.scatter(self.rows.arena, words.to(self.device))
         self.shaper.open(row, one)
-        self.told[row] = how, list(known), prompt
+        self.given[row] = how, list(known), prompt
 
     def step(self, rows: list[int], logits: torch.Tensor, tokens: list[int]) -> None:
         """Draw `tokens`: what they are drawn from must be as it is meant."""
-        known = [self.told[row][1] for row in rows]
+        known = [self.given[row][1] for row in rows]
         padding = [self.rows.scratch] * 2
-        who = self._ints([*rows, *padding])
+        device_rows = self._ints([*rows, *padding])
         positions = self._ints([*map(len, known), 0, 0])
-        found = self.shaper.shape(logits.to(self.device), who, positions)
+        found = self.shaper.shape(logits.to(self.device), device_rows, positions)
         assert found.dtype is torch.float32
         for line, row, own in zip(found.tolist(), rows, logits.tolist(), strict=False):
-            how, seen, prompt = self.told[row]
+            how, seen, prompt = self.given[row]
             assert line == shaped(own, how, seen[:prompt], seen[prompt:])
         assert found[len(rows) :].cpu().equal(logits[len(rows) :].float())
-        drawn = Drawn(self._ints([*tokens, 1, 2]), self._ints([0] * (len(rows) + 2)))
-        self.shaper.count(who, positions, drawn)
+        drawn = DrawnTokens(
+            self._ints([*tokens, 1, 2]), self._ints([0] * (len(rows) + 2))
+        )
+        self.shaper.count(device_rows, positions, drawn)
         for seen, token in zip(known, tokens, strict=True):
             seen.append(token)
 
@@ -101,7 +101,7 @@ def test_logits_are_what_they_are_meant_to_be(
                 there.open(row, how, known, min(prompt, length))
         rows = rng.sample(range(ROWS), rng.randint(1, ROWS))
         logits = torch.randn(len(rows) + 2, vocab, generator=generator) * 4
-        tokens = [likely(rng, vocab, there.told[row][0]) for row in rows]
+        tokens = [likely(rng, vocab, there.given[row][0]) for row in rows]
         there.step(rows, logits.to(dtype), tokens)
 
 
@@ -153,8 +153,8 @@ def test_broken_rows_count_nothing(device: str) -> None:
     there = Device(9, device)
     how = RowSampling.of(SamplingParams(frequency_penalty=1), 1, 0)
     there.open(0, how, [1], 1)
-    who, positions, tokens, broken = (there._ints([v]) for v in (0, 1, 4, 1))
-    there.shaper.count(who, positions, Drawn(tokens, broken))
+    device_rows, positions, tokens, broken = (there._ints([v]) for v in (0, 1, 4, 1))
+    there.shaper.count(device_rows, positions, DrawnTokens(tokens, broken))
     there.step([0], torch.ones(3, 9), [4])
     there.step([0], torch.ones(3, 9), [5])
 
@@ -190,35 +190,35 @@ def test_real_vocabularies(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
         known = [rng.randrange(vocab) for _ in range(rng.randrange(1, 900))]
         for one in both:
             one.open(row, how, known, len(known) // 2 + 1)
-    who = torch.arange(count, device="cuda", dtype=torch.int32).flip(0)
+    device_rows = torch.arange(count, device="cuda", dtype=torch.int32).flip(0)
     positions = torch.tensor(
-        [len(both[0].told[row][1]) for row in who.tolist()], device="cuda"
+        [len(both[0].given[row][1]) for row in device_rows.tolist()], device="cuda"
     ).int()
     logits = torch.empty(count, vocab, device="cuda", dtype=dtype)
-    tokens, fine = torch.zeros_like(who), torch.zeros_like(who)
-    drawn = Drawn(tokens, fine)
+    tokens, fine = torch.zeros_like(device_rows), torch.zeros_like(device_rows)
+    drawn = DrawnTokens(tokens, fine)
 
     def step() -> torch.Tensor:
-        made = both[0].shaper.shape(logits, who, positions)
-        both[0].shaper.count(who, positions, drawn)
+        made = both[0].shaper.shape(logits, device_rows, positions)
+        both[0].shaper.count(device_rows, positions, drawn)
         return made
 
     logits.normal_(0, 3)
     step()
-    both[1].shaper.kept.seen.copy_(both[0].shaper.kept.seen)
-    both[1].shaper.kept.matched.copy_(both[0].shaper.kept.matched)
+    both[1].shaper.state.seen.copy_(both[0].shaper.state.seen)
+    both[1].shaper.state.matched.copy_(both[0].shaper.state.matched)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = step()
     rows = both[1].rows
-    penalties = kernels.Penalties(rows.repetition, rows.frequency, rows.presence)
+    penalties = rows.penalties
     for turn in range(6):
         logits.normal_(0, 3)
         tokens.copy_(torch.randint(9 if turn % 2 else vocab, (count,)))
         positions.add_(1)
-        kept = both[1].shaper.kept
-        wanted = kernels.reference(logits, who, positions, penalties, kept)
-        kernels.reference_count(who, positions, tokens, fine, kept)
+        kept = both[1].shaper.state
+        wanted = kernels.reference(logits, device_rows, positions, penalties, kept)
+        kernels.reference_count(device_rows, positions, tokens, fine, kept)
         graph.replay()
         assert torch.equal(found, wanted)
-        assert torch.equal(both[0].shaper.kept.seen, kept.seen)
+        assert torch.equal(both[0].shaper.state.seen, kept.seen)

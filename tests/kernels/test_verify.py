@@ -4,14 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from minfer.kernels.verify import spread, stand
+from minfer.kernels.row_state import RowTensors
+from minfer.kernels.verify import accept_drafts, write_draft_inputs
 
 SCRATCH = 400
-SAID_BY_MODEL = -1
+MADE_BY_MODEL = -1
 
 
 def ints(values: object, device: str) -> Tensor:
     return torch.as_tensor(values).to(device, torch.int32)
+
+
+def state_of(last: Tensor, next_: Tensor, device: str) -> RowTensors:
+    table = torch.empty(0, dtype=torch.int32, device=device)
+    return RowTensors(ints(last, device), ints(next_, device), table, SCRATCH)
 
 
 def drawn(below: int, *shape: int) -> Tensor:
@@ -21,27 +27,28 @@ def drawn(below: int, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize("by_model", [False, True])
 @pytest.mark.parametrize(("verified", "drafts"), [(1, 1), (7, 4), (130, 3), (300, 1)])
-def test_spread(device: str, verified: int, drafts: int, by_model: bool) -> None:
+def test_write_draft_inputs(
+    device: str, verified: int, drafts: int, by_model: bool
+) -> None:
     rows, next_ = drawn(SCRATCH, verified), drawn(90, SCRATCH + 1)
     counts = drawn(drafts + 1, verified)
-    said, proposed = drawn(1000, drafts, verified + 3), drawn(50, drafts, verified)
+    given, proposed = drawn(1000, drafts, verified + 3), drawn(50, drafts, verified)
     if by_model:
-        said[drawn(2, drafts, verified + 3) > 0] = SAID_BY_MODEL
+        given[drawn(2, drafts, verified + 3) > 0] = MADE_BY_MODEL
     out = torch.full((3, drafts * verified + 5), -9, dtype=torch.int32, device=device)
-    spread(
+    write_draft_inputs(
         ints(rows, device),
         ints(counts, device),
-        ints(said, device)[:, :verified],
+        ints(given, device)[:, :verified],
         ints(proposed, device) if by_model else None,
-        ints(next_, device),
-        SCRATCH,
+        state_of(next_, next_, device),
         out[:, : drafts * verified],
     )
     found = out[:, : drafts * verified].cpu().view(3, drafts, verified).long()
     for place in range(drafts):
         for v, row in enumerate(rows.tolist()):
-            token = int(said[place, v])
-            token = int(proposed[place, v]) if token == SAID_BY_MODEL else token
+            token = int(given[place, v])
+            token = int(proposed[place, v]) if token == MADE_BY_MODEL else token
             there = [token, int(next_[row]) + place + 1, row]
             nothing = [0, 0, SCRATCH]
             expected = there if place < counts[v] else nothing
@@ -51,7 +58,7 @@ def test_spread(device: str, verified: int, drafts: int, by_model: bool) -> None
 
 @pytest.mark.parametrize("place", [0, 3])
 @pytest.mark.parametrize("verified", [1, 9, 300])
-def test_stand(device: str, verified: int, place: int) -> None:
+def test_accept_drafts(device: str, verified: int, place: int) -> None:
     last, next_ = drawn(3, SCRATCH + 1), drawn(90, SCRATCH + 1)
     rows = torch.randperm(SCRATCH, generator=torch.Generator().manual_seed(1))
     rows = rows[:verified]
@@ -59,17 +66,15 @@ def test_stand(device: str, verified: int, place: int) -> None:
     before = rows.where(drawn(5, verified) > 0, SCRATCH)
     drafts = drawn(3, verified)
     accepted = drawn(4, verified)
-    who, positions = torch.full((2, verified), -9, dtype=torch.int32, device=device)
+    next_rows, positions = torch.full((2, verified), -9, dtype=torch.int32, device=device)
     kept = ints(accepted, device)
-    stand(
+    accept_drafts(
         ints(before, device),
         ints(drafts, device),
         ints(owners, device),
-        ints(last, device),
-        ints(next_, device),
+        state_of(last, next_, device),
         place,
-        SCRATCH,
-        who,
+        next_rows,
         positions,
         kept,
     )
@@ -77,7 +82,7 @@ def test_stand(device: str, verified: int, place: int) -> None:
     for v, row in enumerate(rows.tolist()):
         right = row == owners[v] == before[v] and last[row] == drafts[v]
         stood += bool(right)
-        assert who[v] == (row if right else SCRATCH)
+        assert next_rows[v] == (row if right else SCRATCH)
         assert positions[v] == (next_[row] + 1 if right else 1)
         unchanged = int(accepted[v]) if place else 0
         assert kept[v] == (place + 1 if right else unchanged)

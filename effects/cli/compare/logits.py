@@ -10,7 +10,7 @@ from torch import Tensor
 from minfer.effects.cli.compare.findings import Check, judged
 from minfer.effects.cli.compare.reference import Logits
 from minfer.effects.live.llm import LLM
-from minfer.effects.models.batch import Row, make_batch
+from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.records.request import SamplingParams
 
 # Largest difference of a float32 logit, as a share of the logits' spread: sums in another
@@ -40,7 +40,7 @@ def packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
             begin, end = ends[turn], ends[turn + 1]
             if begin < end:
                 table = range(i, blocks, len(texts))
-                rows[i] = Row(ids[begin:end], begin, table, end - begin)
+                rows[i] = BatchRow(ids[begin:end], begin, table, end - begin)
         batch = make_batch([*rows.values()], BLOCK, executor.device)
         logits = executor.model(batch, cache).float().cpu()
         logits = logits.split([row.sample for row in rows.values()])

@@ -19,9 +19,8 @@ from minfer.effects.models.batch import Batch, Ints
 Table = NDArray[np.integer]  # [rows, blocks], of int32 or int64
 Windows = tuple[int | None, ...]
 
-SPLIT_COST = (
-    512  # padded tokens that take as long as the launches of one more group in each layer
-)
+# padded tokens that take as long as the launches of one more group in each layer
+SPLIT_COST = 512
 GROUP_TOKENS = 4096  # gathered at once: few megabytes, which stay in the CPU's cache
 
 
@@ -30,32 +29,28 @@ class DecodeGroup:
     """Decode rows that attend in one call, padded to the longest context among them."""
 
     rows: Tensor | None  # [n] indices of decode rows; None: all of them
-    blocks: (
-        Tensor | slice
-    )  # [n * blocks] ids to gather; a slice: consecutive blocks, read in place
+    # [n * blocks] ids to gather; a slice: consecutive blocks, read in place
+    blocks: Tensor | slice
     skip: int  # of the tokens in its blocks, a row reads those from `skip` to `context`
     context: int  # padding included
-    mask: (
-        Tensor | None
-    )  # [n, 1, 1, context - skip] float32, 0 or -inf; None: no row is padded
+    # [n, 1, 1, context - skip] float32, 0 or -inf; None: no row is padded
+    mask: Tensor | None
 
 
 @frozen(eq=False)
-class Chunk:
+class ChunkReads:
     """Several inputs of one row: packed tokens [first, last), all of whose context is
     causal.
     """
 
     first: int
     last: int
-    blocks: (
-        Tensor | slice | None
-    )  # as in DecodeGroup; None: the chunk has no earlier context
+    # as in DecodeGroup; None: the chunk has no earlier context
+    blocks: Tensor | slice | None
     skip: int  # as in DecodeGroup
     context: int
-    mask: (
-        Tensor | None
-    )  # [last - first, context - skip] float32; None: causal, or a single input
+    # [last - first, context - skip] float32; None: causal, or a single input
+    mask: Tensor | None
 
 
 @frozen(eq=False)
@@ -63,7 +58,7 @@ class Reads:
     """What every token attends to, in layers of one window."""
 
     groups: tuple[DecodeGroup, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ChunkReads, ...]
 
 
 def plan_reads(
@@ -130,10 +125,8 @@ def _groups(
 def _group(
     rows: Tensor | None, table: Table, skips: Ints, contexts: Ints, block_size: int
 ) -> DecodeGroup:
-    skip, longest = (
-        min(skips.tolist()),
-        max(contexts.tolist()),
-    )  # quicker than numpy for few
+    # quicker than numpy for few
+    skip, longest = min(skips.tolist()), max(contexts.tolist())
     table = table[:, : -(-longest // block_size)]
     if len(contexts) == 1:
         return DecodeGroup(rows, _blocks(table[0]), skip, longest, None)
@@ -149,7 +142,7 @@ def _group(
 
 def _chunk(
     table: Table, at: int, first: int, last: int, block_size: int, window: int
-) -> Chunk:
+) -> ChunkReads:
     """Returns the reads of packed tokens [first, last), the first of them at position
     `at` of the table's sequence.
     """
@@ -163,7 +156,7 @@ def _chunk(
     if at or context > window:
         key, query = np.arange(start, context), np.arange(at, context)[:, None]
         mask = _mask((key > query) | (key <= query - window))
-    return Chunk(first, last, blocks, start - before, context - before, mask)
+    return ChunkReads(first, last, blocks, start - before, context - before, mask)
 
 
 def _mask(beyond: NDArray[np.bool_]) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from minfer.effects.execution.cpu.cpu_sampler import Sampling, choose
 from minfer.effects.execution.cpu.cpu_shaper import CpuShaper
 from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.spec import ModelSpec
@@ -24,10 +24,10 @@ PADDING: Final = RowSampling(
 
 
 @frozen(eq=False)
-class Drawers:
+class CachedSampling:
     """The last sampled rows and their parameters, reused while steps stay the same."""
 
-    who: list[int]
+    rows: list[int]
     opened: int  # the value of `DeviceRows.opened`
     sampling: Sampling
 
@@ -41,7 +41,7 @@ class CpuBackend:
         factory=lambda: Routes(no_flash="it is for GPUs", no_quack="it is for GPUs")
     )
     described: list[tuple[str, str]] = field(factory=list)  # nothing to choose from
-    last: Drawers | None = None
+    last: CachedSampling | None = None
 
     scatter = staticmethod(plain.scatter)
     gather = staticmethod(plain.gather)
@@ -49,8 +49,8 @@ class CpuBackend:
     logprobs = staticmethod(plain.logprobs)
     keep = staticmethod(plain.keep)
     hide = staticmethod(plain.hide)
-    spread = staticmethod(plain.spread)
-    stand = staticmethod(plain.stand)
+    write_draft_inputs = staticmethod(plain.write_draft_inputs)
+    accept_drafts = staticmethod(plain.accept_drafts)
 
     def make_cache(
         self, spec: ModelSpec, blocks: int, block_size: int, length: int
@@ -75,30 +75,32 @@ class CpuBackend:
     def sample(
         self,
         logits: Tensor,
-        who: Tensor,
-        rows: DeviceRows,
+        rows: Tensor,
+        device_rows: DeviceRows,
         positions: Tensor,
         *,
         filtered: bool,  # noqa: ARG002  # known row by row
         streams: Tensor | None = None,
-    ) -> Drawn:
+    ) -> DrawnTokens:
         """Sample a token for each row, in numpy."""
-        sampling = self._sampling(who.tolist(), rows)
+        sampling = self._sampling(rows.tolist(), device_rows)
         if streams is not None:
-            other = streams.index_select(0, who)[list(sampling.rows)]
+            other = streams.index_select(0, rows)[list(sampling.rows)]
             sampling = evolve(sampling, streams=other.numpy().view(np.uint64))
         choice = choose(logits, sampling, positions.numpy())
         broken = torch.zeros_like(positions)
         if choice.broken:
             broken[list(choice.broken)] = 1
         tokens = np.where(broken, 0, choice.tokens).astype(np.int32)
-        return Drawn(torch.from_numpy(tokens), broken)
+        return DrawnTokens(torch.from_numpy(tokens), broken)
 
-    def _sampling(self, who: list[int], rows: DeviceRows) -> Sampling:
+    def _sampling(self, rows: list[int], device_rows: DeviceRows) -> Sampling:
         last = self.last
-        if last is None or last.opened != rows.opened or last.who != who:
-            owners = [rows.owners[row] for row in who]
+        if last is None or last.opened != device_rows.opened or last.rows != rows:
+            owners = [device_rows.owners[row] for row in rows]
             how = [PADDING if one is None else one.sampling for one in owners]
-            last = Drawers(who, rows.opened, Sampling.of(how, rows.vocab))
+            last = CachedSampling(
+                rows, device_rows.opened, Sampling.of(how, device_rows.vocab)
+            )
             self.last = last
         return last.sampling

@@ -35,7 +35,7 @@ _MIX32: Final = tuple((np.uint32(shift), np.uint32(factor)) for shift, factor in
 
 
 @frozen(eq=False)
-class Sharpness:
+class NoisyRowParams:
     """Sampling parameters of one row that is not greedy, without its noise."""
 
     temperature: np.float32
@@ -58,15 +58,15 @@ class Sampling:
     """Sampling parameters of the rows of a batch that are not greedy."""
 
     rows: tuple[int, ...]  # their indices in the batch
-    how: tuple[Sharpness, ...]
+    params: tuple[NoisyRowParams, ...]
     streams: Keys  # [noisy rows]
 
     @classmethod
     def of(cls, rows: Sequence[RowSampling], vocab_size: int) -> "Sampling":
         """Build from each row's sampling values."""
         noisy = {i: row for i, row in enumerate(rows) if not is_greedy(row)}
-        how = [
-            Sharpness(
+        params = [
+            NoisyRowParams(
                 temperature=np.float32(row.temperature),
                 top_k=row.top_k if 0 < row.top_k < vocab_size else 0,
                 top_p=float(np.float32(row.top_p)),
@@ -78,11 +78,11 @@ class Sampling:
         streams = np.array(
             [stream(row.seed, row.sample) for row in noisy.values()], np.uint64
         )
-        return cls(tuple(noisy), tuple(how), streams)
+        return cls(tuple(noisy), tuple(params), streams)
 
 
 @frozen(eq=False)
-class Choice:
+class SampledTokens:
     """The sampled tokens."""
 
     tokens: Ints  # [rows]
@@ -90,7 +90,7 @@ class Choice:
     broken: tuple[int, ...]
 
 
-def choose(logits: Tensor, sampling: Sampling, positions: Ints) -> Choice:
+def choose(logits: Tensor, sampling: Sampling, positions: Ints) -> SampledTokens:
     """Sample a token from each row of `logits` [rows, vocab], at `positions` [rows] of
     sequences.
     """
@@ -102,21 +102,23 @@ def choose(logits: Tensor, sampling: Sampling, positions: Ints) -> Choice:
     if sampling.rows:
         keys = draw_keys(sampling.streams, positions[list(sampling.rows)]).tolist()
         with np.errstate(over="ignore", invalid="ignore"):  # of broken rows
-            for row, how, key in zip(sampling.rows, sampling.how, keys, strict=True):
+            for row, params, key in zip(
+                sampling.rows, sampling.params, keys, strict=True
+            ):
                 if finite[row]:
-                    tokens[row] = _draw(values[row], largest[row], how, key)
-    return Choice(tokens, broken)
+                    tokens[row] = _draw(values[row], largest[row], params, key)
+    return SampledTokens(tokens, broken)
 
 
-def _draw(logits: Floats, largest: np.float32, how: Sharpness, key: int) -> int:
+def _draw(logits: Floats, largest: np.float32, params: NoisyRowParams, key: int) -> int:
     scaled = logits - largest
-    scaled /= how.temperature
-    if how.keeps_all:
+    scaled /= params.temperature
+    if params.keeps_all:
         scaled += gumbels(key, np.arange(len(scaled), dtype=np.uint32))
         return int(scaled.argmax())
-    ids = kept(scaled, how.top_k, how.top_p, how.lowest)
-    if how.typical_p < 1:
-        ids = typical(scaled, ids, how.typical_p)
+    ids = kept(scaled, params.top_k, params.top_p, params.lowest)
+    if params.typical_p < 1:
+        ids = typical(scaled, ids, params.typical_p)
     scaled = scaled[ids] + gumbels(key, ids.astype(np.uint32))
     return int(ids[scaled.argmax()])
 

@@ -13,7 +13,7 @@ from attrs import define, field
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.records.plan import Open
 from minfer.sampling.logits import Shaping, hidden, is_penalized, is_shaped
@@ -24,7 +24,7 @@ _ROOM = 256  # tokens; doubled whenever it is full
 
 
 @define(eq=False)
-class Seen:
+class TokenCounts:
     """The distinct tokens of a prompt and its output."""
 
     ids: Ints
@@ -32,7 +32,7 @@ class Seen:
     places: dict[int, int]  # index of each token in these
 
     @classmethod
-    def of(cls, prompt: Sequence[int], output: Sequence[int]) -> "Seen":
+    def of(cls, prompt: Sequence[int], output: Sequence[int]) -> "TokenCounts":
         """Count the tokens of a prompt and an output."""
         found = Counter(dict.fromkeys(prompt, 0))
         found.update(output)
@@ -53,54 +53,54 @@ class Seen:
 
 
 @define(eq=False)
-class Shape:
+class RowShaping:
     """One row's logit changes, and the tokens that they depend on."""
 
-    how: Shaping
+    sampling: Shaping
     output: list[int]
-    seen: Seen | None  # None: no token is penalized
+    seen: TokenCounts | None  # None: no token is penalized
     never: Ints | None  # ids that are not allowed
     biased: Ints
     bias: Floats
 
     @classmethod
-    def of(cls, opened: Open, vocab: int) -> "Shape":
+    def of(cls, opened: Open, vocab: int) -> "RowShaping":
         """Build from an opened row."""
-        how = opened.sampling
+        sampling = opened.sampling
         prompt, output = opened.known[: opened.prompt], opened.known[opened.prompt :]
         never = None
-        if how.allowed_token_ids is not None:
+        if sampling.allowed_token_ids is not None:
             left_out = np.ones(vocab, bool)
-            left_out[list(how.allowed_token_ids)] = False
+            left_out[list(sampling.allowed_token_ids)] = False
             never = np.flatnonzero(left_out)
         return cls(
-            how=how,
+            sampling=sampling,
             output=list(output),
-            seen=Seen.of(prompt, output) if is_penalized(how) else None,
+            seen=TokenCounts.of(prompt, output) if is_penalized(sampling) else None,
             never=never,
-            biased=np.array([token for token, _ in how.logit_bias], np.int64),
-            bias=np.array([bias for _, bias in how.logit_bias], np.float32),
+            biased=np.array([token for token, _ in sampling.logit_bias], np.int64),
+            bias=np.array([bias for _, bias in sampling.logit_bias], np.float32),
         )
 
     def change(self, logits: Floats) -> None:
         """Change a row's logits [vocab] in place."""
         if self.never is not None:
             logits[self.never] = -np.inf
-        for token in hidden(self.how, self.output):
+        for token in hidden(self.sampling, self.output):
             if token < len(logits):
                 logits[token] = -np.inf
         logits[self.biased] += self.bias
         if self.seen is not None:
             self._penalize(logits, self.seen)
 
-    def _penalize(self, logits: Floats, seen: Seen) -> None:
-        how, count = self.how, len(seen.places)
+    def _penalize(self, logits: Floats, seen: TokenCounts) -> None:
+        sampling, count = self.sampling, len(seen.places)
         ids, counts = seen.ids[:count], seen.counts[:count]
         x = logits[ids]
-        factor = np.float32(how.repetition_penalty)
+        factor = np.float32(sampling.repetition_penalty)
         x = np.where(x > 0, x / factor, x * factor)
-        x -= np.float32(how.frequency_penalty) * counts
-        x[counts > 0] -= np.float32(how.presence_penalty)
+        x -= np.float32(sampling.frequency_penalty) * counts
+        x[counts > 0] -= np.float32(sampling.presence_penalty)
         logits[ids] = x
 
 
@@ -109,29 +109,30 @@ class CpuShaper:
     """A shaper; see `backend.Shaper`."""
 
     rows: DeviceRows
-    shapes: dict[int, Shape] = field(factory=dict)  # by row, of those that request it
+    # by row, of those that request it
+    shapes: dict[int, RowShaping] = field(factory=dict)
 
     def open(self, row: int, opened: Open) -> None:
         """Note a row's logit changes and its tokens."""
         self.shapes.pop(row, None)
         if is_shaped(opened.sampling):
-            self.shapes[row] = Shape.of(opened, self.rows.vocab)
+            self.shapes[row] = RowShaping.of(opened, self.rows.vocab)
 
-    def shape(self, logits: Tensor, who: Tensor, positions: Tensor) -> Tensor:
+    def shape(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Returns the logits that tokens are sampled from."""
         del positions  # a row's own tokens give its position
         made: Tensor = logits.to(torch.float32, copy=True)
         values: Floats = made.numpy()
         with np.errstate(over="ignore", invalid="ignore"):  # of broken rows
-            for line, row in zip(values, who.tolist(), strict=True):
+            for line, row in zip(values, rows.tolist(), strict=True):
                 if row in self.shapes:
                     self.shapes[row].change(line)
         return made
 
-    def count(self, who: Tensor, positions: Tensor, drawn: Drawn) -> None:
+    def count(self, rows: Tensor, positions: Tensor, drawn: DrawnTokens) -> None:
         """Count sampled tokens."""
         del positions
-        for row, token in zip(who.tolist(), drawn.tokens.tolist(), strict=True):
+        for row, token in zip(rows.tolist(), drawn.tokens.tolist(), strict=True):
             if (shape := self.shapes.get(row)) is not None:
                 shape.output.append(token)
                 if shape.seen is not None:

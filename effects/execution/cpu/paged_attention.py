@@ -16,7 +16,11 @@ import torch.nn.functional as F
 from attrs import Factory, frozen
 from torch import Tensor
 
-from minfer.effects.execution.cpu.attention_reads import Chunk, DecodeGroup, plan_reads
+from minfer.effects.execution.cpu.attention_reads import (
+    ChunkReads,
+    DecodeGroup,
+    plan_reads,
+)
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.gqa import GQA
@@ -36,9 +40,8 @@ class KVCache:
     data: Tensor  # [layers, blocks, block_size, 2, kv_heads, head_dim]
     slots: tuple[Tensor, ...]  # a layer: [blocks * block_size, 2 * kv_heads, head_dim]
     blocks: tuple[Tensor, ...]  # a layer: [blocks, block_size * 2 * kv_heads * head_dim]
-    rope: (
-        Tensor  # [positions, 2, 1, head_dim] float32: cosines, sines signed for `rotate`
-    )
+    # [positions, 2, 1, head_dim] float32: cosines, sines signed for `rotate`
+    rope: Tensor
     step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
 
     def mix(
@@ -183,9 +186,8 @@ def rope_table(spec: ModelSpec, length: int) -> Tensor:
     if spec.rope is None:
         return torch.empty(0, 2, 1, spec.head_dim)
     inverse = inverse_frequencies(spec.rope, spec.head_dim)
-    angles = (
-        torch.arange(length, dtype=torch.float32)[:, None] * inverse
-    )  # [length, head_dim / 2]
+    # [length, head_dim / 2]
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
     cos, sin = (
         part * spec.rope.attention_factor for part in (angles.cos(), angles.sin())
     )
@@ -213,7 +215,7 @@ def _read(
     blocks: Tensor,
     which: Tensor | slice,
     rows: int,
-    part: DecodeGroup | Chunk,
+    part: DecodeGroup | ChunkReads,
 ) -> tuple[Tensor, Tensor]:
     """Keys and values that each row reads, each [rows, kv_heads, context - skip,
     head_dim].
@@ -228,7 +230,7 @@ def _prefill(
     gqa: GQA,
     qkv: Tensor,
     blocks: Tensor,
-    chunk: Chunk,
+    chunk: ChunkReads,
     scale: float | None,
     out: Tensor,
 ) -> None:

@@ -16,7 +16,7 @@ from minfer.effects.execution.cpu.paged_attention import rope_table
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.spec import ModelSpec
-from minfer.kernels.attention import Apart, decode_attention, prefill_attention
+from minfer.kernels.attention import DraftLayout, decode_attention, prefill_attention
 from minfer.kernels.flash import flash_attention
 from minfer.kernels.rope import rope_and_cache
 from minfer.records.plan import Copy
@@ -34,9 +34,8 @@ class CudaCache:
 
     spec: ModelSpec
     data: Tensor  # [layers, 2, blocks + 1, block_size, kv_heads, head_dim]
-    layers: tuple[
-        tuple[Tensor, Tensor], ...
-    ]  # keys, values: [blocks + 1, block_size, ...]
+    # keys, values: [blocks + 1, block_size, ...]
+    layers: tuple[tuple[Tensor, Tensor], ...]
     rope: Tensor  # [positions, head_dim] float32: cosines, then sines
 
     @classmethod
@@ -130,7 +129,9 @@ class CudaCache:
                 max_count=drafts.most,
                 splits=batch.splits,
                 out=out[:decode_inputs],
-                apart=Apart(skip=drafts.decode_rows, stride=len(drafts.starts)),
+                draft_layout=DraftLayout(
+                    skip=drafts.decode_rows, stride=len(drafts.starts)
+                ),
             )
         if ours.start < ours.stop:
             decode_attention(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
 from minfer.effects.execution.cuda.cuda_shaper import CudaShaper
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.spec import ModelSpec
@@ -16,7 +16,7 @@ from minfer.kernels.logprobs import logprobs
 from minfer.kernels.masks import hide, keep
 from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
-from minfer.kernels.verify import spread, stand
+from minfer.kernels.verify import accept_drafts, write_draft_inputs
 from minfer.records.config import EngineConfig
 
 
@@ -33,8 +33,8 @@ class CudaBackend:
     logprobs = staticmethod(logprobs)
     keep = staticmethod(keep)
     hide = staticmethod(hide)
-    spread = staticmethod(spread)
-    stand = staticmethod(stand)
+    write_draft_inputs = staticmethod(write_draft_inputs)
+    accept_drafts = staticmethod(accept_drafts)
 
     @classmethod
     def make(
@@ -70,24 +70,20 @@ class CudaBackend:
     def sample(
         self,
         logits: Tensor,
-        who: Tensor,
-        rows: DeviceRows,
+        rows: Tensor,
+        device_rows: DeviceRows,
         positions: Tensor,
         *,
         filtered: bool,
         streams: Tensor | None = None,
-    ) -> Drawn:
+    ) -> DrawnTokens:
         """Sample a token for each row, without a sort."""
         tokens, broken = sample(
             logits=logits,
-            who=who,
-            temperature=rows.temperature,
-            top_k=rows.top_k,
-            top_p=rows.top_p,
-            deepest=rows.deepest,
-            typical_p=rows.typical_p,
-            streams=rows.stream if streams is None else streams,
+            rows=rows,
+            values=device_rows.sampling,
+            streams=device_rows.stream if streams is None else streams,
             positions=positions,
             filtered=filtered,
         )
-        return Drawn(tokens, broken)
+        return DrawnTokens(tokens, broken)

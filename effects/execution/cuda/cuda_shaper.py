@@ -13,11 +13,17 @@ from attrs import define, field
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.streams import is_gpu
 from minfer.kernels import shape as kernels
-from minfer.kernels.shape import CHOOSY, ENTRIES, IN_PROMPT, PENALIZED, Kept, Penalties
+from minfer.kernels.shape import (
+    ENTRIES,
+    IN_PROMPT,
+    PENALIZED,
+    RESTRICTED,
+    ShapingState,
+)
 from minfer.records.plan import Open
 from minfer.sampling.logits import Shaping, is_penalized, is_shaped
 
@@ -36,17 +42,17 @@ class Entries:
 
     @classmethod
     def of(
-        cls, how: Shaping, prompt: int, output: Sequence[int], vocab: int
+        cls, sampling: Shaping, prompt: int, output: Sequence[int], vocab: int
     ) -> "Entries":
         """Returns the list of a row with this output, after so many prompt tokens."""
         made = cls()
-        for token, bias in how.logit_bias:
+        for token, bias in sampling.logit_bias:
             if bias:
                 made._add(token, bias)
-        for token in sorted(how.stop_ids) if how.min_tokens else ():
+        for token in sorted(sampling.stop_ids) if sampling.min_tokens else ():
             if token < vocab:
-                made._add(token, -np.inf, until=prompt + how.min_tokens)
-        for word in how.bad_words:
+                made._add(token, -np.inf, until=prompt + sampling.min_tokens)
+        for word in sampling.bad_words:
             for at, token in enumerate(word):
                 last = at == len(word) - 1
                 begun = at < len(output) and tuple(output[-at - 1 :]) == word[: at + 1]
@@ -75,66 +81,69 @@ class CudaShaper:
 
     rows: DeviceRows
     device: torch.device
-    kept: Kept = field(init=False)
+    state: ShapingState = field(init=False)
     active: set[int] = field(factory=set)  # rows that request changes
 
     def __attrs_post_init__(self) -> None:
         rows = self.rows
-        self.kept = Kept.make(rows.scratch + 1, rows.vocab, self.device)
+        self.state = ShapingState.make(rows.scratch + 1, rows.vocab, self.device)
 
     def open(self, row: int, opened: Open) -> None:
         """Send a row's logit changes and its tokens to the device."""
-        how = opened.sampling
-        if not is_shaped(how):
+        sampling = opened.sampling
+        if not is_shaped(sampling):
             if row in self.active:
                 self.active.discard(row)
-                self.kept.told[row].zero_()
+                self.state.header[row].zero_()
             return
         self.active.add(row)
         prompt, output = opened.known[: opened.prompt], opened.known[opened.prompt :]
-        entries = Entries.of(how, opened.prompt, output, self.rows.vocab)
+        entries = Entries.of(sampling, opened.prompt, output, self.rows.vocab)
         self._write_entries(row, entries, len(opened.known))
-        if how.allowed_token_ids is not None:
-            self._write_allowed(row, how.allowed_token_ids)
-        if is_penalized(how):
+        if sampling.allowed_token_ids is not None:
+            self._write_allowed(row, sampling.allowed_token_ids)
+        if is_penalized(sampling):
             self._write_seen(row, prompt, output)
-        told = np.zeros(kernels.TOLD, np.int32)
-        told[ENTRIES] = len(entries.tokens)
-        told[CHOOSY] = how.allowed_token_ids is not None
-        told[PENALIZED] = is_penalized(how)
-        self.kept.told[row].copy_(self._sent(told))
+        header = np.zeros(kernels.HEADER_WORDS, np.int32)
+        header[ENTRIES] = len(entries.tokens)
+        header[RESTRICTED] = sampling.allowed_token_ids is not None
+        header[PENALIZED] = is_penalized(sampling)
+        self.state.header[row].copy_(self._sent(header))
 
-    def shape(self, logits: Tensor, who: Tensor, positions: Tensor) -> Tensor:
+    def shape(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Returns the logits that tokens are sampled from."""
-        rows = self.rows
-        penalties = Penalties(rows.repetition, rows.frequency, rows.presence)
-        return kernels.shape(logits, who, positions, penalties, self.kept)
+        return kernels.shape(logits, rows, positions, self.rows.penalties, self.state)
 
-    def count(self, who: Tensor, positions: Tensor, drawn: Drawn) -> None:
+    def count(self, rows: Tensor, positions: Tensor, drawn: DrawnTokens) -> None:
         """Count sampled tokens."""
-        kernels.count(who, positions, drawn.tokens, drawn.broken, self.kept)
+        kernels.count(rows, positions, drawn.tokens, drawn.broken, self.state)
 
     def _write_entries(self, row: int, entries: Entries, position: int) -> None:
         """Send the list; `position` is that of the next sampled token."""
         if not (count := len(entries.tokens)):
             return
-        kept = self.kept
+        state = self.state
         values = np.array(entries.values, np.float32).view(np.int32)
         lines = (entries.tokens, values, entries.until, entries.follows, entries.matched)
         sent = self._sent(np.array(lines, np.int32))
-        targets = (kept.tokens, kept.values.view(torch.int32), kept.until, kept.follows)
+        targets = (
+            state.tokens,
+            state.values.view(torch.int32),
+            state.until,
+            state.follows,
+        )
         for target, line in zip(targets, sent, strict=False):
             target[row, :count].copy_(line)
-        kept.matched[row, position % 2, :count].copy_(sent[-1])
+        state.matched[row, position % 2, :count].copy_(sent[-1])
 
     def _write_allowed(self, row: int, ids: Sequence[int]) -> None:
-        line = self.kept.allowed[row]
+        line = self.state.allowed[row]
         bits = np.zeros(32 * len(line), bool)
         bits[list(ids)] = True
         line.copy_(self._sent(np.packbits(bits, bitorder="little").view("<i4")))
 
     def _write_seen(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
-        line = self.kept.seen[row]
+        line = self.state.seen[row]
         line.zero_()
         ids = self._sent(np.array((*prompt, *output), np.int32)).long()
         line.index_fill_(0, ids[: len(prompt)], IN_PROMPT)

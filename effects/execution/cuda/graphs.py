@@ -16,7 +16,7 @@ has cost one more capture, a fraction of what its launches had cost. And engines
 idle now and then, as most are, capture their graphs for free before that. Two captures
 that steps wait for are at least `PAUSE` seconds apart.
 
-Graphs take memory, so their number is bounded (`MOST_KINDS`). A graph that was captured
+Graphs take memory, so their number is bounded (`MAX_GRAPHS`). A graph that was captured
 in advance may serve no step, while traffic keeps launching a shape without a graph. So a
 new graph that traffic needs replaces another: first those that no step has replayed yet,
 from the end of the order of captures, then the one replayed least recently.
@@ -39,7 +39,7 @@ from minfer.effects.execution.device.streams import UNDISTURBED
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch's name
 
-MOST_KINDS: Final = 384  # graphs; those of pure decode steps may be more
+MAX_GRAPHS: Final = 384  # graphs; those of pure decode steps may be more
 # launches must have cost so many captures, as an idle moment may come first
 WORTH: Final = 4.0
 PRICE: Final = 2.0  # the most that a capture of deferred draws costs, in launches of them
@@ -76,13 +76,13 @@ class GraphCache:
         """Returns whether to capture a shape that no step has needed: if there is room
         for it.
         """
-        room = len(self.made) < MOST_KINDS or not _is_rare(shape)
+        room = len(self.made) < MAX_GRAPHS or not _is_rare(shape)
         return room and shape not in self.made
 
     def due(self, shape: StepShape, now: float) -> bool:
         """Returns whether to capture a shape although a step waits for it."""
         spent, capture = self.spent.get(shape, 0.0), median(self.costs)
-        if shape.late:
+        if shape.deferred_draws:
             capture = min(capture, PRICE * spent / max(1, self.launched[shape] - 1))
         worth = pays(spent, capture)
         return worth and now - self.last >= PAUSE and shape not in self.made
@@ -104,7 +104,7 @@ class GraphCache:
 
     def add(self, shape: StepShape, graph: torch.cuda.CUDAGraph) -> None:
         """Add a shape's graph; if there are too many, it replaces another."""
-        if len(self.made) >= MOST_KINDS and _is_rare(shape):
+        if len(self.made) >= MAX_GRAPHS and _is_rare(shape):
             unlikely = next(filter(_is_rare, self.made), None)
             if unlikely is not None:
                 del self.made[unlikely]
@@ -144,7 +144,7 @@ class GraphCache:
         graph.capture_end()
         self.add(shape, graph)
         self.last = time.monotonic()
-        if not shape.late:
+        if not shape.deferred_draws:
             self.costs.append(self.last - begin)
         self.forget(shape)
         return graph

@@ -19,6 +19,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.spec import ModelSpec
+from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.records.plan import Copy, Open
 
 
@@ -42,7 +43,7 @@ class Cache(PagedCache, Protocol):
 
 
 @frozen(eq=False)
-class Drawn:
+class DrawnTokens:
     """Sampled tokens, and which rows failed: both [rows] int32."""
 
     tokens: Tensor
@@ -58,13 +59,13 @@ class Shaper(Protocol):
         """Reset a row for a new owner, for all that is launched after this."""
         ...
 
-    def shape(self, logits: Tensor, who: Tensor, positions: Tensor) -> Tensor:
+    def shape(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Returns the logits [draws, vocab] in float32 from which the tokens at
         `positions` are sampled; logits of rows that request no change stay as they are.
         """
         ...
 
-    def count(self, who: Tensor, positions: Tensor, drawn: Drawn) -> None:
+    def count(self, rows: Tensor, positions: Tensor, drawn: DrawnTokens) -> None:
         """Count these sampled tokens."""
         ...
 
@@ -116,15 +117,10 @@ class Backend(Protocol):
     def gather(
         self,
         rows: Tensor,
-        given: Tensor | None,
-        last: Tensor,
-        next_: Tensor,
-        table: Tensor,
+        extra: Tensor | None,
+        state: RowTensors,
         block_size: int,
-        tokens: Tensor,
-        positions: Tensor,
-        ahead: Tensor,
-        slots: Tensor,
+        out: StepInputs,
     ) -> None:
         """Gather a step's inputs; see `kernels.rows.gather`."""
         ...
@@ -132,16 +128,16 @@ class Backend(Protocol):
     def sample(
         self,
         logits: Tensor,
-        who: Tensor,
-        rows: DeviceRows,
+        rows: Tensor,
+        device_rows: DeviceRows,
         positions: Tensor,
         *,
         filtered: bool,
         streams: Tensor | None = None,
-    ) -> Drawn:
+    ) -> DrawnTokens:
         """Sample a token at `positions` [draws] from each row of `logits` [draws, vocab].
 
-        Draw i is for device row who[i], with that row's sampling parameters. `filtered`
+        Draw i is for device row rows[i], with that row's sampling parameters. `filtered`
         False promises that no row filters tokens. `streams` [device rows], if given,
         replace the rows' own noise streams.
         """
@@ -153,57 +149,52 @@ class Backend(Protocol):
         positions: Tensor,
         drawn: Tensor,
         broken: Tensor,
-        last: Tensor,
-        next_: Tensor,
-        scratch: int,
+        state: RowTensors,
         out: Tensor,
     ) -> None:
         """Store sampled tokens in the rows; see `kernels.rows.advance`."""
         ...
 
-    def spread(
+    def write_draft_inputs(
         self,
         rows: Tensor,
         counts: Tensor,
-        said: Tensor,
+        drafts: Tensor,
         proposed: Tensor | None,
-        next_: Tensor,
-        scratch: int,
+        state: RowTensors,
         out: Tensor,
     ) -> None:
-        """Write drafts as inputs; see `kernels.verify.spread`."""
+        """Write drafts as inputs; see `kernels.verify.write_draft_inputs`."""
         ...
 
-    def stand(
+    def accept_drafts(
         self,
         before: Tensor,
         drafts: Tensor,
         owners: Tensor,
-        last: Tensor,
-        next_: Tensor,
+        state: RowTensors,
         place: int,
-        scratch: int,
-        who: Tensor,
+        next_rows: Tensor,
         positions: Tensor,
         accepted: Tensor,
     ) -> None:
         """Find the rows whose draft equals the sampled token; see
-        `kernels.verify.stand`.
+        `kernels.verify.accept_drafts`.
         """
         ...
 
-    def keep(self, logits: Tensor, who: Tensor, out: Tensor, scratch: int) -> None:
+    def keep(self, logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
         """Keep logits of all rows but the scratch row; see `kernels.masks.keep`."""
         ...
 
-    def hide(self, kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
+    def hide(self, kept: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
         """Returns the kept logits of rows with disallowed tokens masked; see
         `kernels.masks.hide`.
         """
         ...
 
     def logprobs(
-        self, logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
+        self, logits: Tensor, tokens: Tensor, rows: Tensor, requested: Tensor, out: Tensor
     ) -> None:
         """Compute sampled tokens' log-probabilities; see `kernels.logprobs.logprobs`."""
         ...

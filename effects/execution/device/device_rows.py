@@ -12,6 +12,8 @@ import torch
 from attrs import frozen
 from numpy.typing import NDArray
 
+from minfer.kernels.row_state import Penalties, RowTensors
+from minfer.kernels.sample_reference import SamplingValues
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Open
 from minfer.records.speculation import REJECTION
@@ -47,7 +49,7 @@ def is_filtered(sampling: RowSampling, vocab: int) -> bool:
     return narrow and not is_greedy(sampling)
 
 
-def asked(sampling: RowSampling, vocab: int) -> int:
+def requested_logprobs(sampling: RowSampling, vocab: int) -> int:
     """Returns 1 + the number of likeliest tokens whose log-probabilities are requested;
     0: not even that of the sampled token.
     """
@@ -56,7 +58,7 @@ def asked(sampling: RowSampling, vocab: int) -> int:
     return 1 + min(sampling.logprobs, vocab)
 
 
-def kept(sampling: RowSampling, vocab: int) -> dict[str, float]:
+def row_values(sampling: RowSampling, vocab: int) -> dict[str, float]:
     """Returns what a device row holds for each field of
     `minfer.sampling.params.RowValues`.
 
@@ -71,13 +73,13 @@ def kept(sampling: RowSampling, vocab: int) -> dict[str, float]:
         "repetition_penalty": sampling.repetition_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
-        "logprobs": asked(sampling, vocab),
+        "logprobs": requested_logprobs(sampling, vocab),
     }
 
 
 def words_of(sampling: RowSampling, vocab: int) -> Words:
-    """Returns `kept` as words, in the order of the fields."""
-    values = kept(sampling, vocab)
+    """Returns `row_values` as words, in the order of the fields."""
+    values = row_values(sampling, vocab)
     words = [np.array([values[name]], one.word) for name, one in ROW_FIELDS.items()]
     return np.concatenate([word.view(np.int32) for word in words])
 
@@ -92,7 +94,7 @@ def _sizes(count: int, blocks: int, streams: Sequence[str]) -> dict[str, int]:
         **dict.fromkeys(ROW_FIELDS, count),
         "table": count * blocks,
         "batch": 2 * count + 64,  # with room for padding
-        "apart": 2 * aligned(2 * count + 64),
+        "sampling_split": 2 * aligned(2 * count + 64),
     }
     return {name: aligned(size) for name, size in sizes.items()}
 
@@ -130,25 +132,31 @@ class DeviceRows:
         noise = {name: part[name].view(torch.int64) for name in self.streams}
         self.stream = noise["stream"]
         self.draft_stream, self.coins = noise.get("draft_stream"), noise.get("coins")
-        # Sampling values, as `kept` returns them, in the dtype of each field's word.
+        # Sampling values, as `row_values` returns them, in the dtype of each field's
+        # word.
         column = {
             name: part[name].view(getattr(torch, one.word))
             for name, one in ROW_FIELDS.items()
         }
-        self.temperature = column["temperature"]  # 0: greedy
-        self.top_k = column["top_k"]  # 0: all
-        self.top_p = column["top_p"]  # 1: all
-        self.deepest = column["min_p"]  # -log of min-p; inf: all
-        self.typical_p = column["typical_p"]  # 1: all
-        self.repetition = column["repetition_penalty"]
-        self.frequency = column["frequency_penalty"]
-        self.presence = column["presence_penalty"]
-        self.asked = column["logprobs"]  # as `asked` returns it
+        self.sampling = SamplingValues(
+            temperature=column["temperature"],  # 0: greedy
+            top_k=column["top_k"],
+            top_p=column["top_p"],
+            deepest=column["min_p"],
+            typical_p=column["typical_p"],
+        )
+        self.penalties = Penalties(
+            column["repetition_penalty"],
+            column["frequency_penalty"],
+            column["presence_penalty"],
+        )
+        self.requested_logprobs = column["logprobs"]  # as `requested_logprobs` returns it
         self.table = part["table"][: count * blocks].view(count, blocks)
+        self.state = RowTensors(self.last, self.next, self.table, self.scratch)
         self.batch = part["batch"]  # decode rows, in the step's order
         # [2, ...]: of these, rows sampled now, and rows with deferred sampling; else
         # scratch
-        self.apart = part["apart"].view(2, -1)
+        self.sampling_split = part["sampling_split"].view(2, -1)
         # Indices into the arena, and the words to write there.
         self.changes: list[tuple[Words, Words]] = []
         # Host state: the rows' owners, how often a row was opened, and a bit of each row
@@ -178,13 +186,13 @@ class DeviceRows:
         padded[: len(rows)] = rows
         self._set(self.at["batch"], padded)
 
-    def set_apart(self, lines: Words) -> None:
+    def set_sampling_split(self, lines: Words) -> None:
         """Set which decode rows are sampled now, and which are deferred: [2, size] rows,
         the scratch row for none.
         """
-        width = self.apart.shape[1]
+        width = self.sampling_split.shape[1]
         for line, rows in enumerate(lines):
-            self._set(self.at["apart"] + line * width, rows)
+            self._set(self.at["sampling_split"] + line * width, rows)
 
     def set_last(self, row: int, token: int) -> None:
         """Set a row's last token, the input of its next decode step."""
@@ -205,7 +213,7 @@ class DeviceRows:
         self.opened += 1
         self._wants[row] = (
             FILTERED * is_filtered(sampling, self.vocab)
-            | SCORED * (asked(sampling, self.vocab) > 0)
+            | SCORED * (requested_logprobs(sampling, self.vocab) > 0)
             | SHAPED * is_shaped(sampling)
         )
         at, noise = self.at, [stream(sampling.seed, sampling.sample)]

@@ -56,8 +56,8 @@ class StepShape:
     longest: int = 0  # tokens of the longest chunk
     splits: int = 1  # splits of the contexts of decode rows
     # Rows may have deferred sampling: their logits are kept until then.
-    apart: bool = False
-    late: bool = False  # deferred draws from kept logits: there are no inputs
+    keeps_logits: bool = False
+    deferred_draws: bool = False  # deferred draws from kept logits: there are no inputs
     # The first decode rows, which have lines for drafts, though not all of them may have
     # drafts.
     verified: int = 0
@@ -73,11 +73,13 @@ class StepShape:
     @property
     def lines(self) -> int:
         """Lines of the sampler's output: one for each of `draws`, then those of
-        `verified.Further`.
+        `verified.DraftOutputs`.
         """
-        if not self.drafts:
-            return self.draws
-        return aligned(self.draws) + (self.drafts + 1) * aligned(self.verified)
+        return self.draft_line(self.drafts + 1) if self.drafts else self.draws
+
+    def draft_line(self, place: int) -> int:
+        """Returns the first of the lines of a draft's place."""
+        return aligned(self.draws) + place * aligned(self.verified)
 
     @property
     def wants(self) -> Wants:
@@ -90,7 +92,7 @@ class StepShape:
 
     def padded(self) -> "StepShape":
         """Returns the shape whose graph can serve this one."""
-        if self.late:
+        if self.deferred_draws:
             return evolve(self, draws=bucket_of(self.draws, DECODE))
         if not self.tokens:
             decode_rows = bucket_of(self.decode_rows, DECODE)

@@ -79,7 +79,7 @@ def wait(device: torch.device) -> None:
             torch.cuda.synchronize(device)
 
 
-def give_back(device: torch.device) -> None:
+def release_cached_memory(device: torch.device) -> None:
     """Release the memory that torch caches."""
     if is_gpu(device):
         with UNDISTURBED:  # it waits, too

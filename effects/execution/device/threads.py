@@ -26,7 +26,7 @@ def is_for_one_thread(spec: ModelSpec, device: torch.device) -> bool:
     )
 
 
-def work_alone() -> None:
+def use_one_thread() -> None:
     """Let torch use one thread for the calls of this thread; other threads keep their
     number.
     """

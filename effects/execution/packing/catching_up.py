@@ -24,25 +24,25 @@ from attrs import define, field, frozen
 
 from minfer.effects.execution.device.device_rows import Words, aligned
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.packing.inputs import History, layout, views
+from minfer.effects.execution.packing.inputs import PrefillWords, layout, views
 from minfer.records.plan import Plan, Yields
 
 COVERED: Final = 1  # tokens before the last that a drafting step computes, too
 
 
 @define(eq=False)
-class Text:
+class DraftedRow:
     """The known tokens and the cache state of a row."""
 
     gen: int  # generation of the owner
     tokens: list[int]
     table: list[int]  # its blocks
-    there: int  # tokens of it in the draft model's cache
-    lacks: int  # missing tokens before the last one on the device, at most
+    cached: int  # tokens of it in the draft model's cache
+    missing: int  # missing tokens before the last one on the device, at most
 
 
 @frozen
-class Chunk:
+class MissingChunk:
     """Tokens of a row that are computed now."""
 
     row: int
@@ -56,97 +56,101 @@ class CatchUp:
 
     budget: int  # tokens of a forward
     block_size: int
-    texts: dict[int, Text] = field(factory=dict)  # by device row
-    whole: set[int] = field(factory=set)  # blocks that are complete
+    states: dict[int, DraftedRow] = field(factory=dict)  # by device row
+    complete: set[int] = field(factory=set)  # blocks that are complete
 
-    def begun(self, plan: Plan) -> list[tuple[StepShape, Words]]:
+    def start(self, plan: Plan) -> list[tuple[StepShape, Words]]:
         """Note a launched plan; returns the forwards to run before it, as `pack_chunks`
         does.
         """
-        self.handed_over(plan)
-        chunks = self.chunks(plan)
-        self.launched(plan)
-        return [pack_chunks(part) for part in parted(chunks, self.budget)]
+        self.note_owners(plan)
+        chunks = self.missing_chunks(plan)
+        self.note_launched(plan)
+        return [pack_chunks(part) for part in split_by_budget(chunks, self.budget)]
 
-    def handed_over(self, plan: Plan) -> None:
+    def note_owners(self, plan: Plan) -> None:
         """Note the new owners of rows and blocks."""
         for opened in plan.opens:
             at, (table,) = opened.index, opened.tables  # layers are of one group here
             start = plan.starts[at]
             shared = start // self.block_size
-            self.whole.difference_update(table[shared:])
-            found = takewhile(self.whole.__contains__, table[:shared])
-            there = self.block_size * sum(1 for _ in found)
+            self.complete.difference_update(table[shared:])
+            found = takewhile(self.complete.__contains__, table[:shared])
+            cached = self.block_size * sum(1 for _ in found)
             known = [*opened.known]
-            text = Text(plan.gens[at], known, [*table], there, start - there)
-            self.texts[plan.rows[at]] = text
+            state = DraftedRow(plan.gens[at], known, [*table], cached, start - cached)
+            self.states[plan.rows[at]] = state
         for grow in plan.grows:
-            self.whole.difference_update(grow.blocks)
-            if grow.row in self.texts:
-                self.texts[grow.row].table[grow.at :] = grow.blocks
+            self.complete.difference_update(grow.blocks)
+            if grow.row in self.states:
+                self.states[grow.row].table[grow.at :] = grow.blocks
 
-    def chunks(self, plan: Plan) -> list[Chunk]:
+    def missing_chunks(self, plan: Plan) -> list[MissingChunk]:
         """Returns the chunks to compute before a plan, for the rows that draft in it.
         They are complete: drafts after an incomplete context are poor, and the row's
         acceptance rate would count them.
         """
-        found = list[Chunk]()
+        found = list[MissingChunk]()
         for draft in plan.drafts:
             row = plan.rows[draft.index]
-            text = self.texts.get(row)
-            if text is None or draft.tokens or text.lacks <= COVERED:
+            state = self.states.get(row)
+            if state is None or draft.tokens or state.missing <= COVERED:
                 continue
-            if tokens := text.tokens[text.there :]:
-                found.append(Chunk(row, text.there, tokens))
-                self._has(text, len(text.tokens))
-            text.lacks = COVERED
+            if tokens := state.tokens[state.cached :]:
+                found.append(MissingChunk(row, state.cached, tokens))
+                self._note_cached(state, len(state.tokens))
+            state.missing = COVERED
         return found
 
-    def launched(self, plan: Plan) -> None:
+    def note_launched(self, plan: Plan) -> None:
         """Note what the caches hold after a plan."""
         filled = {fill.index for fill in plan.fills}
-        said = {draft.index for draft in plan.drafts if draft.tokens}
-        drafting = {draft.index for draft in plan.drafts} - said
+        given = {draft.index for draft in plan.drafts if draft.tokens}
+        drafting = {draft.index for draft in plan.drafts} - given
         for at, row in enumerate(plan.rows):
-            if row not in self.texts:
+            if row not in self.states:
                 continue
-            text = self.texts[row]
+            state = self.states[row]
             if at in filled:
                 end = plan.starts[at] + plan.counts[at]
-                text.lacks = end + max(0, plan.most[at] - 1) - text.there
-            elif not drafting or text.lacks > COVERED:
-                text.lacks += plan.most[at]
+                state.missing = end + max(0, plan.most[at] - 1) - state.cached
+            elif not drafting or state.missing > COVERED:
+                state.missing += plan.most[at]
             else:  # the step computed it, too
-                self._has(text, len(text.tokens))
-                text.lacks = plan.counts[at] - 1 if at in said else int(at in drafting)
+                self._note_cached(state, len(state.tokens))
+                state.missing = (
+                    plan.counts[at] - 1 if at in given else int(at in drafting)
+                )
 
-    def _has(self, text: Text, upto: int) -> None:
+    def _note_cached(self, state: DraftedRow, upto: int) -> None:
         """Note that the draft model's cache has so many tokens of a row."""
-        begin = text.there // self.block_size
-        text.there = upto
-        self.whole.update(text.table[begin : upto // self.block_size])
+        begin = state.cached // self.block_size
+        state.cached = upto
+        self.complete.update(state.table[begin : upto // self.block_size])
 
-    def collected(self, plan: Plan, yields: Yields) -> None:
+    def note_results(self, plan: Plan, yields: Yields) -> None:
         """Note a plan's results."""
         for row, gen, tokens in zip(plan.rows, plan.gens, yields, strict=True):
-            text = self.texts.get(row)
-            if text is not None and text.gen == gen:
-                text.tokens += tokens
+            state = self.states.get(row)
+            if state is not None and state.gen == gen:
+                state.tokens += tokens
 
     def forget(self) -> None:
         """Clear all after a failed plan: rows that continue are opened again."""
-        self.texts.clear()
-        self.whole.clear()
+        self.states.clear()
+        self.complete.clear()
 
 
-def parted(chunks: list[Chunk], budget: int) -> Iterator[list[Chunk]]:
+def split_by_budget(
+    chunks: list[MissingChunk], budget: int
+) -> Iterator[list[MissingChunk]]:
     """Yields chunks in order, in parts of up to `budget` tokens."""
-    part, room = list[Chunk](), budget
+    part, room = list[MissingChunk](), budget
     for chunk in chunks:
         done = 0
         while done < len(chunk.tokens):
             tokens = chunk.tokens[done : done + room]
-            part.append(Chunk(chunk.row, chunk.start + done, tokens))
+            part.append(MissingChunk(chunk.row, chunk.start + done, tokens))
             done += len(tokens)
             room -= len(tokens)
             if not room:
@@ -156,25 +160,29 @@ def parted(chunks: list[Chunk], budget: int) -> Iterator[list[Chunk]]:
         yield part
 
 
-def pack_chunks(chunks: list[Chunk]) -> tuple[StepShape, Words]:
+def pack_chunks(chunks: list[MissingChunk]) -> tuple[StepShape, Words]:
     """Returns a forward of these chunks alone, which samples nothing."""
     counts = [len(one.tokens) for one in chunks]
     total = sum(counts)
     shape = StepShape(
-        decode_rows=0, draws=0, tokens=total, chunks=len(chunks), longest=max(counts)
+        decode_rows=0,
+        draws=0,
+        tokens=total,
+        chunks=len(chunks),
+        longest=max(counts),
     )
     words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
-    history = History(*views(words, shape)[:3])
+    prefill = PrefillWords(*views(words, shape)[:3])
     rows = [one.row for one in chunks]
-    history.tokens[0] = [token for one in chunks for token in one.tokens]
-    history.tokens[1] = [*_positions(chunks)]
-    history.tokens[2] = np.repeat(rows, counts)
+    prefill.tokens[0] = [token for one in chunks for token in one.tokens]
+    prefill.tokens[1] = [*_positions(chunks)]
+    prefill.tokens[2] = np.repeat(rows, counts)
     offsets = np.cumsum(counts) - counts
     starts = [one.start for one in chunks]
-    history.chunks[:] = np.array([rows, starts, counts, offsets], np.int32)
+    prefill.chunks[:] = np.array([rows, starts, counts, offsets], np.int32)
     return shape, words
 
 
-def _positions(chunks: list[Chunk]) -> Iterator[int]:
+def _positions(chunks: list[MissingChunk]) -> Iterator[int]:
     for one in chunks:
         yield from range(one.start, one.start + len(one.tokens))

@@ -5,7 +5,7 @@ prefill tokens their ids, positions and rows; for the chunks they form, rows, st
 counts and offsets; for draws, rows and the token whose logits each uses; for rows with
 drafts, how many, and which; and for deferred sampling, the rows sampled now and the rows
 whose logits are kept. (For a step without prefill tokens the device has these already:
-`DeviceRows.apart`.) Deferred draws have words of their own: rows and positions.
+`DeviceRows.sampling_split`.) Deferred draws have words of their own: rows and positions.
 """
 
 from typing import Generic, TypeVar
@@ -22,7 +22,7 @@ Array = TypeVar("Array", Words, Tensor)
 
 
 @frozen(eq=False)
-class History(Generic[Array]):
+class PrefillWords(Generic[Array]):
     """Words of prefill tokens."""
 
     tokens: Array  # [3, tokens]: ids, positions, device rows
@@ -31,15 +31,15 @@ class History(Generic[Array]):
 
 
 @frozen(eq=False)
-class Drafts(Generic[Array]):
+class DraftWords(Generic[Array]):
     """Words of rows that have drafts."""
 
     counts: Array  # [verified]: number of drafts of each
-    said: Array  # [drafts, verified]: tokens; below 0: the draft model makes them
+    tokens: Array  # [drafts, verified]: tokens; below 0: the draft model makes them
 
 
 @frozen(eq=False)
-class Late(Generic[Array]):
+class DeferredWords(Generic[Array]):
     """Words of deferred draws."""
 
     rows: Array  # [draws] device rows
@@ -47,32 +47,32 @@ class Late(Generic[Array]):
 
 
 @frozen(eq=False)
-class Inputs(Generic[Array]):
+class ForwardWords(Generic[Array]):
     """A forward's words, as lines; None for parts that its shape does not have."""
 
-    history: History[Array] | None
+    prefill: PrefillWords[Array] | None
     # [2, draws]: device rows that are sampled now; those whose logits are kept. None also
     # where the device has them already.
-    apart: Array | None
-    late: Late[Array] | None = None
-    drafts: Drafts[Array] | None = None
+    sampling_split: Array | None
+    deferred: DeferredWords[Array] | None = None
+    drafts: DraftWords[Array] | None = None
 
     @classmethod
-    def of(cls, words: Array, shape: StepShape) -> "Inputs[Array]":
+    def of(cls, words: Array, shape: StepShape) -> "ForwardWords[Array]":
         """Returns views of words, which may be longer."""
-        if not (shape.tokens or shape.late or shape.drafts):
+        if not (shape.tokens or shape.deferred_draws or shape.drafts):
             return cls(None, None)
         lines = views(words, shape)
-        apart = lines.pop() if shape.apart and shape.tokens else None
+        sampling_split = lines.pop() if shape.keeps_logits and shape.tokens else None
         drafts = None
         if shape.drafts:
-            told = lines.pop()
-            drafts = Drafts(told[0], told[1:])
-        if shape.late:
+            part = lines.pop()
+            drafts = DraftWords(part[0], part[1:])
+        if shape.deferred_draws:
             [[rows, positions]] = lines
-            return cls(None, None, Late(rows, positions))
-        history = History(*lines) if shape.tokens else None
-        return cls(history, apart, drafts=drafts)
+            return cls(None, None, DeferredWords(rows, positions))
+        prefill = PrefillWords(*lines) if shape.tokens else None
+        return cls(prefill, sampling_split, drafts=drafts)
 
 
 def views(words: Array, shape: StepShape) -> list[Array]:
@@ -89,12 +89,12 @@ def views(words: Array, shape: StepShape) -> list[Array]:
 
 def layout(shape: StepShape) -> tuple[tuple[int, int], ...]:
     """Returns the lines of each part of the inputs, and the words of a line."""
-    history = ((3, shape.tokens), (4, shape.chunks), (2, shape.draws))
-    if shape.late:
+    prefill = ((3, shape.tokens), (4, shape.chunks), (2, shape.draws))
+    if shape.deferred_draws:
         return ((2, shape.draws),)
     drafts = ((1 + shape.drafts, shape.verified),) if shape.drafts else ()
-    apart = ((2, shape.draws),) if shape.apart and shape.tokens else ()
-    return (*(history if shape.tokens else ()), *drafts, *apart)
+    sampling_split = ((2, shape.draws),) if shape.keeps_logits and shape.tokens else ()
+    return (*(prefill if shape.tokens else ()), *drafts, *sampling_split)
 
 
 def dummy_words(shape: StepShape, scratch: int, length: int) -> Words:
@@ -102,17 +102,17 @@ def dummy_words(shape: StepShape, scratch: int, length: int) -> Words:
     chunk of the shape's longest length, at positions below `length`.
     """
     words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
-    inputs = Inputs.of(words, shape)
-    if inputs.history is not None:
-        inputs.history.tokens[1] = np.arange(shape.tokens) % length
-        inputs.history.tokens[2] = scratch
-        inputs.history.chunks[0] = scratch
-        inputs.history.chunks[2:, 0] = min(shape.longest, length), shape.decode_inputs
-        inputs.history.draws[0] = scratch
-    if inputs.apart is not None:
-        inputs.apart[:] = scratch
-    if inputs.late is not None:
-        inputs.late.rows[:] = scratch
+    inputs = ForwardWords.of(words, shape)
+    if inputs.prefill is not None:
+        inputs.prefill.tokens[1] = np.arange(shape.tokens) % length
+        inputs.prefill.tokens[2] = scratch
+        inputs.prefill.chunks[0] = scratch
+        inputs.prefill.chunks[2:, 0] = min(shape.longest, length), shape.decode_inputs
+        inputs.prefill.draws[0] = scratch
+    if inputs.sampling_split is not None:
+        inputs.sampling_split[:] = scratch
+    if inputs.deferred is not None:
+        inputs.deferred.rows[:] = scratch
     return words
 
 

@@ -1,10 +1,10 @@
 """Packs a plan's forwards as words: all that is not on the device yet.
 
-Theory. The words of a forward are the lines of its `Inputs`, written here with numpy, and
-read on the device as views of the copy. Decode rows need no words: the device has their
-inputs, and keeps the list of decode rows, and of those with deferred sampling, until it
-changes. Rows with drafts come first. A prompt whose last token alone is left becomes a
-decode row. Padding belongs to the scratch row.
+Theory. The words of a forward are the lines of its `ForwardWords`, written here with
+numpy, and read on the device as views of the copy. Decode rows need no words: the device
+has their inputs, and keeps the list of decode rows, and of those with deferred sampling,
+until it changes. Rows with drafts come first. A prompt whose last token alone is left
+becomes a decode row. Padding belongs to the scratch row.
 
 Where steps have graphs, a plan with drafts and prefill chunks is two forwards. One
 forward would need a graph for each combination of rows, drafts and tokens, and is a
@@ -21,11 +21,16 @@ from attrs import evolve, frozen
 
 from minfer.effects.execution.device.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.execution.device.step_shape import DECODE, StepShape, bucket_of
-from minfer.effects.execution.packing.inputs import History, Inputs, layout, views
-from minfer.effects.execution.packing.pooling import Wanted
-from minfer.effects.execution.packing.prompt_scores import Targets
+from minfer.effects.execution.packing.inputs import (
+    ForwardWords,
+    PrefillWords,
+    layout,
+    views,
+)
+from minfer.effects.execution.packing.pooling import PooledStates
+from minfer.effects.execution.packing.prompt_scores import ScoredTokens
 from minfer.effects.execution.packing.verified import (
-    Further,
+    DraftOutputs,
     drafted_first,
     most_of,
     write_drafts,
@@ -46,7 +51,7 @@ class Draw:
     owners: list[Open | None]  # kept here, as rows get new owners
     at: list[int] | None = None  # None: in order
     # Where tokens behind drafts are; of deferred rows, none.
-    further: Further | None = None
+    draft_outputs: DraftOutputs | None = None
 
 
 @frozen(eq=False)
@@ -57,14 +62,14 @@ class Forward:
     words: Words
     draw: Draw
     longest: int  # the most tokens that a decode row attends to
-    kept: Draw | None = None  # rows with deferred sampling
-    wanted: Wanted | None = None  # hidden states of rows that are pooled
-    targets: Targets | None = None  # of rows whose prompts are scored
+    deferred: Draw | None = None  # rows with deferred sampling
+    pooled: PooledStates | None = None  # hidden states of rows that are pooled
+    scored: ScoredTokens | None = None  # of rows whose prompts are scored
 
     @property
-    def asks(self) -> bool:
+    def has_extra_outputs(self) -> bool:
         """Whether outputs besides tokens are requested."""
-        return self.wanted is not None or self.targets is not None
+        return self.pooled is not None or self.scored is not None
 
 
 class Packer:
@@ -93,11 +98,12 @@ class Packer:
         self.members: tuple[int, ...] = ()  # rows in `rows.batch`
         self.draw = Draw([], [])  # of those that are sampled at once
         self.places: Sequence[int] = ()  # their entries of the plan
-        self.apart: tuple[int, ...] = ()  # entries of the plan with deferred sampling
-        self.kept: Draw | None = None  # of those with deferred sampling
-        self.shape = StepShape(
-            decode_rows=0, draws=0
-        )  # of a pure decode step of these rows
+        self.deferred_entries: tuple[
+            int, ...
+        ] = ()  # entries of the plan with deferred sampling
+        self.deferred_draw: Draw | None = None  # of those with deferred sampling
+        # of a pure decode step of these rows
+        self.shape = StepShape(decode_rows=0, draws=0)
 
     def forget(self) -> None:
         """Mark the device's list of decode rows as outdated."""
@@ -159,19 +165,19 @@ class Packer:
         starts = picked(plan.starts, places) if plan.fills else plan.starts
         longest = max(starts) + 1
         if not plan.drafts:
-            return Forward(self.shape, EMPTY, self.draw, longest, self.kept)
+            return Forward(self.shape, EMPTY, self.draw, longest, self.deferred_draw)
         shape = self._with_drafts(plan, self.shape)
         words = self._empty(shape)
-        forward = Forward(shape, words, self.draw, longest, self.kept)
+        forward = Forward(shape, words, self.draw, longest, self.deferred_draw)
         return self._with_further(plan, forward)
 
     def _knows(
-        self, rows: tuple[int, ...], places: Sequence[int], apart: tuple[int, ...]
+        self, rows: tuple[int, ...], places: Sequence[int], deferred: tuple[int, ...]
     ) -> bool:
         """Returns whether the device has these decode rows, at these entries of a plan,
         with the same deferred rows.
         """
-        if apart != self.apart:
+        if deferred != self.deferred_entries:
             return False
         if rows is self.members:  # steps in steady state have the same tuple
             return True
@@ -181,24 +187,24 @@ class Packer:
         """Set the decode rows and the deferred rows on the device."""
         size = bucket_of(len(rows), DECODE)
         self.rows.set_batch(rows, size)
-        self.members, self.places, self.apart = rows, places, plan.deferred
-        wants = self.rows.wants(rows)
+        self.members, self.places, self.deferred_entries = rows, places, plan.deferred
+        needs = self.rows.wants(rows)
         self.shape = self.pad(
             StepShape(
                 decode_rows=len(rows),
                 draws=len(rows),
-                filtered=wants.filtered,
-                scored=wants.scored,
-                shaped=wants.shaped,
-                apart=bool(plan.deferred),
+                filtered=needs.filtered,
+                scored=needs.scored,
+                shaped=needs.shaped,
+                keeps_logits=bool(plan.deferred),
             )
         )
         draw = Draw([*places], [self.rows.owners[row] for row in rows])
-        self.draw, self.kept = draw, None
-        if self.shape.apart:
+        self.draw, self.deferred_draw = draw, None
+        if self.shape.keeps_logits:
             lines = np.empty((2, size), np.int32)
-            self.draw, self.kept = self._split(plan, lines, draw)
-            self.rows.set_apart(lines)
+            self.draw, self.deferred_draw = self._split(plan, lines, draw)
+            self.rows.set_sampling_split(lines)
 
     def _with_drafts(self, plan: Plan, shape: StepShape) -> StepShape:
         """Returns the shape of a step that also verifies a plan's drafts; padded."""
@@ -218,56 +224,56 @@ class Packer:
     def _with_further(self, plan: Plan, forward: Forward) -> Forward:
         """Returns the forward with the words of drafts, if there are any."""
         shape = forward.shape
-        told = Inputs.of(forward.words, shape).drafts
-        if told is None:
+        words = ForwardWords.of(forward.words, shape).drafts
+        if words is None:
             return forward
         places = drafted_first(plan.drafts, range(len(plan.rows)))
         places = places[: len(plan.drafts)]
-        write_drafts(plan, places, told)
+        write_drafts(plan, places, words)
         owners = [self.rows.owners[plan.rows[i]] for i in places]
-        further = Further.of(shape, places, owners)
-        return evolve(forward, draw=evolve(forward.draw, further=further))
+        draft_outputs = DraftOutputs.of(shape, places, owners)
+        return evolve(forward, draw=evolve(forward.draw, draft_outputs=draft_outputs))
 
     def _mixed(self, plan: Plan, decoding: list[int]) -> Forward:
         """Returns a forward of decode rows, if any are in it, and prefill chunks."""
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
         counts = [len(fill.tokens) for fill in plan.fills]
         here = [*decoding, *(fill.index for fill in plan.fills)]
-        wants = self.rows.wants(picked(plan.rows, here))
+        needs = self.rows.wants(picked(plan.rows, here))
         shape = StepShape(
             decode_rows=len(decoding),
             draws=len(decoding) + len(drawing),
-            filtered=wants.filtered,
-            scored=wants.scored,
-            shaped=wants.shaped,
+            filtered=needs.filtered,
+            scored=needs.scored,
+            shaped=needs.shaped,
             tokens=sum(counts),
             chunks=len(counts),
             longest=max(counts),
-            apart=bool(plan.deferred),
+            keeps_logits=bool(plan.deferred),
         )
         shape = self._with_drafts(plan, shape) if decoding else self.pad(shape)
         words = self._empty(shape)
-        history = History(*views(words, shape)[:3])
-        self._write_history(plan, history, counts, shape.decode_inputs)
-        self._write_draws(plan, history, decoding, drawing, shape.decode_rows)
+        prefill = PrefillWords(*views(words, shape)[:3])
+        self._write_prefill(plan, prefill, counts, shape.decode_inputs)
+        self._write_draws(plan, prefill, decoding, drawing, shape.decode_rows)
         places = decoding + [plan.fills[k].index for k in drawing]
         at = [
             *range(len(decoding)),
             *range(shape.decode_rows, shape.decode_rows + len(drawing)),
         ]
         draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], at)
-        kept, lines = None, Inputs.of(words, shape).apart
+        deferred, lines = None, ForwardWords.of(words, shape).sampling_split
         if lines is not None:
-            draw, kept = self._split(plan, lines, draw)
+            draw, deferred = self._split(plan, lines, draw)
         longest = max((plan.starts[i] + 1 for i in decoding), default=1)
         forward = Forward(
             shape,
             words,
             draw,
             longest,
-            kept,
-            wanted=Wanted.of(plan, self.rows, counts, shape.decode_inputs),
-            targets=Targets.of(plan, self.rows, counts, shape.decode_inputs),
+            deferred,
+            pooled=PooledStates.of(plan, self.rows, counts, shape.decode_inputs),
+            scored=ScoredTokens.of(plan, self.rows, counts, shape.decode_inputs),
         )
         if self.remembers:
             for k in drawing:
@@ -280,20 +286,24 @@ class Packer:
         words = sum(lines * aligned(count) for lines, count in layout(shape))
         return np.zeros(words, np.int32)
 
-    def _write_history(
-        self, plan: Plan, history: History[Words], counts: list[int], decode_inputs: int
+    def _write_prefill(
+        self,
+        plan: Plan,
+        prefill: PrefillWords[Words],
+        counts: list[int],
+        decode_inputs: int,
     ) -> None:
         """Prefill tokens, and the chunks they form, behind the inputs of decode rows, of
         which there are `decode_inputs`.
         """
-        tokens, positions, owners = history.tokens
+        tokens, positions, owners = prefill.tokens
         total = sum(counts)
         tokens[:total] = np.concatenate(
             [np.array(fill.tokens, np.int32) for fill in plan.fills]
         )
         owners[:] = self.rows.scratch
-        history.chunks[0] = self.rows.scratch
-        where, starts, sizes, offsets = history.chunks[:, : len(counts)]
+        prefill.chunks[0] = self.rows.scratch
+        where, starts, sizes, offsets = prefill.chunks[:, : len(counts)]
         where[:] = [plan.rows[fill.index] for fill in plan.fills]
         starts[:] = [plan.starts[fill.index] for fill in plan.fills]
         sizes[:] = counts
@@ -307,7 +317,7 @@ class Packer:
     def _write_draws(
         self,
         plan: Plan,
-        history: History[Words],
+        prefill: PrefillWords[Words],
         decoding: list[int],
         drawing: list[int],
         decode_rows: int,
@@ -315,13 +325,13 @@ class Packer:
         """Write the rows to sample: decode rows, then the chunks `drawing`, each from its
         last token.
         """
-        who, wanted = history.draws
-        where, _, sizes, offsets = history.chunks
-        who[:] = self.rows.scratch
-        who[: len(decoding)] = [plan.rows[i] for i in decoding]
+        rows, wanted = prefill.draws
+        where, _, sizes, offsets = prefill.chunks
+        rows[:] = self.rows.scratch
+        rows[: len(decoding)] = [plan.rows[i] for i in decoding]
         wanted[:decode_rows] = np.arange(decode_rows)
         chunks = decode_rows + np.arange(len(drawing))
-        who[chunks] = where[drawing]
+        rows[chunks] = where[drawing]
         wanted[chunks] = (offsets + sizes - 1)[drawing]
 
     def _split(self, plan: Plan, lines: Words, draw: Draw) -> tuple[Draw, Draw | None]:
@@ -329,18 +339,18 @@ class Packer:
         `lines` [2, draws] for the device.
         """
         lines[:] = self.rows.scratch
-        apart = set(plan.deferred)
+        deferred = set(plan.deferred)
         at = draw.at or range(len(draw.places))
-        if not apart:
+        if not deferred:
             lines[0, at] = picked(plan.rows, draw.places)
             return draw, None
-        if len(apart) == len(draw.places):  # all of them
+        if len(deferred) == len(draw.places):  # all of them
             lines[1, at] = picked(plan.rows, draw.places)
             return Draw([], [], []), evolve(draw, at=list(at))
-        later = [k for k, place in enumerate(draw.places) if place in apart]
+        later = [k for k, place in enumerate(draw.places) if place in deferred]
         here: list[int] = []
         if len(later) < len(draw.places):
-            here = [k for k, place in enumerate(draw.places) if place not in apart]
+            here = [k for k, place in enumerate(draw.places) if place not in deferred]
         two = _some(draw, here, at), _some(draw, later, at)
         for line, some in zip(lines, two, strict=True):
             line[some.at] = picked(plan.rows, some.places)

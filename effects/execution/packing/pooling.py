@@ -24,7 +24,7 @@ from minfer.records.plan import MEAN, Open, Plan, Pooled
 
 
 @frozen(eq=False)
-class Part:
+class PooledChunk:
     """One chunk of a pooled row: its states, and what to do with them."""
 
     place: int  # in the plan's columns
@@ -37,21 +37,21 @@ class Part:
 
 
 @frozen(eq=False)
-class Wanted:
+class PooledStates:
     """The states that a step's pooled rows need."""
 
     tokens: NDArray[np.int32]  # among the packed ones
-    parts: tuple[Part, ...]
+    chunks: tuple[PooledChunk, ...]
 
     @classmethod
     def of(
         cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
-    ) -> "Wanted | None":
+    ) -> "PooledStates | None":
         """Returns the states that the chunks of a plan need, with so many tokens each,
         packed behind so many decode rows; None if no row is pooled.
         """
         tokens: list[NDArray[np.int32]] = []
-        parts = list[Part]()
+        chunks = list[PooledChunk]()
         total, end = 0, decode_rows
         for fill, count in zip(plan.fills, counts, strict=True):
             end += count
@@ -60,20 +60,22 @@ class Wanted:
             if owner is None or not owner.pooling:
                 continue
             ends = start + count == owner.prompt
-            few = count if owner.pooling == MEAN else int(ends)
-            if few:
-                tokens.append(np.arange(end - few, end, dtype=np.int32))
+            count_needed = count if owner.pooling == MEAN else int(ends)
+            if count_needed:
+                tokens.append(np.arange(end - count_needed, end, dtype=np.int32))
                 begins = start == 0
-                parts.append(Part(fill.index, row, owner, total, few, begins, ends))
-                total += few
-        return cls(np.concatenate(tokens), tuple(parts)) if parts else None
+                chunks.append(
+                    PooledChunk(fill.index, row, owner, total, count_needed, begins, ends)
+                )
+                total += count_needed
+        return cls(np.concatenate(tokens), tuple(chunks)) if chunks else None
 
 
 @frozen(eq=False)
 class Vectors:
     """A step's results: the vectors of prompts that have ended."""
 
-    parts: tuple[Part, ...]  # theirs
+    chunks: tuple[PooledChunk, ...]  # theirs
     values: Tensor  # on the host, [parts, hidden] float32, once the step is done
 
     def read(self, rows: int) -> Pooled:
@@ -81,12 +83,12 @@ class Vectors:
         found = self.values.numpy()
         finite = np.isfinite(found).all(1)
         if not finite.all():
-            each = zip(self.parts, finite, strict=True)
-            bad = names_of(part.owner for part, good in each if not good)
+            each = zip(self.chunks, finite, strict=True)
+            bad = names_of(chunk.owner for chunk, good in each if not good)
             raise LogitsError(f"the model's states are not finite for request {bad}")
         out = [b""] * rows
-        for part, line in zip(self.parts, found, strict=True):
-            out[part.place] = line.astype("<f4").tobytes()
+        for chunk, line in zip(self.chunks, found, strict=True):
+            out[chunk.place] = line.astype("<f4").tobytes()
         return tuple(out)
 
 
@@ -100,7 +102,7 @@ class Pooler:
     device: torch.device
     sums: Tensor | None = None  # [rows, hidden] float32, once a mean is requested
 
-    def tap(self, wanted: Wanted) -> Tap:
+    def tap(self, wanted: PooledStates) -> Tap:
         """Returns the buffer for a step's states."""
         tokens = torch.from_numpy(wanted.tokens)
         if is_gpu(self.device):
@@ -110,18 +112,18 @@ class Pooler:
         )
         return Tap(tokens, states)
 
-    def pool(self, wanted: Wanted, states: Tensor) -> Vectors | None:
+    def pool(self, wanted: PooledStates, states: Tensor) -> Vectors | None:
         """Add a step's `states` to their rows; returns the vectors of ended prompts,
         which are being copied to the host.
         """
         made = list[Tensor]()
-        ended = list[Part]()
-        for part in wanted.parts:
-            own = states[part.first : part.first + part.count]
-            vector = self._summed(part, own) if part.owner.pooling == MEAN else own[0]
-            if part.ends:
+        ended = list[PooledChunk]()
+        for chunk in wanted.chunks:
+            own = states[chunk.first : chunk.first + chunk.count]
+            vector = self._summed(chunk, own) if chunk.owner.pooling == MEAN else own[0]
+            if chunk.ends:
                 made.append(vector.float())
-                ended.append(part)
+                ended.append(chunk)
         if not ended:
             return None
         found = torch.stack(made)
@@ -129,17 +131,17 @@ class Pooler:
         host.copy_(found, non_blocking=True)
         return Vectors(tuple(ended), host)
 
-    def _summed(self, part: Part, own: Tensor) -> Tensor:
+    def _summed(self, chunk: PooledChunk, own: Tensor) -> Tensor:
         """Add a chunk's states to the row's sum; returns the sum so far over the prompt's
         length.
         """
         total = own.sum(0, dtype=torch.float32)
-        if part.begins and part.ends:
-            return total / part.owner.prompt
+        if chunk.begins and chunk.ends:
+            return total / chunk.owner.prompt
         if self.sums is None:
             self.sums = total.new_zeros(self.rows, self.hidden)
-        kept = self.sums[part.row]
-        if not part.begins:
+        kept = self.sums[chunk.row]
+        if not chunk.begins:
             total = kept + total
         kept.copy_(total)
-        return total / part.owner.prompt
+        return total / chunk.owner.prompt

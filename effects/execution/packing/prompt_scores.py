@@ -31,7 +31,7 @@ AT_ONCE: Final = 64  # positions, at least
 
 
 @frozen(eq=False)
-class Stretch:
+class ScoredChunk:
     """Inputs of one scored row, in one chunk."""
 
     place: int  # in the plan's columns
@@ -43,22 +43,22 @@ class Stretch:
 
 
 @frozen(eq=False)
-class Targets:
+class ScoredTokens:
     """The tokens that a step's scored rows need scores of."""
 
     inputs: NDArray[np.int32]  # among the packed tokens
     tokens: NDArray[np.int32]  # that follow them
     widths: NDArray[np.int32]  # reported entries of each
-    stretches: tuple[Stretch, ...]
+    chunks: tuple[ScoredChunk, ...]
 
     @classmethod
     def of(
         cls, plan: Plan, rows: DeviceRows, counts: list[int], decode_rows: int
-    ) -> "Targets | None":
+    ) -> "ScoredTokens | None":
         """Returns the tokens of a plan's chunks to score, with so many tokens each,
         packed behind so many decode rows; None if no row's prompt is scored.
         """
-        found = list[Stretch]()
+        found = list[ScoredChunk]()
         inputs = list[NDArray[np.int32]]()
         total, end = 0, decode_rows
         for fill, count in zip(plan.fills, counts, strict=True):
@@ -71,7 +71,7 @@ class Targets:
             followed = min(count, owner.prompt - 1 - start)
             if followed > 0:
                 width = 1 + min(owner.sampling.prompt_logprobs, rows.vocab)
-                one = Stretch(fill.index, owner, start + 1, total, followed, width)
+                one = ScoredChunk(fill.index, owner, start + 1, total, followed, width)
                 found.append(one)
                 inputs.append(np.arange(begin, begin + followed, dtype=np.int32))
                 total += followed
@@ -79,30 +79,30 @@ class Targets:
 
     @classmethod
     def _filled(
-        cls, inputs: list[NDArray[np.int32]], stretches: list[Stretch]
-    ) -> "Targets":
-        tokens = [one.owner.known[one.first : one.first + one.count] for one in stretches]
-        widths = np.array([one.width for one in stretches], np.int32)
+        cls, inputs: list[NDArray[np.int32]], chunks: list[ScoredChunk]
+    ) -> "ScoredTokens":
+        tokens = [one.owner.known[one.first : one.first + one.count] for one in chunks]
+        widths = np.array([one.width for one in chunks], np.int32)
         return cls(
             np.concatenate(inputs),
             np.concatenate([np.array(some, np.int32) for some in tokens]),
-            np.repeat(widths, [one.count for one in stretches]),
-            tuple(stretches),
+            np.repeat(widths, [one.count for one in chunks]),
+            tuple(chunks),
         )
 
 
 @frozen(eq=False)
-class PromptScores:
+class ChunkScores:
     """A step's results: log-probabilities of prompt tokens."""
 
-    stretches: tuple[Stretch, ...]
+    chunks: tuple[ScoredChunk, ...]
     words: Tensor  # on the host once the step is done, as `kernels.logprobs` writes them
 
     def read(self, rows: int) -> Pooled:
         """Returns one entry for each row, as results have them. Raises LogitsError."""
         words = self.words.numpy()
         out = [b""] * rows
-        for one in self.stretches:
+        for one in self.chunks:
             lines = words[one.at : one.at + one.count, :, : one.width]
             logprobs = lines[:, 1].view(np.float32)
             if np.isnan(logprobs).any():
@@ -122,7 +122,7 @@ class Scorer:
         self.backend = backend
         self.few = aligned(max(AT_ONCE, seqs))  # as kernels are compiled for
 
-    def scored(self, targets: Targets) -> tuple[Scored, Tensor]:
+    def scored(self, targets: ScoredTokens) -> tuple[Scored, Tensor]:
         """Returns what the model has to output, and the buffer for the scores, as
         `kernels.logprobs` writes them.
         """
@@ -130,7 +130,7 @@ class Scorer:
         inputs, tokens, widths = map(
             self._sent, (targets.inputs, targets.tokens, targets.widths)
         )
-        who = torch.arange(count, dtype=torch.int32, device=tokens.device)
+        rows = torch.arange(count, dtype=torch.int32, device=tokens.device)
         # The same width for all: kernels are compiled for each width.
         out = torch.zeros(
             count, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=tokens.device
@@ -138,15 +138,15 @@ class Scorer:
 
         def take(first: int, logits: Tensor) -> None:
             some = slice(first, first + len(logits))
-            self.backend.logprobs(logits, tokens[some], who[some], widths, out[some])
+            self.backend.logprobs(logits, tokens[some], rows[some], widths, out[some])
 
         return Scored(inputs, self.few, take), out
 
-    def fetched(self, targets: Targets, out: Tensor) -> PromptScores:
+    def fetched(self, targets: ScoredTokens, out: Tensor) -> ChunkScores:
         """Start copying the scores to the host; returns them."""
         host = torch.empty(out.shape, dtype=out.dtype, pin_memory=is_gpu(out.device))
         host.copy_(out, non_blocking=True)
-        return PromptScores(targets.stretches, host)
+        return ChunkScores(targets.chunks, host)
 
     def _sent(self, values: NDArray[np.int32]) -> Tensor:
         tensor = torch.from_numpy(values)

@@ -19,8 +19,8 @@ from minfer.effects.execution.device.device_rows import Words
 from minfer.effects.execution.device.streams import host_words, new_event
 from minfer.effects.execution.packing.pack_plan import Draw
 from minfer.effects.execution.packing.pooling import Vectors
-from minfer.effects.execution.packing.prompt_scores import PromptScores
-from minfer.effects.execution.packing.verified import Further
+from minfer.effects.execution.packing.prompt_scores import ChunkScores
+from minfer.effects.execution.packing.verified import DraftOutputs
 from minfer.records.messages import Executed
 from minfer.records.plan import (
     Logprobs,
@@ -33,11 +33,11 @@ from minfer.records.plan import (
 )
 from minfer.sampling.params import MAX_LOGPROBS
 
-VOID = 0  # the token of a row whose generation is gone: never read
+DISCARDED = 0  # the token of a row whose generation is gone: never read
 
 
 @define(eq=False)
-class Slot:
+class HostSlot:
     """One forward's host buffers: its words, and its results once `done`."""
 
     words: Tensor  # pinned int32
@@ -48,10 +48,10 @@ class Slot:
     draw: Draw | None = None
     scored: bool = False
     vectors: Vectors | None = None  # of prompts that end
-    prompt_scores: PromptScores | None = None
+    prompt_scores: ChunkScores | None = None
 
     @classmethod
-    def of(cls, words: int, draws: int, device: torch.device) -> "Slot":
+    def of(cls, words: int, draws: int, device: torch.device) -> "HostSlot":
         """Returns a slot for so many words and draws."""
         return cls(
             words=host_words((words,), device),
@@ -102,25 +102,27 @@ class Slot:
             raise not_finite(owner for owner, token in each if token < 0)
         return drawn
 
-    def behind_drafts(self, further: Further) -> Iterator[tuple[int, list[int]]]:
+    def tokens_behind_drafts(
+        self, draft_outputs: DraftOutputs
+    ) -> Iterator[tuple[int, list[int]]]:
         """Yields the tokens sampled behind drafts, with the entries of the plan; the copy
         must be done. Raises LogitsError.
         """
-        drawn: list[int] = self.drawn[: further.end].tolist()
-        for place, owner, lines in further.standing(drawn):
+        drawn: list[int] = self.drawn[: draft_outputs.end].tolist()
+        for place, owner, lines in draft_outputs.accepted_lines(drawn):
             tokens = [drawn[line] for line in lines]
             if -1 in tokens:
                 raise not_finite([owner])
             yield place, tokens
 
 
-class Ring:
+class SlotRing:
     """A ring of slots."""
 
     def __init__(self, slots: int, words: int, draws: int, device: torch.device) -> None:
-        self.slots = deque(Slot.of(words, draws, device) for _ in range(slots))
+        self.slots = deque(HostSlot.of(words, draws, device) for _ in range(slots))
 
-    def next(self) -> Slot:
+    def next(self) -> HostSlot:
         """Returns the least recently used slot."""
         slot = self.slots[0]
         self.slots.rotate(-1)
@@ -128,7 +130,7 @@ class Ring:
 
 
 @define(eq=False)
-class Beside:
+class LogprobColumns:
     """A plan's log-probabilities: a list for each row that requested them."""
 
     rows: int
@@ -136,16 +138,16 @@ class Beside:
     logprobs: dict[int, list[TokenLogprobs]] = field(factory=dict)
     scores: dict[int, list[float]] = field(factory=dict)
 
-    def read(self, slot: Slot, draw: Draw) -> None:
+    def read(self, slot: HostSlot, draw: Draw) -> None:
         """Add a forward's log-probabilities."""
         words = slot.scores.numpy()
         at: Sequence[int] = range(len(draw.places)) if draw.at is None else draw.at
         for line, place, owner in zip(at, draw.places, draw.owners, strict=True):
             if owner is not None:
                 self._read_row(words[line], place, owner)
-        if draw.further is not None:
-            drawn = slot.drawn[: draw.further.end].tolist()
-            for place, owner, lines in draw.further.standing(drawn):
+        if draw.draft_outputs is not None:
+            drawn = slot.drawn[: draw.draft_outputs.end].tolist()
+            for place, owner, lines in draw.draft_outputs.accepted_lines(drawn):
                 if owner is not None:
                     for line in lines:
                         self._read_row(words[line], place, owner)
@@ -170,18 +172,18 @@ class Beside:
 
 
 def results(
-    plan: Plan, slots: Sequence[Slot], vocab: int, gone: Sequence[int] = ()
+    plan: Plan, slots: Sequence[HostSlot], vocab: int, reassigned: Sequence[int] = ()
 ) -> Executed:
     """Wait for the slots of a plan's forwards; returns the plan's results. Raises
     LogitsError.
 
-    `gone` are entries of the plan whose rows have new owners by now.
+    `reassigned` are entries of the plan whose rows have new owners by now.
     """
-    yields = _yields(plan, slots, gone)
-    pooled = _of_prompts(slots, len(plan.rows))
+    yields = _yields(plan, slots, reassigned)
+    pooled = _prompt_outputs(slots, len(plan.rows))
     if not any(slot.scored for slot in slots):
         return Executed(plan.step, yields, pooled=pooled)
-    beside = Beside(len(plan.rows), vocab)
+    beside = LogprobColumns(len(plan.rows), vocab)
     for slot in slots:
         if slot.scored and slot.draw is not None:
             beside.read(slot, slot.draw)
@@ -189,30 +191,30 @@ def results(
     return Executed(plan.step, yields, scores, logprobs, pooled)
 
 
-def _of_prompts(slots: Sequence[Slot], rows: int) -> Pooled:
+def _prompt_outputs(slots: Sequence[HostSlot], rows: int) -> Pooled:
     """Returns the outputs of prompts: one entry for each row, or none at all."""
-    said = [one for slot in slots for one in (slot.vectors, slot.prompt_scores)]
-    columns = [one.read(rows) for one in said if one is not None]
+    outputs = [one for slot in slots for one in (slot.vectors, slot.prompt_scores)]
+    columns = [one.read(rows) for one in outputs if one is not None]
     each = zip(*columns, strict=True)  # a row is pooled or scored, and in one forward
     return tuple(map(b"".join, each)) if columns else ()
 
 
-def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:
+def _yields(plan: Plan, slots: Sequence[HostSlot], reassigned: Sequence[int]) -> Yields:
     out: list[tuple[int, ...]] = [()] * len(plan.rows)
     for slot in slots:
         draw = slot.draw
         if draw is None:
             continue
         drawn = slot.tokens(draw)
-        simple = draw.at is None and draw.further is None
+        simple = draw.at is None and draw.draft_outputs is None
         if simple and not plan.deferred:
             return tuple(zip(drawn, strict=True))
         # A row is in one forward, and sampled once.
         for place, token in zip(draw.places, zip(drawn, strict=True), strict=True):
             out[place] = token
-        if draw.further is not None:
-            for place, tokens in slot.behind_drafts(draw.further):
+        if draw.draft_outputs is not None:
+            for place, tokens in slot.tokens_behind_drafts(draw.draft_outputs):
                 out[place] += tuple(tokens)
-    for place in gone:
-        out[place] = (VOID,)
+    for place in reassigned:
+        out[place] = (DISCARDED,)
     return tuple(out)

@@ -4,7 +4,7 @@ Theory. A row that has drafts is a decode row, and comes before those without. I
 are further inputs, each in a line of its own. To attention they are decode rows whose
 context ends with themselves, as all KV of a step is written before any of it is read; or,
 on a GPU, one chunk of a row, which reads the context once (`Verified` in
-models/batch.py). Then places are verified one after the other (verify_drafts.py): each
+models/batch.py). Then places are verified one after the other (speculative_step.py): each
 samples by the usual sampler, with the noise of its position, and with the penalties of
 the tokens before it. So a row yields the same tokens as without drafts, whatever its
 sampling parameters; and all is launched in order, so that a graph can hold it. Under the
@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
-from minfer.effects.execution.device.device_rows import DeviceRows, Words, aligned
+from minfer.effects.execution.device.device_rows import DeviceRows, Words
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.packing.inputs import Drafts
+from minfer.effects.execution.packing.inputs import DraftWords
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Draft, Open, Plan
 from minfer.records.speculation import DEVICE, Speculation
@@ -33,10 +33,10 @@ from minfer.values.checks import ConfigError
 
 def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
     """Refuse a speculation that cannot be executed. Raises ConfigError."""
-    how = config.speculation
-    if how is None:
+    speculation = config.speculation
+    if speculation is None:
         return
-    if how.drafter == DEVICE and not modelled:
+    if speculation.drafter == DEVICE and not modelled:
         raise ConfigError(
             f"speculation: for the drafter {DEVICE!r} a draft model has to be loaded"
         )
@@ -44,7 +44,7 @@ def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
 
 def flaw_of_drafts(
     plan: Plan,
-    how: Speculation | None,
+    speculation: Speculation | None,
     rows: DeviceRows,
     room: int,
     *,
@@ -56,21 +56,21 @@ def flaw_of_drafts(
     """
     if not plan.drafts:
         return ""
-    if how is None:
+    if speculation is None:
         return "drafts are not expected, as the configuration has no speculation"
     taken = {fill.index for fill in plan.fills}
     for draft in plan.drafts:
         count = plan.counts[draft.index] - 1
         if draft.index in plan.deferred:
-            return "rows that are sampled apart have no drafts"
+            return "rows with deferred sampling have no drafts"
         if draft.index in taken:
-            return "rows with drafts feed themselves"
-        if not 0 < count <= how.drafts:
-            return f"rows have 1 to {how.drafts} drafts, not {count}"
+            return "rows with drafts are decode rows"
+        if not 0 < count <= speculation.drafts:
+            return f"rows have 1 to {speculation.drafts} drafts, not {count}"
         if draft.tokens and len(draft.tokens) != count:
-            return f"{len(draft.tokens)} drafts are said of {count}"
+            return f"{len(draft.tokens)} drafts are given of {count}"
         if not (draft.tokens or modelled):
-            return "drafts are not said, and there is no draft model to say them"
+            return "drafts are not given, and there is no draft model to make them"
         if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
             return "rows that are pooled have no drafts"
     if len(plan.drafts) * most_of(plan) > room:
@@ -85,7 +85,7 @@ def _owner_drafts(owner: Open | None) -> bool:
 
 
 @frozen(eq=False)
-class Further:
+class DraftOutputs:
     """Where the tokens sampled behind drafts are: after all other lines, a line of rows
     for each place, then the number of tokens of each row.
     """
@@ -93,32 +93,35 @@ class Further:
     places: list[int]  # entries of the plan
     owners: list[Open | None]
     first: int
-    apart: int  # lines between two places
+    stride: int  # lines between two places
     drafts: int
     verified: int  # rows of each place
 
     @classmethod
     def of(
         cls, shape: StepShape, places: list[int], owners: list[Open | None]
-    ) -> "Further":
+    ) -> "DraftOutputs":
         """Returns the results' layout for a step of this shape, and rows with these
         entries.
         """
-        first, apart = aligned(shape.draws), aligned(shape.verified)
-        return cls(places, owners, first, apart, shape.drafts, shape.verified)
+        first = shape.draft_line(0)
+        stride = shape.draft_line(1) - first
+        return cls(places, owners, first, stride, shape.drafts, shape.verified)
 
     @property
     def end(self) -> int:
         """The end of all lines."""
-        return self.first + (self.drafts + 1) * self.apart
+        return self.first + (self.drafts + 1) * self.stride
 
-    def standing(self, drawn: Sequence[int]) -> Iterator[tuple[int, Open | None, range]]:
+    def accepted_lines(
+        self, drawn: Sequence[int]
+    ) -> Iterator[tuple[int, Open | None, range]]:
         """Yields each row's lines of accepted places, given all lines."""
-        counts = self.first + self.drafts * self.apart
+        counts = self.first + self.drafts * self.stride
         for v, (place, owner) in enumerate(zip(self.places, self.owners, strict=True)):
             begin = self.first + v
-            end = begin + drawn[counts + v] * self.apart
-            yield place, owner, range(begin, end, self.apart)
+            end = begin + drawn[counts + v] * self.stride
+            yield place, owner, range(begin, end, self.stride)
 
 
 def most_of(plan: Plan) -> int:
@@ -133,10 +136,10 @@ def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
     return [*here, *(i for i in entries if i not in drafted)] if here else [*entries]
 
 
-def write_drafts(plan: Plan, places: Sequence[int], into: Drafts[Words]) -> None:
+def write_drafts(plan: Plan, places: Sequence[int], into: DraftWords[Words]) -> None:
     """Write the drafts of the rows with these entries, in order."""
-    said = {draft.index: draft.tokens for draft in plan.drafts}
+    given = {draft.index: draft.tokens for draft in plan.drafts}
     for v, place in enumerate(places):
         count = plan.counts[place] - 1
         into.counts[v] = count
-        into.said[:count, v] = said[place] or -1
+        into.tokens[:count, v] = given[place] or -1

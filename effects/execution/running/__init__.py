@@ -1,1 +1,1 @@
-"""A step on the device: the forward pass, drafts, sampling."""
+"""A step on the device: the forward pass, speculation (speculative_step.py), sampling."""

@@ -42,7 +42,7 @@ class Background:
             self.thread = threading.Thread(target=self._run, name="minfer-background")
             self.thread.start()
 
-    def asked(self) -> None:
+    def note_work(self) -> None:
         """Note that the owner has work."""
         self.last = time.monotonic()
 

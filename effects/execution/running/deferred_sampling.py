@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from minfer.effects.execution.contract import ExecutorError, names_of
 from minfer.effects.execution.device.device_rows import DeviceRows, Wants, Words, aligned
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.packing.inputs import Inputs, layout
+from minfer.effects.execution.packing.inputs import ForwardWords, layout
 from minfer.effects.execution.packing.pack_plan import Draw, picked
 from minfer.records.plan import Mask, Plan, SampleDeferred
 
@@ -36,20 +36,20 @@ class MaskError(ExecutorError):
 
 
 @frozen(eq=False)
-class LateDraw:
+class DeferredDraws:
     """Deferred draws of a step."""
 
     shape: StepShape
-    words: Words  # as `Inputs.late`
+    words: Words  # as `ForwardWords.deferred`
     draw: Draw
     masks: list[bytes]  # of the draws; empty bytes: any token
-    gone: list[int]  # entries of the plan whose rows have new owners
+    reassigned: list[int]  # entries of the plan whose rows have new owners
     # Where the masks are, if not in `masks`: lines of the memory lent for this step.
     step: int = -1
     lines: Sequence[int] | None = None
 
 
-class LatePacker:
+class DeferredPacker:
     """Packs deferred draws. From step to step mostly the same rows are sampled, each one
     position further: then all else is reused. (The `Draw` is the same object then; steps
     with prompts or drafts have a new one each time.)
@@ -61,60 +61,60 @@ class LatePacker:
         self.pad = pad
         self._kept: Draw | None = None  # of the last step
         self._opened = -1  # value of `DeviceRows.opened` then
-        self._late: LateDraw | None = None  # its draws
+        self._draws: DeferredDraws | None = None  # its draws
 
-    def pack(self, plan: Plan, kept: Draw, told: SampleDeferred) -> LateDraw:
-        """Returns the deferred draws of `kept`, whose inputs have been computed. Raises
+    def pack(self, plan: Plan, draw: Draw, command: SampleDeferred) -> DeferredDraws:
+        """Returns the deferred draws of `draw`, whose inputs have been computed. Raises
         MaskError.
         """
-        before = self._late
-        same = kept is self._kept and self.rows.opened == self._opened
-        if before is not None and same and told.written:
+        before = self._draws
+        same = draw is self._kept and self.rows.opened == self._opened
+        if before is not None and same and command.written:
             words = before.words.copy()
             _, positions = words.reshape(2, -1)
-            size = len(kept.places)
-            positions[:size] = picked(plan.starts, kept.places)
+            size = len(draw.places)
+            positions[:size] = picked(plan.starts, draw.places)
             positions[:size] += 1  # a decode row has one input
             return evolve(before, words=words, step=plan.step)
-        late = pack_late(plan, kept, told, self.rows, self.pad)
-        steady = not (plan.fills or plan.drafts or late.gone) and told.written
-        self._late, self._kept = (late, kept) if steady else (None, None)
+        draws = pack_deferred(plan, draw, command, self.rows, self.pad)
+        steady = not (plan.fills or plan.drafts or draws.reassigned) and command.written
+        self._draws, self._kept = (draws, draw) if steady else (None, None)
         self._opened = self.rows.opened
-        return late
+        return draws
 
 
-def pack_late(
+def pack_deferred(
     plan: Plan,
-    kept: Draw,
-    told: SampleDeferred,
+    draw: Draw,
+    command: SampleDeferred,
     rows: DeviceRows,
     pad: Callable[[StepShape], StepShape],
-) -> LateDraw:
-    """Returns the deferred draws of `kept`, whose inputs have been computed. `pad`
+) -> DeferredDraws:
+    """Returns the deferred draws of `draw`, whose inputs have been computed. `pad`
     returns the shape whose graph serves a shape. Raises MaskError.
     """
-    places, owners, gone = kept.places, kept.owners, list[int]()
-    now = picked(rows.owners, picked(plan.rows, places))
-    if not all(map(is_, now, owners)):
-        each = list(zip(places, owners, now, strict=True))
-        gone = sorted(place for place, owner, other in each if other is not owner)
+    places, owners, reassigned = draw.places, draw.owners, list[int]()
+    current = picked(rows.owners, picked(plan.rows, places))
+    if not all(map(is_, current, owners)):
+        each = list(zip(places, owners, current, strict=True))
+        reassigned = sorted(place for place, owner, other in each if other is not owner)
         places = [place for place, owner, other in each if other is owner]
         owners = [
-            owner for owner, other in zip(owners, now, strict=True) if other is owner
+            owner for owner, other in zip(owners, current, strict=True) if other is owner
         ]
-    who = picked(plan.rows, places)
-    shape = pad(_kind(rows.wants(who), len(who)))
+    device_rows = picked(plan.rows, places)
+    shape = pad(_kind(rows.wants(device_rows), len(device_rows)))
     masks, lines = list[bytes](), None
-    if told.written:
+    if command.written:
         lines = _lines(plan, places)
     else:
-        masks = _masks(plan, places, told.masks)
-    return LateDraw(
+        masks = _masks(plan, places, command.masks)
+    return DeferredDraws(
         shape=shape,
         words=_words(plan, shape, places, rows.scratch),
         draw=Draw(places, owners),
         masks=masks,
-        gone=gone,
+        reassigned=reassigned,
         step=plan.step,
         lines=lines,
     )
@@ -127,21 +127,21 @@ def _kind(wants: Wants, draws: int) -> StepShape:
         filtered=wants.filtered,
         scored=wants.scored,
         shaped=wants.shaped,
-        late=True,
+        deferred_draws=True,
     )
 
 
 def _words(plan: Plan, shape: StepShape, places: list[int], scratch: int) -> Words:
     """Returns the words of the draws."""
     words = np.zeros(sum(lines * aligned(n) for lines, n in layout(shape)), np.int32)
-    late = Inputs.of(words, shape).late
-    if late is None:
+    draws = ForwardWords.of(words, shape).deferred
+    if draws is None:
         raise AssertionError(f"{shape} is not late")
     size = len(places)
-    late.rows[:] = late.positions[:] = scratch
-    late.rows[:size] = picked(plan.rows, places)
-    late.positions[:size] = picked(plan.starts, places)
-    late.positions[:size] += np.array(picked(plan.counts, places), np.int32)
+    draws.rows[:] = draws.positions[:] = scratch
+    draws.rows[:size] = picked(plan.rows, places)
+    draws.positions[:size] = picked(plan.starts, places)
+    draws.positions[:size] += np.array(picked(plan.counts, places), np.int32)
     return words
 
 
@@ -163,20 +163,20 @@ def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes
     by_row = {mask.index: mask.bits for mask in masks}
     if strangers := sorted(by_row.keys() - set(plan.deferred)):
         raise MaskError(
-            f"a mask is for entry {strangers[0]} of step {plan.step}, which is not "
-            f"sampled apart: {plan.deferred}"
+            f"a mask is for entry {strangers[0]} of step {plan.step}, whose "
+            f"sampling is not deferred: {plan.deferred}"
         )
     return [by_row.get(index, b"") for index in places]
 
 
-def write_masks(late: LateDraw, vocab: int, out: Bits) -> int:
+def write_masks(draws: DeferredDraws, vocab: int, out: Bits) -> int:
     """Write the masks of draws into the lines of `out` [draws, `mask_words`]; returns how
     many. Raises MaskError where no token is allowed.
     """
-    count = len(late.masks)
+    count = len(draws.masks)
     lines = out[:count].view(np.uint8)
     size = -(-vocab // 8)  # bytes of a mask
-    for line, bits in zip(lines, late.masks, strict=True):
+    for line, bits in zip(lines, draws.masks, strict=True):
         given = np.frombuffer(bits, np.uint8)[:size]
         line[: len(given)] = given
         if len(given) < size:
@@ -185,7 +185,7 @@ def write_masks(late: LateDraw, vocab: int, out: Bits) -> int:
     lines[:, size - 1] &= 0xFF >> -vocab % 8
     largest = out[:count].view(np.uint32).max(axis=1)  # ten times as fast as `any`
     if not largest.all():
-        owner = late.draw.owners[int(largest.argmin())]
+        owner = draws.draw.owners[int(largest.argmin())]
         raise MaskError(f"a mask allows no token for request {names_of([owner])}")
     return count
 

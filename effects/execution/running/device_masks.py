@@ -14,16 +14,16 @@ from attrs import frozen
 from minfer.effects.execution.device.streams import host_words, new_event, new_stream, on
 from minfer.effects.execution.running.deferred_sampling import (
     Bits,
-    LateDraw,
+    DeferredDraws,
     mask_words,
     write_masks,
 )
 
-TURNS: Final = 4  # host buffers: so many copies can wait for the previous draws
+BUFFERS: Final = 4  # host buffers: so many copies can wait for the previous draws
 
 
 @frozen(eq=False)
-class Buffer:
+class MaskBuffer:
     """Masks on the host, in pinned memory."""
 
     lines: torch.Tensor  # [draws, words] int32
@@ -31,7 +31,7 @@ class Buffer:
     copied: torch.cuda.Event | None  # to the device; None on the CPU
 
 
-class Masks:
+class DeviceMasks:
     """The masks of the next deferred draws."""
 
     def __init__(self, draws: int, vocab: int, device: torch.device) -> None:
@@ -39,8 +39,8 @@ class Masks:
         self._vocab = vocab
         self._device = device
         self._shape = draws, mask_words(vocab)
-        self._host = deque[Buffer]()
-        self._lent: dict[int, Buffer] = {}  # by step
+        self._host = deque[MaskBuffer]()
+        self._lent: dict[int, MaskBuffer] = {}  # by step
         self._copies = new_stream(device)
         self._drawn = new_event(device)  # when the last draws had read the masks
         self._lines: torch.Tensor | None = None
@@ -69,21 +69,21 @@ class Masks:
         else:
             self._lent.pop(step, None)
 
-    def send(self, late: LateDraw, stream: torch.cuda.Stream | None = None) -> None:
+    def send(self, draws: DeferredDraws, stream: torch.cuda.Stream | None = None) -> None:
         """Copy the masks of draws to the device, before all that is launched from now on;
         `stream` is the current one, if the caller has it. Raises MaskError.
         """
-        lent = self._lent.pop(late.step, None)
+        lent = self._lent.pop(draws.step, None)
         buffer, there = lent or self._next(), self.lines
         here = buffer.lines
-        if late.lines is None:
-            count = write_masks(late, self._vocab, buffer.words)
+        if draws.lines is None:
+            count = write_masks(draws, self._vocab, buffer.words)
         else:
-            count = len(late.lines)
+            count = len(draws.lines)
             if lent is None:
-                raise AssertionError(f"no masks of step {late.step} were written here")
-            if late.lines != range(count):  # rows have new owners, or another order
-                buffer.words[:count] = buffer.words[list(late.lines)]
+                raise AssertionError(f"no masks of step {draws.step} were written here")
+            if draws.lines != range(count):  # rows have new owners, or another order
+                buffer.words[:count] = buffer.words[list(draws.lines)]
         if self._copies is None or self._drawn is None or buffer.copied is None:
             there[:count] = here[:count]
             return
@@ -99,15 +99,15 @@ class Masks:
         if self._drawn is not None:
             self._drawn.record(stream)
 
-    def _next(self) -> Buffer:
+    def _next(self) -> MaskBuffer:
         """Returns the host buffer that was used least recently and is not lent, once its
         copy is done.
         """
-        while len(self._host) < TURNS + len(self._lent):
+        while len(self._host) < BUFFERS + len(self._lent):
             lines = host_words(self._shape, self._device)
-            self._host.append(Buffer(lines, lines.numpy(), new_event(self._device)))
+            self._host.append(MaskBuffer(lines, lines.numpy(), new_event(self._device)))
         self._host.rotate(-1)
-        while any(one is self._host[0] for one in self._lent.values()):
+        while any(buffer is self._host[0] for buffer in self._lent.values()):
             self._host.rotate(-1)
         buffer = self._host[0]
         if buffer.copied is not None:

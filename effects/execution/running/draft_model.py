@@ -32,9 +32,9 @@ from minfer.effects.execution.device.backend import Cache
 from minfer.effects.execution.device.device_rows import Words
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.device.streams import host_words
-from minfer.effects.execution.packing.inputs import Drafts, History, Inputs
-from minfer.effects.execution.running.feeding import Feeder, Step, chunks_of
-from minfer.effects.execution.running.rejection_sampling import Guess
+from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
+from minfer.effects.execution.running.feeding import Feeder, StepRows, chunks_of
+from minfer.effects.execution.running.rejection_sampling import DraftProposal
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.model import Model
@@ -44,7 +44,7 @@ from minfer.records.config import EngineConfig
 
 
 @frozen(eq=False)
-class DraftOf:
+class LoadedDraft:
     """A loaded draft model."""
 
     spec: ModelSpec
@@ -85,28 +85,32 @@ class DraftModel:
         return backend.num_splits(max(1, shape.verified), self.spec, context)
 
     def propose(
-        self, shape: StepShape, step: Step, drafts: Drafts[Tensor], sampler: Sampler
-    ) -> list[Guess]:
+        self,
+        shape: StepShape,
+        step: StepRows,
+        drafts: DraftWords[Tensor],
+        sampler: Sampler,
+    ) -> list[DraftProposal]:
         """Draft for `verified` rows, place by place."""
         rows, count = self.feeder.rows, shape.verified
         logits = self._first(shape, step, count)
-        who, nexts = (
-            step.decoding[:count],
-            rows.next.index_select(0, step.decoding[:count]),
-        )
-        made = list[Guess]()
+        drafting_rows = step.decode_rows[:count]
+        nexts = rows.next.index_select(0, drafting_rows)
+        proposals = list[DraftProposal]()
         for place in range(shape.drafts):
             if place:
                 # Rows with fewer drafts are replaced by the scratch row.
-                who = who.where(drafts.counts > place, rows.scratch)
+                drafting_rows = drafting_rows.where(drafts.counts > place, rows.scratch)
                 positions = (nexts + place).where(drafts.counts > place, 0)
-                given = torch.stack((made[-1].tokens, positions, who))
+                inputs = torch.stack((proposals[-1].tokens, positions, drafting_rows))
                 logits = self._forward(
-                    shape, Step(step.decoding[:0], given, dry=step.dry)
+                    shape, StepRows(step.decode_rows[:0], inputs, dummy=step.dummy)
                 )
             ahead = nexts + (place + 1)
-            made.append(sampler.guess(self._fitted(logits), who, ahead, shape.wants))
-        return made
+            proposals.append(
+                sampler.propose(self._fitted(logits), drafting_rows, ahead, shape.wants)
+            )
+        return proposals
 
     def catch_up(self, forwards: Sequence[tuple[StepShape, Words]]) -> None:
         """Compute chunks of rows that this call sends (catching_up.py)."""
@@ -115,29 +119,31 @@ class DraftModel:
             host = host_words(words.shape, device)
             host.numpy()[:] = words
             # Torch keeps the source of a copy until it is done.
-            history = Inputs.of(host.to(device, non_blocking=True), shape).history
-            if history is not None:
-                self.absorb(shape, history)
+            prefill = ForwardWords.of(host.to(device, non_blocking=True), shape).prefill
+            if prefill is not None:
+                self.absorb(shape, prefill)
 
-    def absorb(self, shape: StepShape, history: History[Tensor]) -> None:
+    def absorb(self, shape: StepShape, prefill: PrefillWords[Tensor]) -> None:
         """Write keys and values of chunks, without sampling."""
         none = self.feeder.rows.batch[:0]
-        step = Step(none, None, history)
-        self._forward(shape, step, none, chunks_of(shape, history))
+        step = StepRows(none, None, prefill)
+        self._forward(shape, step, none, chunks_of(shape, prefill))
 
-    def _first(self, shape: StepShape, step: Step, count: int) -> Tensor:
+    def _first(self, shape: StepShape, step: StepRows, count: int) -> Tensor:
         """Run the first forward; returns logits of the first `count` rows."""
-        rows, decoding = self.feeder.rows, step.decoding
-        before = rows.previous.index_select(0, decoding)
-        positions = (rows.next.index_select(0, decoding) - 1).clamp(min=0)
-        further = torch.stack((before, positions, decoding))
-        sample = torch.arange(count, dtype=torch.int32, device=decoding.device)
-        return self._forward(shape, Step(decoding, further, dry=step.dry), sample)
+        rows, decode_rows = self.feeder.rows, step.decode_rows
+        before = rows.previous.index_select(0, decode_rows)
+        positions = (rows.next.index_select(0, decode_rows) - 1).clamp(min=0)
+        extra_inputs = torch.stack((before, positions, decode_rows))
+        sample = torch.arange(count, dtype=torch.int32, device=decode_rows.device)
+        return self._forward(
+            shape, StepRows(decode_rows, extra_inputs, dummy=step.dummy), sample
+        )
 
     def _forward(
         self,
         shape: StepShape,
-        step: Step,
+        step: StepRows,
         sample: Tensor | None = None,
         chunks: Chunks | None = None,
     ) -> Tensor:

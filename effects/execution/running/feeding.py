@@ -14,53 +14,43 @@ from torch import Tensor
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.packing.inputs import Drafts, History, Inputs
-from minfer.effects.execution.running.rejection_sampling import Contest
+from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
 from minfer.effects.models.batch import Batch, Chunks, Verified
 from minfer.kernels.flash import FlashWork
+from minfer.kernels.row_state import StepInputs
 
-TOKENS: Final = 0  # lines of inputs, as of `History.tokens`
+TOKENS: Final = 0  # lines of inputs, as of `PrefillWords.tokens`
 OWNERS: Final = 2
 
 
 @frozen(eq=False)
-class Fed:
-    """A step's input tokens, [tokens] each, int32 unless noted."""
-
-    tokens: Tensor  # ids
-    positions: Tensor
-    ahead: Tensor  # the positions after them
-    slots: Tensor  # int64: where their keys and values go
-
-
-@frozen(eq=False)
-class Step:
+class StepRows:
     """The rows and inputs of a step."""
 
-    decoding: Tensor  # [alone] device rows that decode
-    further: Tensor | None = None  # [3, more]: their further inputs
-    history: History[Tensor] | None = None
-    dry: bool = False  # a dummy step: buffers are zeroed, as no kernel fills them
-    contests: tuple[Contest, ...] = ()  # places of drafts among the further inputs
+    decode_rows: Tensor  # [decode rows] device rows
+    extra_inputs: Tensor | None = None  # [3, more]: their further inputs
+    prefill: PrefillWords[Tensor] | None = None
+    dummy: bool = False  # a dummy step: buffers are zeroed, as no kernel fills them
 
     @property
     def decode_inputs(self) -> int:
         """Inputs that are not prefill tokens."""
-        return len(self.decoding) + (0 if self.further is None else self.further.shape[1])
+        more = 0 if self.extra_inputs is None else self.extra_inputs.shape[1]
+        return len(self.decode_rows) + more
 
     @property
-    def given(self) -> Tensor | None:
+    def extra(self) -> Tensor | None:
         """[3, tokens]: all inputs but the last tokens of decode rows."""
-        if self.history is None or self.further is None:
-            return self.further if self.history is None else self.history.tokens
-        return torch.cat((self.further, self.history.tokens), 1)
+        if self.prefill is None or self.extra_inputs is None:
+            return self.extra_inputs if self.prefill is None else self.prefill.tokens
+        return torch.cat((self.extra_inputs, self.prefill.tokens), 1)
 
     @property
     def rows(self) -> Tensor:
         """[fed] the device rows of all inputs that are not prefill tokens."""
-        if self.further is None:
-            return self.decoding
-        return torch.cat((self.decoding, self.further[OWNERS]))
+        if self.extra_inputs is None:
+            return self.decode_rows
+        return torch.cat((self.decode_rows, self.extra_inputs[OWNERS]))
 
 
 @define(eq=False)
@@ -71,32 +61,22 @@ class Feeder:
     rows: DeviceRows
     block_size: int
 
-    def decode_inputs(self, step: Step) -> Fed:
+    def decode_inputs(self, step: StepRows) -> StepInputs:
         """Gather tokens, positions and slots of a step."""
-        rows, decoding, given = self.rows, step.decoding, step.given
-        count = len(decoding) + (0 if given is None else given.shape[1])
+        decode_rows, extra = step.decode_rows, step.extra
+        count = len(decode_rows) + (0 if extra is None else extra.shape[1])
         # Zeros for a dummy step, as no kernel fills them.
-        make = decoding.new_zeros if step.dry else decoding.new_empty
+        make = decode_rows.new_zeros if step.dummy else decode_rows.new_empty
         tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
         slots = make(count, dtype=torch.int64)
-        self.backend.gather(
-            rows=decoding,
-            given=given,
-            last=rows.last,
-            next_=rows.next,
-            table=rows.table,
-            block_size=self.block_size,
-            tokens=tokens,
-            positions=positions,
-            ahead=ahead,
-            slots=slots,
-        )
-        return Fed(tokens, positions, ahead, slots)
+        inputs = StepInputs(tokens, positions, ahead, slots)
+        self.backend.gather(decode_rows, extra, self.rows.state, self.block_size, inputs)
+        return inputs
 
     def batch(
         self,
-        step: Step,
-        decode_inputs: Fed,
+        step: StepRows,
+        decode_inputs: StepInputs,
         sample: Tensor | None,
         chunks: Chunks | None,
         *,
@@ -122,13 +102,13 @@ class Feeder:
         )
 
 
-def sampled(shape: StepShape, inputs: Inputs[Tensor]) -> Tensor | None:
+def sampled(shape: StepShape, inputs: ForwardWords[Tensor]) -> Tensor | None:
     """Returns the inputs whose logits are needed: those sampled from, then drafts; None:
     all, in order.
     """
-    if inputs.history is None:
+    if inputs.prefill is None:
         return None
-    drawn = inputs.history.draws[1]
+    drawn = inputs.prefill.draws[1]
     if not shape.drafts:
         return drawn
     drafts = torch.arange(
@@ -137,7 +117,9 @@ def sampled(shape: StepShape, inputs: Inputs[Tensor]) -> Tensor | None:
     return torch.cat((drawn, drafts))
 
 
-def verified_of(shape: StepShape, drafts: Drafts[Tensor], decode_inputs: Fed) -> Verified:
+def verified_of(
+    shape: StepShape, drafts: DraftWords[Tensor], decode_inputs: StepInputs
+) -> Verified:
     """Returns the layout of a step's drafts, given its inputs."""
     count = shape.verified
     return Verified(
@@ -150,8 +132,8 @@ def verified_of(shape: StepShape, drafts: Drafts[Tensor], decode_inputs: Fed) ->
 
 
 def chunks_of(
-    shape: StepShape, history: History[Tensor], flash: FlashWork | None = None
+    shape: StepShape, prefill: PrefillWords[Tensor], flash: FlashWork | None = None
 ) -> Chunks:
     """Returns the prefill chunks."""
-    rows, starts, counts, offsets = history.chunks
+    rows, starts, counts, offsets = prefill.chunks
     return Chunks(rows, starts, counts, offsets, shape.longest, flash)

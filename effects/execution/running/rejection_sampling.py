@@ -1,7 +1,7 @@
 """Rejection sampling: how draft tokens are accepted or replaced under the rule
 "rejection".
 
-Theory. Drafts are verified place by place whatever the rule (verify_drafts.py): a row
+Theory. Drafts are verified place by place whatever the rule (speculative_step.py): a row
 samples in a place, and its draft is accepted if it equals the sampled token. Under the
 default rule sampling is as without drafts. Under this one (`minfer.speculate.rejection`)
 sampling differs for rows that have a draft there: they take their draft if its coin
@@ -21,15 +21,14 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
-from minfer.effects.execution.packing.inputs import Drafts
+from minfer.effects.execution.packing.inputs import DraftWords
 from minfer.kernels import reject
-from minfer.kernels.sample_reference import Ways
 
 
 @frozen(eq=False)
-class Guess:
+class DraftProposal:
     """A draft model's tokens of a place, for each row that has drafts."""
 
     tokens: Tensor  # [rows] int32
@@ -37,62 +36,62 @@ class Guess:
 
 
 @frozen(eq=False)
-class Contest:
+class PlaceDrafts:
     """The drafts of a place, for the rows that sample there."""
 
     tokens: Tensor  # [rows] int32
     owners: Tensor  # [rows] int32: their rows, or the scratch row
-    said: Tensor  # [rows] bool: made by the host; or there is no draft
+    given: Tensor  # [rows] bool: made by the host; or there is no draft
     logits: Tensor | None  # [rows, vocab], shaped: what the draft model sampled from
 
 
-def contests(
-    rows: DeviceRows,
-    drafts: Drafts[Tensor],
-    inputs: Tensor,
-    guesses: Sequence[Guess],
-) -> tuple[Contest, ...]:
-    """Returns the places of a step's drafts, if these rows have coins; `inputs` [3,
-    drafts * verified] are the drafts as inputs, `guesses` those of a draft model.
+def drafts_by_place(
+    device_rows: DeviceRows,
+    drafts: DraftWords[Tensor],
+    tokens: Tensor,
+    owners: Tensor,
+    proposals: Sequence[DraftProposal],
+) -> list[PlaceDrafts | None]:
+    """Returns the drafts of each place of a step, and None behind the last, for rows
+    that have coins; without coins, None for all. `tokens` and `owners` [places,
+    verified] are those of the inputs, `proposals` those of a draft model.
     """
-    if rows.coins is None:
-        return ()
-    tokens, _, owners = inputs.view(3, *drafts.said.shape).unbind(0)
-    said = drafts.said >= 0
-    drawn = [guess.logits for guess in guesses] or [None] * len(said)
-    each = zip(tokens, owners, said, drawn, strict=True)
-    return tuple(Contest(*place) for place in each)
+    places = len(tokens)
+    if device_rows.coins is None:
+        return [None] * (places + 1)
+    logits = [one.logits for one in proposals] or [None] * places
+    each = zip(tokens, owners, drafts.tokens >= 0, logits, strict=True)
+    return [*(PlaceDrafts(*place) for place in each), None]
 
 
-def contested(
-    drawn: Drawn,
-    contest: Contest,
+def rejection_sample(
+    drawn: DrawnTokens,
+    drafts: PlaceDrafts,
     logits: Tensor,
-    who: Tensor,
+    rows: Tensor,
     positions: Tensor,
-    rows: DeviceRows,
+    device_rows: DeviceRows,
     *,
     filtered: bool,
-) -> Drawn:
-    """Returns the tokens of device rows `who` [draws], the first of which have drafts;
+) -> DrawnTokens:
+    """Returns the tokens of device rows `rows` [draws], the first of which have drafts;
     `drawn` is what they sample without drafts, from `logits` [draws, vocab], shaped.
     """
-    if rows.coins is None:
+    if device_rows.coins is None:
         raise AssertionError("these rows have no coins")
-    count = len(contest.tokens)
-    here, owner = logits[:count], who[:count].long()
-    columns = rows.temperature, rows.top_k, rows.top_p, rows.deepest, rows.typical_p
+    count = len(drafts.tokens)
+    here, owner = logits[:count], rows[:count].long()
     found = reject.reject(
         here,
-        Ways(*(column[owner, None] for column in columns)),
-        reject.Noise(
-            picks=rows.stream[owner, None],
-            coins=rows.coins[owner, None],
+        device_rows.sampling.of_rows(owner),
+        reject.RejectionNoise(
+            picks=device_rows.stream[owner, None],
+            coins=device_rows.coins[owner, None],
             positions=positions[:count, None].long(),
         ),
-        reject.Drafts(contest.tokens[:, None], contest.said[:, None], contest.logits),
+        reject.RowDrafts(drafts.tokens[:, None], drafts.given[:, None], drafts.logits),
         filtered=filtered,
     )
-    theirs = (contest.owners == who[:count]) & (drawn.broken[:count] == 0)
+    theirs = (drafts.owners == rows[:count]) & (drawn.broken[:count] == 0)
     first = found[:, 0].where(theirs, drawn.tokens[:count])
-    return Drawn(torch.cat((first, drawn.tokens[count:])), drawn.broken)
+    return DrawnTokens(torch.cat((first, drawn.tokens[count:])), drawn.broken)

@@ -33,30 +33,30 @@ from minfer.effects.execution.device.backend import Backend, Cache
 from minfer.effects.execution.device.device_rows import EMPTY, DeviceRows, Words
 from minfer.effects.execution.device.step_shape import StepShape, most_draws, most_lines
 from minfer.effects.execution.device.streams import is_gpu, new_stream, wait
-from minfer.effects.execution.packing.beside_tokens import Errand
+from minfer.effects.execution.packing.extra_outputs import ExtraOutputs
 from minfer.effects.execution.packing.inputs import (
-    History,
-    Inputs,
+    ForwardWords,
+    PrefillWords,
     dummy_words,
     most_words,
 )
 from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.pooling import Pooler
 from minfer.effects.execution.packing.prompt_scores import Scorer
-from minfer.effects.execution.packing.read_back import Slot
-from minfer.effects.execution.running.deferred_sampling import LateDraw
-from minfer.effects.execution.running.draft_model import DraftModel, DraftOf
+from minfer.effects.execution.packing.read_back import HostSlot
+from minfer.effects.execution.running.deferred_sampling import DeferredDraws
+from minfer.effects.execution.running.draft_model import DraftModel, LoadedDraft
 from minfer.effects.execution.running.feeding import (
     Feeder,
-    Step,
+    StepRows,
     chunks_of,
     sampled,
     verified_of,
 )
-from minfer.effects.execution.running.rejection_sampling import Guess
+from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.shortcuts import Shortcuts
-from minfer.effects.execution.running.verify_drafts import judge, spread
+from minfer.effects.execution.running.speculative_step import speculative_step
 from minfer.effects.models import shapes
 from minfer.effects.models.batch import Batch, Chunks
 from minfer.effects.models.dtypes import torch_dtype
@@ -111,11 +111,11 @@ class ModelRunner:
         *,
         graphs: bool = True,
         checked: bool = False,
-        draft: DraftOf | None = None,
-        keeps: bool = False,
+        draft: LoadedDraft | None = None,
+        keeps_logits: bool = False,
     ) -> None:
         """`checked`: a decode step that waits for the device, or allocates memory, fails.
-        `keeps`: any step may have deferred sampling, so all graphs support it.
+        `keeps_logits`: any step may have deferred sampling, so all graphs support it.
 
         Raises MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not
         fit.
@@ -156,7 +156,7 @@ class ModelRunner:
             spec, config, self.captured + config.max_num_seqs
         )
         self.captures = GraphCache(device, most)
-        self.keeps = keeps and self.shortcuts.graphs
+        self.keeps_logits = keeps_logits and self.shortcuts.graphs
         self.wait()  # for work on other streams
 
     def dummy_step(self, shape: StepShape) -> None:
@@ -166,7 +166,7 @@ class ModelRunner:
             shape, self.rows.scratch, min(length, self.config.max_model_len)
         )
         self.staging[: len(words)].copy_(torch.from_numpy(words))
-        self._step(shape, dry=True)
+        self._step(shape, dummy=True)
 
     @contextlib.contextmanager
     def few_layers(self) -> Iterator[None]:
@@ -193,7 +193,7 @@ class ModelRunner:
         self.shortcuts.capture()
         self.captures.capture(shape, self._step)
 
-    def rehearsed(self, shape: StepShape) -> Callable[[], object]:
+    def rehearsal(self, shape: StepShape) -> Callable[[], object]:
         """Returns a function that runs a dummy step of a shape, by a graph where such
         steps have one. To be called while no step is in flight.
         """
@@ -205,7 +205,7 @@ class ModelRunner:
         graph = self.captures.made[shape]
         self.dummy_step(shape)  # fills the graph's inputs with the scratch row
         self.rows.batch.fill_(self.rows.scratch)
-        self.rows.apart.fill_(self.rows.scratch)
+        self.rows.sampling_split.fill_(self.rows.scratch)
         return graph.replay
 
     @property
@@ -219,8 +219,8 @@ class ModelRunner:
         """Returns the shape whose graph serves this shape: padded if it can have a
         graph.
         """
-        if self.keeps and not shape.late:
-            shape = evolve(shape, apart=True)
+        if self.keeps_logits and not shape.deferred_draws:
+            shape = evolve(shape, keeps_logits=True)
         return shape.padded() if self._may_be_captured(shape) else shape
 
     def _may_be_captured(self, shape: StepShape) -> bool:
@@ -244,36 +244,40 @@ class ModelRunner:
             for cache in caches:
                 cache.copy(plan.copies)
 
-    def run(self, forward: Forward, slot: Slot) -> None:
+    def run(self, forward: Forward, slot: HostSlot) -> None:
         """Send a forward's words, run it, and start copying its tokens to the host."""
         shape = self._with_splits(forward.shape, forward.longest)
         slot.begin(forward.draw, scored=shape.scored)
-        checked = self.checked and shape in self.captures.made and not forward.asks
+        checked = (
+            self.checked and shape in self.captures.made and not forward.has_extra_outputs
+        )
         with watched(self.backend.device) if checked else contextlib.nullcontext():
             self._send(slot, forward.words)
-            if errand := Errand.of(forward, self.pooler, self.scorer):
-                self._step(shape, errand=errand)
-                errand.bring(slot)
+            if extra := ExtraOutputs.of(forward, self.pooler, self.scorer):
+                self._step(shape, extra=extra)
+                extra.fetch(slot)
             else:
                 self._replay(shape)
             out, scores = self.sampler.out, self.sampler.scores
             slot.fetch(out, scores, shape.lines, self.stream)
 
-    def catch_up(self, forwards: Sequence[tuple[StepShape, Words]], slot: Slot) -> None:
+    def catch_up(
+        self, forwards: Sequence[tuple[StepShape, Words]], slot: HostSlot
+    ) -> None:
         """Have the draft model compute chunks of rows; row changes are sent before."""
         slot.begin(None, scored=False)
         self._send(slot, EMPTY)
         if self.draft is not None:
             self.draft.catch_up(forwards)
 
-    def run_late(self, late: LateDraw, slot: Slot) -> None:
+    def run_deferred(self, deferred: DeferredDraws, slot: HostSlot) -> None:
         """Run deferred draws, and start copying their tokens to the host."""
-        slot.begin(late.draw, scored=late.shape.scored)
-        self._send(slot, late.words)
-        self.sampler.masks.send(late, self.stream)
-        self._replay(late.shape)
+        slot.begin(deferred.draw, scored=deferred.shape.scored)
+        self._send(slot, deferred.words)
+        self.sampler.masks.send(deferred, self.stream)
+        self._replay(deferred.shape)
         self.sampler.masks.read(self.stream)
-        count = len(late.draw.places)
+        count = len(deferred.draw.places)
         slot.fetch(self.sampler.out, self.sampler.scores, count, self.stream)
 
     def forget(self) -> None:
@@ -314,7 +318,7 @@ class ModelRunner:
         table = self.rows.blocks * self.config.block_size
         return self.cut(shape, min(max(CONTEXT, 1 << longest.bit_length()), table))
 
-    def _send(self, slot: Slot, inputs: Words) -> None:
+    def _send(self, slot: HostSlot, inputs: Words) -> None:
         """Send inputs and row changes to the device in one copy, and apply the
         changes.
         """
@@ -343,77 +347,86 @@ class ModelRunner:
         graph.replay()
 
     def _step(
-        self, shape: StepShape, dry: bool = False, errand: Errand | None = None
+        self, shape: StepShape, dummy: bool = False, extra: ExtraOutputs | None = None
     ) -> None:
         """Run a whole step, from the words on the device to the sampler's `out` and the
         rows.
 
-        `dry`: a dummy step. The scratch row then takes the place of all decode rows; so
+        `dummy`: a dummy step. The scratch row then takes the place of all decode rows; so
         it does in the words of chunks and draws.
         """
-        rows = self.rows
-        inputs = Inputs.of(self.staging, shape)
-        if inputs.late is not None:
-            late = inputs.late
-            self.sampler.sample_kept(late.rows, late.positions, shape.wants)
+        words = ForwardWords.of(self.staging, shape)
+        if words.deferred is not None:
+            rows, positions = words.deferred.rows, words.deferred.positions
+            self.sampler.sample_kept(rows, positions, shape.wants)
             return
-        decoding = rows.batch[: shape.decode_rows]
-        if dry:
-            decoding = decoding.new_full((shape.decode_rows,), rows.scratch)
-        if inputs.history is not None:
-            decoding = inputs.history.draws[0, : shape.decode_rows]
-        step = Step(decoding, None, inputs.history, dry)
-        if inputs.drafts is not None:
-            guesses = list[Guess]()
-            if self.draft is not None and shape.proposes:
-                own = evolve(step, history=None)
-                guesses = self.draft.propose(shape, own, inputs.drafts, self.sampler)
-            step = spread(self.backend, rows, step, inputs.drafts, guesses)
-        decode_inputs = self.feeder.decode_inputs(step)
+        decode_rows = self.rows.batch[: shape.decode_rows]
+        if dummy:
+            decode_rows = decode_rows.new_full((shape.decode_rows,), self.rows.scratch)
+        if words.prefill is not None:
+            decode_rows = words.prefill.draws[0, : shape.decode_rows]
+        step = StepRows(decode_rows, None, words.prefill, dummy)
+        if words.drafts is not None:
+            speculative_step(self, shape, words, step, words.drafts, extra)
+            return
+        logits, positions = self.forward(shape, words, step, extra)
+        self.sample_first(shape, words, step, logits, positions)
+
+    def forward(
+        self,
+        shape: StepShape,
+        words: ForwardWords[Tensor],
+        step: StepRows,
+        extra: ExtraOutputs | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the model; returns the logits, those after drafts last, and the positions
+        after the inputs.
+        """
+        inputs = self.feeder.decode_inputs(step)
         verified = None
-        if inputs.drafts is not None:
-            verified = verified_of(shape, inputs.drafts, decode_inputs)
+        if words.drafts is not None:
+            verified = verified_of(shape, words.drafts, inputs)
         batch = self.feeder.batch(
             step,
-            decode_inputs,
-            sampled(shape, inputs),
-            None if inputs.history is None else self._chunks(shape, inputs.history),
+            inputs,
+            sampled(shape, words),
+            None if words.prefill is None else self._chunks(shape, words.prefill),
             splits=shape.splits,
             fused=self._fuses(shape),
             verified=verified,
         )
-        logits = self.model(errand.added(batch) if errand else batch, self.cache)
-        self._draw(shape, inputs, step, decode_inputs.ahead, logits)
+        batch = extra.add_to(batch) if extra else batch
+        return self.model(batch, self.cache), inputs.ahead
 
-    def _draw(
+    def sample_first(
         self,
         shape: StepShape,
-        inputs: Inputs[Tensor],
-        step: Step,
-        positions: Tensor,
+        words: ForwardWords[Tensor],
+        step: StepRows,
         logits: Tensor,
-    ) -> None:
-        """Sample from a step's logits; `positions` are those after its inputs."""
+        positions: Tensor,
+        drafts: PlaceDrafts | None = None,
+    ) -> Tensor:
+        """Sample after the last token of each row; returns the rows that sampled.
+
+        `logits` are [draws, vocab], `positions` those after all inputs; `drafts`: see
+        `Sampler.sample`. Logits of rows with deferred sampling are kept.
+        """
+        rows, ahead = step.decode_rows, positions[: shape.draws]
         if not shape.draws:
-            return
-        who, ahead = step.decoding, positions[: shape.draws]
-        if inputs.history is not None:
-            who, drawn = inputs.history.draws.unbind(0)
+            return rows
+        if words.prefill is not None:
+            rows, drawn = words.prefill.draws.unbind(0)
             ahead = positions.index_select(0, drawn)
-        first, others = logits[: shape.draws], logits[shape.draws :]
-        if shape.apart:
-            lines = inputs.apart
+        if shape.keeps_logits:
+            lines = words.sampling_split
             if lines is None:
-                lines = self.rows.apart[:, : shape.draws]
-            now, kept = (who, who) if step.dry else lines.unbind(0)
-            self.sampler.keep(first, kept)
-            who = now
-        here = step.contests[0] if step.contests else None
-        self.sampler.sample(first, who, ahead, shape.wants, contest=here)
-        if step.further is not None:
-            # Deferred rows have not sampled: they are not among `who`.
-            those = evolve(step, decoding=who[: shape.decode_rows])
-            judge(self.sampler, shape, those, others)
+                lines = self.rows.sampling_split[:, : shape.draws]
+            now, deferred = (rows, rows) if step.dummy else lines.unbind(0)
+            self.sampler.keep(logits, deferred)
+            rows = now
+        self.sampler.sample(logits, rows, ahead, shape.wants, drafts=drafts)
+        return rows
 
     def _fuses(self, shape: StepShape) -> bool:
         fuses = self.shortcuts.fused and self.backend.fuses(
@@ -421,7 +434,7 @@ class ModelRunner:
         )
         return fuses and self.shortcuts.may_take(QUACK)
 
-    def _chunks(self, shape: StepShape, history: History[Tensor]) -> Chunks:
+    def _chunks(self, shape: StepShape, prefill: PrefillWords[Tensor]) -> Chunks:
         """Returns the chunks, with flash-attn's work where it serves them, which is not
         captured.
         """
@@ -429,6 +442,6 @@ class ModelRunner:
         flash_from = self.shortcuts.flash_from
         wanted = 0 < flash_from <= shape.longest and shape.tokens > self.captured
         if wanted and self.shortcuts.may_take(FLASH):
-            rows, starts, counts, _ = history.chunks
+            rows, starts, counts, _ = prefill.chunks
             flash = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
-        return chunks_of(shape, history, flash)
+        return chunks_of(shape, prefill, flash)

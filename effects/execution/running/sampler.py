@@ -14,8 +14,12 @@ from torch import Tensor
 
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, Wants
-from minfer.effects.execution.running.device_masks import Masks
-from minfer.effects.execution.running.rejection_sampling import Contest, Guess, contested
+from minfer.effects.execution.running.device_masks import DeviceMasks
+from minfer.effects.execution.running.rejection_sampling import (
+    DraftProposal,
+    PlaceDrafts,
+    rejection_sample,
+)
 from minfer.records.plan import Open
 from minfer.sampling.params import MAX_LOGPROBS
 
@@ -49,7 +53,7 @@ class Sampler:
         )
         # [device rows, vocab]: logits of rows with deferred sampling, once there are any
         self.kept: Tensor | None = None
-        self.masks = Masks(draws, rows.vocab, device)
+        self.masks = DeviceMasks(draws, rows.vocab, device)
 
     def open(self, row: int, opened: Open) -> None:
         """Reset a row for a new owner."""
@@ -59,33 +63,38 @@ class Sampler:
     def sample(
         self,
         logits: Tensor,
-        who: Tensor,
+        rows: Tensor,
         positions: Tensor,
         wants: Wants,
         at: int = 0,
-        contest: Contest | None = None,
+        drafts: PlaceDrafts | None = None,
     ) -> None:
-        """Sample for the device rows `who` [draws] from `logits` [draws, vocab], the
+        """Sample for the device rows `rows` [draws] from `logits` [draws, vocab], the
         tokens at `positions`, and advance the rows. Results go to the lines of `out` and
-        `scores` from `at` on. `contest`: drafts of the first rows, which coins accept or
+        `scores` from `at` on. `drafts`: drafts of the first rows, which coins accept or
         reject.
         """
-        self._draw(logits, logits, who, positions, wants, at, contest)
+        self._draw(logits, logits, rows, positions, wants, at, drafts)
 
-    def guess(
-        self, logits: Tensor, who: Tensor, positions: Tensor, wants: Wants
-    ) -> Guess:
+    def propose(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, wants: Wants
+    ) -> DraftProposal:
         """Returns the tokens that these rows [draws] would sample, without advancing the
         rows; with rejection sampling, by independent noise. Earlier drafts of a step do
         not count as output.
         """
-        rows, streams = self.rows, self.rows.draft_stream
+        device_rows = self.rows
         if wants.shaped:
-            logits = self.shaper.shape(logits, who, positions)
+            logits = self.shaper.shape(logits, rows, positions)
         drawn = self.backend.sample(
-            logits, who, rows, positions, filtered=wants.filtered, streams=streams
+            logits,
+            rows,
+            device_rows,
+            positions,
+            filtered=wants.filtered,
+            streams=device_rows.draft_stream,
         )
-        return Guess(drawn.tokens, None if rows.coins is None else logits)
+        return DraftProposal(drawn.tokens, None if device_rows.coins is None else logits)
 
     def keep(self, logits: Tensor, rows: Tensor) -> None:
         """Keep logits [draws, vocab] of device rows [draws] until `sample_kept`, but for
@@ -95,49 +104,51 @@ class Sampler:
             self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
         self.backend.keep(logits, rows, self.kept, self.rows.scratch)
 
-    def sample_kept(self, who: Tensor, positions: Tensor, wants: Wants) -> None:
+    def sample_kept(self, rows: Tensor, positions: Tensor, wants: Wants) -> None:
         """`sample` from the kept logits of these rows; only tokens that their masks
         allow.
         """
         if self.kept is None:
             raise AssertionError("no logits have been kept")
-        logits = self.backend.hide(self.kept, who, self.masks.lines[: len(who)])
-        plain = self.kept.index_select(0, who) if wants.scored else logits
-        self._draw(logits, plain, who, positions, wants)
+        logits = self.backend.hide(self.kept, rows, self.masks.lines[: len(rows)])
+        plain = self.kept.index_select(0, rows) if wants.scored else logits
+        self._draw(logits, plain, rows, positions, wants)
 
     def _draw(
         self,
         logits: Tensor,
         unmasked: Tensor,
-        who: Tensor,
+        rows: Tensor,
         positions: Tensor,
         wants: Wants,
         at: int = 0,
-        contest: Contest | None = None,
+        drafts: PlaceDrafts | None = None,
     ) -> None:
-        rows, filtered = self.rows, wants.filtered
+        device_rows, filtered = self.rows, wants.filtered
         if wants.shaped:
-            logits = self.shaper.shape(logits, who, positions)
-        drawn = self.backend.sample(logits, who, rows, positions, filtered=filtered)
-        if contest is not None:
-            drawn = contested(
-                drawn, contest, logits, who, positions, rows, filtered=filtered
+            logits = self.shaper.shape(logits, rows, positions)
+        drawn = self.backend.sample(
+            logits, rows, device_rows, positions, filtered=filtered
+        )
+        if drafts is not None:
+            drawn = rejection_sample(
+                drawn, drafts, logits, rows, positions, device_rows, filtered=filtered
             )
         if wants.shaped:
-            self.shaper.count(who, positions, drawn)
+            self.shaper.count(rows, positions, drawn)
         if self.remembers:
-            before = rows.last.index_select(0, who)
-            rows.previous.index_copy_(0, who.long(), before)
+            before = device_rows.last.index_select(0, rows)
+            device_rows.previous.index_copy_(0, rows.long(), before)
         self.backend.advance(
-            rows=who,
+            rows=rows,
             positions=positions,
             drawn=drawn.tokens,
             broken=drawn.broken,
-            last=rows.last,
-            next_=rows.next,
-            scratch=rows.scratch,
+            state=device_rows.state,
             out=self.out[at:],
         )
         if wants.scored:
             scores = self.scores[at:]
-            self.backend.logprobs(unmasked, drawn.tokens, who, rows.asked, scores)
+            self.backend.logprobs(
+                unmasked, drawn.tokens, rows, device_rows.requested_logprobs, scores
+            )

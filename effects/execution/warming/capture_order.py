@@ -81,36 +81,41 @@ def capture_order(
     shaped = evolve(likely, shaped=not likely.shaped)
     decode = _decode(config)
     sizes = sorted({mixed_bucket_of(shape.decode_rows) for shape in decode})
-    prompts = _with_history([0], config, most)
-    beside = _with_history(sizes, config, most)
-    drafts = _with_drafts(decode, config, fewer=fewer_drafts)
+    prompts = _prefill_shapes([0], config, most)
+    beside = _prefill_shapes(sizes, config, most)
+    drafts = _draft_shapes(decode, config, fewer=fewer_drafts)
     likeliest = _likeliest_first(prompts, beside)
     every = [*likeliest, *prompts.many, *beside.many]
     first = [shape for shape in every if _is_of_few_clients(shape)]
-    late = [StepShape(decode_rows=0, draws=shape.draws, late=True) for shape in decode]
-    told = partial(_told, cut)
+    deferred = [
+        StepShape(decode_rows=0, draws=shape.draws, deferred_draws=True)
+        for shape in decode
+    ]
+    sampled = partial(_with_sampling, cut)
     order = (
-        told(decode, likely, short),
-        told(late if grammars else [], likely, short),
-        told([*drafts.usual, *drafts.fewer], likely, short),
-        told(first, likely, short),
-        told(likeliest, likely, short),
-        told([*decode, *drafts.usual], other, short),
-        told([*decode, *drafts.usual], likely, longer),
-        told(drafts.fewer, likely, longer),
-        told(drafts.fewer, other, short),
-        told([*prompts.few, *beside.few], other, short),
-        told(decode, scored, short),
-        told([*prompts.several, *prompts.few], scored, short),
-        told([*prompts.several, *beside.several], other, short),
-        told([*decode, *prompts.few], shaped, short),
-        told([*beside.many, *prompts.many], likely, short),
-        told([*beside.few, *beside.several], likely, longer),
-        told(decode, other, longer),
+        sampled(decode, likely, short),
+        sampled(deferred if grammars else [], likely, short),
+        sampled([*drafts.usual, *drafts.fewer], likely, short),
+        sampled(first, likely, short),
+        sampled(likeliest, likely, short),
+        sampled([*decode, *drafts.usual], other, short),
+        sampled([*decode, *drafts.usual], likely, longer),
+        sampled(drafts.fewer, likely, longer),
+        sampled(drafts.fewer, other, short),
+        sampled([*prompts.few, *beside.few], other, short),
+        sampled(decode, scored, short),
+        sampled([*prompts.several, *prompts.few], scored, short),
+        sampled([*prompts.several, *beside.several], other, short),
+        sampled([*decode, *prompts.few], shaped, short),
+        sampled([*beside.many, *prompts.many], likely, short),
+        sampled([*beside.few, *beside.several], likely, longer),
+        sampled(decode, other, longer),
     )
     shapes = [shape for part in order for shape in part]
     if grammars:
-        shapes = [evolve(shape, apart=not shape.late) for shape in shapes]
+        shapes = [
+            evolve(shape, keeps_logits=not shape.deferred_draws) for shape in shapes
+        ]
     return [*dict.fromkeys(shapes)]
 
 
@@ -123,7 +128,7 @@ def _is_of_few_clients(shape: StepShape) -> bool:
     return shape.chunks == CHUNK_SIZES[1] and shape.tokens in SEVERAL_INPUTS
 
 
-def _likeliest_first(*found: "WithHistory") -> list[StepShape]:
+def _likeliest_first(*found: "PrefillShapes") -> list[StepShape]:
     """Returns the shapes of few and of several chunks, sorted by the doublings of rows
     and of tokens that they serve.
     """
@@ -150,7 +155,7 @@ def _doublings(counts: Iterable[int]) -> dict[int, float]:
     return served | dict.fromkeys(sizes[:1], 1.0)
 
 
-def _told(
+def _with_sampling(
     cut: Cut, shapes: Sequence[StepShape], wants: Wants, contexts: Sequence[int]
 ) -> Iterator[StepShape]:
     """Yields the shapes with these sampling needs, for each of the contexts."""
@@ -166,7 +171,7 @@ def _told(
 
 
 @frozen
-class WithHistory:
+class PrefillShapes:
     """Shapes with prefill tokens."""
 
     few: list[StepShape]  # with the smallest number of chunks that has a graph
@@ -181,20 +186,20 @@ def _decode(config: EngineConfig) -> list[StepShape]:
 
 
 @frozen
-class WithDrafts:
+class DraftShapes:
     """Shapes in which all decode rows have drafts."""
 
     usual: list[StepShape]  # with the most drafts
     fewer: list[StepShape]
 
 
-def _with_drafts(
+def _draft_shapes(
     shapes: Sequence[StepShape], config: EngineConfig, *, fewer: bool
-) -> WithDrafts:
+) -> DraftShapes:
     """Returns these shapes with drafts, if there is speculation; `fewer`: also with fewer
     than the most drafts.
     """
-    how, found = config.speculation, WithDrafts([], [])
+    how, found = config.speculation, DraftShapes([], [])
     if how is None:
         return found
     most = drafts_from(how.drafts)
@@ -213,12 +218,14 @@ def _with_drafts(
     return found
 
 
-def _with_history(sizes: Sequence[int], config: EngineConfig, most: int) -> WithHistory:
+def _prefill_shapes(
+    sizes: Sequence[int], config: EngineConfig, most: int
+) -> PrefillShapes:
     """Returns the shapes with prefill tokens beside each of `sizes` decode rows."""
     budget = min(most, padded_tokens(config.max_num_batched_tokens))
     counts = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
     inputs = [(n, m) for n in counts for m in sorted({min(n, LONGEST), n})]
-    found = WithHistory([], [], [])
+    found = PrefillShapes([], [], [])
     for decode_rows in sizes:
         for chunks, (tokens, longest) in product(CHUNK_SIZES, inputs):
             shape = StepShape(

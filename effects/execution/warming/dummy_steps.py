@@ -24,14 +24,13 @@ from minfer.effects.execution.device.step_shape import (
     bucket_of,
     most_draws,
 )
-from minfer.effects.execution.packing.inputs import Inputs
+from minfer.effects.execution.packing.inputs import ForwardWords
 from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.shapes import captured_tokens, drafts_from, most_drafts
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels import linear_tunes, norm, pdl, rope
-from minfer.kernels.attention_tunes import Kind as Heads
-from minfer.kernels.attention_tunes import decode_tune, known_dim
+from minfer.kernels.attention_tunes import HeadSize, decode_tune, known_dim
 from minfer.records.config import EngineConfig
 
 NOWHERE: Final = torch.device("meta")
@@ -52,7 +51,7 @@ def launch_dummy_steps(runner: ModelRunner) -> None:
     with runner.few_layers():
         for shape in (*shapes(spec, config), *drafting(spec, config, draft)):
             runner.dummy_step(shape)
-            prompts = Inputs.of(runner.staging, shape).history
+            prompts = ForwardWords.of(runner.staging, shape).prefill
             if runner.draft is not None and prompts is not None and not shape.decode_rows:
                 runner.draft.absorb(shape, prompts)
 
@@ -150,7 +149,7 @@ def _cuts(spec: ModelSpec, config: EngineConfig, rows: int) -> set[int]:
 def _tuned(spec: ModelSpec, rows: int, splits: int) -> object:
     """Returns a key of the attention kernels for so many rows and splits."""
     element = torch_dtype(spec.kv_dtype).itemsize
-    heads = Heads(element, known_dim(spec.head_dim))
+    heads = HeadSize(element, known_dim(spec.head_dim))
     tune = decode_tune(heads, rows * spec.kv_heads, splits)
     return sum(bound < rows for bound in BOUNDS), tune, splits > 1
 
@@ -180,10 +179,10 @@ def _besides(runner: ModelRunner) -> None:
     vocab, device = runner.spec.vocab_size, runner.backend.device
     for draws, dtype in product(counts(most_draws(runner.config.max_num_seqs)), dtypes):
         lines = torch.zeros(2, aligned(draws), dtype=torch.int32, device=device)
-        who, positions = lines[:, :draws]
+        rows, positions = lines[:, :draws]
         logits = torch.zeros(draws, vocab, dtype=dtype, device=device)
-        runner.backend.keep(logits, who, logits, runner.rows.scratch)
-        runner.backend.hide(logits, who, runner.sampler.masks.lines[:draws])
+        runner.backend.keep(logits, rows, logits, runner.rows.scratch)
+        runner.backend.hide(logits, rows, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):
             wants = Wants(filtered=filtered, scored=scored, shaped=shaped)
-            runner.sampler.sample(logits, who, positions, wants)
+            runner.sampler.sample(logits, rows, positions, wants)

@@ -66,8 +66,8 @@ def _drafting(
     while True:
         room = min(drafts_from(how.drafts), max(1, largest // rows - 1))
         drafts = max(n for n in range(1, room + 1) if drafts_from(n) == n)
-        said = StepShape(decode_rows=rows, draws=rows, verified=rows, drafts=drafts)
-        took = [_seconds(runner, evolve(said, proposes=by)) for by in (False, True)]
+        verifying = StepShape(decode_rows=rows, draws=rows, verified=rows, drafts=drafts)
+        took = [_seconds(runner, evolve(verifying, proposes=by)) for by in (False, True)]
         yield rows, max(0.0, took[1] - took[0]) / drafts
         if rows == most:
             return
@@ -96,7 +96,7 @@ def _seconds(runner: ModelRunner, shape: StepShape) -> float:
     """Returns the shortest time of some steps of a shape, after one that compiles
     kernels: other load on the machine makes steps slower, never faster.
     """
-    run = runner.rehearsed(shape)
+    run = runner.rehearsal(shape)
     times = list[float]()
     for _ in range(1 + REPEATS):
         begin = time.perf_counter()

@@ -23,7 +23,12 @@ from minfer.effects.execution.device.streams import on
 from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
 from minfer.effects.execution.warming.capture_order import capture_order
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
-from minfer.effects.execution.warming.progress import GRAPHS, KERNELS, Progress, Report
+from minfer.effects.execution.warming.start_progress import (
+    GRAPHS,
+    KERNELS,
+    Report,
+    StartProgress,
+)
 from minfer.effects.models.spec import ModelSpec
 
 SECONDS: Final = 2.5  # of captures before an executor is ready
@@ -71,7 +76,7 @@ class WarmUp:
         """Compile all of Triton's kernels, or find them on disk, and load them."""
         from minfer.kernels.compiling import compiled
 
-        self.report(Progress(KERNELS, 0, 0))
+        self.report(StartProgress(KERNELS, 0, 0))
         try:
             found = compiled(self._dummy_steps, self._report_kernels)
         except Exception as error:
@@ -104,7 +109,7 @@ class WarmUp:
             shortcuts.flash_from, shortcuts.fused = before
 
     def _report_kernels(self, done: int) -> None:
-        self.report(Progress(KERNELS, done, 0))
+        self.report(StartProgress(KERNELS, done, 0))
 
     def _packages(self) -> None:
         """Have other packages compile their kernels: those of the largest prompts."""
@@ -135,14 +140,14 @@ class WarmUp:
             self.likely,
             contexts,
             runner.cut,
-            grammars=runner.keeps,
+            grammars=runner.keeps_logits,
             fewer_drafts=self.fewer_drafts,
         )
 
     def _capture_for(self, seconds: float) -> None:
         end, total = time.monotonic() + seconds, len(self.pending)
         while time.monotonic() < end and (shape := self._next()) is not None:
-            self.report(Progress(GRAPHS, total - len(self.pending) - 1, total))
+            self.report(StartProgress(GRAPHS, total - len(self.pending) - 1, total))
             self._capture(shape)
 
     def _next(self) -> StepShape | None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from minfer.effects.execution.contract import Executor
-from minfer.effects.execution.warming.progress import (
+from minfer.effects.execution.warming.start_progress import (
     WEIGHTS,
-    Progress,
     Report,
+    StartProgress,
     ignore_progress,
 )
 from minfer.effects.execution.warming.progress import log as start_log
@@ -118,28 +118,24 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
     """
     import torch
 
-    from minfer.effects.execution.running.draft_model import DraftOf
+    from minfer.effects.execution.running.draft_model import LoadedDraft
 
     config = setup.config
     needs = setup.memory
-    report(Progress(WEIGHTS, 0, 1))
+    report(StartProgress(WEIGHTS, 0, 1))
     try:
         weights = _weights(setup, setup.folder, setup.spec)
         draft = None
         if setup.draft is not None:
             of = setup.draft
-            draft = DraftOf(of.spec, _weights(setup, of.folder, of.spec))
+            draft = LoadedDraft(of.spec, _weights(setup, of.folder, of.spec))
     except (MemoryError, torch.OutOfMemoryError) as error:
         size = size_text(needs.weights)
         raise NotEnoughMemoryError(
             f"weights of {size} do not fit beside what else is in memory: "
             f"{_line(error)}; choose a smaller model"
         ) from error
-    report(Progress(WEIGHTS, 1, 1))
-    start_log.info(
-        "KV cache: %s, %d blocks of %d tokens",
-        *(size_text(needs.kv_cache), config.num_blocks, config.block_size),
-    )
+    report(StartProgress(WEIGHTS, 1, 1))
     try:
         from minfer.effects.execution.device.device_rows import Wants, is_filtered
         from minfer.effects.execution.torch_executor import Readiness, TorchExecutor

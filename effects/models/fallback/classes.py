@@ -8,7 +8,7 @@ from typing import Any, Final
 import transformers
 from attrs import frozen
 
-from minfer.effects.models.config_reader import ConfigError, Reader, whole
+from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
 from minfer.effects.models.spec_reader import read_architectures
 
 NOT_READ: Final = {
@@ -21,7 +21,7 @@ NOT_READ: Final = {
 
 
 @frozen
-class Theirs:
+class HuggingFaceModel:
     """A causal language model of transformers, and its config; both untyped."""
 
     model: Any  # the class
@@ -41,10 +41,10 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def resolve(read: Reader) -> Theirs:
+def resolve(read: ConfigReader) -> HuggingFaceModel:
     """Returns the class and config of transformers for a checkpoint.
 
-    Raises `UnsupportedModelError` if there is no usable one, and `ConfigError`.
+    Raises `UnsupportedModelError` if there is no usable one, and `ModelConfigError`.
     """
     names = read_architectures(read)
     what = f"architecture {', '.join(names) or '(none)'} is not supported:"
@@ -52,10 +52,10 @@ def resolve(read: Reader) -> Theirs:
     found: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), object)
     if why := _obstacle(read, config, found, names):
         raise read.refusal(f"{what} {why}")
-    return Theirs(found, config)
+    return HuggingFaceModel(found, config)
 
 
-def _config(read: Reader, what: str) -> Any:
+def _config(read: ConfigReader, what: str) -> Any:
     """Returns transformers' config object; `what` begins refusals."""
     if not read.absent("quantization_config"):
         raise read.refusal(
@@ -72,7 +72,9 @@ def _config(read: Reader, what: str) -> Any:
         config = theirs.from_dict(given | _whole_numbers(theirs, given))
     except Exception as error:  # each model's config has its own checks and errors
         why = " ".join(str(error).split())
-        raise ConfigError(f"{read.where}: transformers cannot read it: {why}") from error
+        raise ModelConfigError(
+            f"{read.where}: transformers cannot read it: {why}"
+        ) from error
     # Some models search every input for it, to warn of missing masks.
     config.pad_token_id = None
     return config
@@ -85,7 +87,7 @@ def _whole_numbers(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: whole(given[name]) for name in named}
 
 
-def _obstacle(read: Reader, config: Any, found: Any, names: list[Any]) -> str:
+def _obstacle(read: ConfigReader, config: Any, found: Any, names: list[Any]) -> str:
     """Returns why a class cannot run over a paged cache, as far as its config shows
     it.
     """

@@ -19,12 +19,12 @@ from minfer.effects.models.checkpoint import (
 )
 from minfer.effects.models.config_reader import (
     CheckpointError,
-    ConfigError,
-    Reader,
+    ConfigReader,
+    ModelConfigError,
     UnsupportedModelError,
 )
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.fallback.classes import Theirs, quiet, resolve
+from minfer.effects.models.fallback.classes import HuggingFaceModel, quiet, resolve
 from minfer.effects.models.fallback.paged import PAGED, paged_model
 from minfer.effects.models.fallback.self_check import TOLERANCE, CacheMaker, self_check
 from minfer.effects.models.model import Model
@@ -48,7 +48,7 @@ def load_fallback(
     Raises `CorruptFileError`, `TensorMismatchError`, and `UnsupportedModelError` if the
     logits of the paged model differ from those of the same model with its own attention.
     """
-    theirs = resolve(Reader(config, str(folder)))
+    theirs = resolve(ConfigReader(config, str(folder)))
     how = {"dtype": torch_dtype(spec.dtype), "attn_implementation": PAGED}
     try:
         if seed is None:
@@ -61,7 +61,7 @@ def load_fallback(
         raise  # of the files, or of this machine
     except Exception as error:  # each model has its own errors about its config
         what = f"{theirs.model.__name__} cannot be made of this config.json"
-        raise ConfigError(f"{folder}: {what} ({error!r}); correct it") from error
+        raise ModelConfigError(f"{folder}: {what} ({error!r}); correct it") from error
     model.eval().requires_grad_(False)
     _refuse_if_wrong(folder, theirs.model.__name__, spec, model, make_cache)
     return paged_model(model.to(device))
@@ -88,14 +88,14 @@ def _refuse_if_wrong(
         )
 
 
-def _from_files(theirs: Theirs, folder: Path, **how: Any) -> Any:
+def _from_files(theirs: HuggingFaceModel, folder: Path, **how: Any) -> Any:
     """Load with transformers, strictly."""
     with ExitStack() as stack:
         found = find_tensors(folder, stack)  # all there, and no pickles
     how |= {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     how |= {"config": theirs.config, "output_loading_info": True}
     try:
-        model, told = theirs.model.from_pretrained(folder, **how)
+        model, report = theirs.model.from_pretrained(folder, **how)
     except (SafetensorError, OSError) as error:
         raise CorruptFileError(
             f"{folder}: weights truncated or corrupt ({error})"
@@ -104,8 +104,8 @@ def _from_files(theirs: Theirs, folder: Path, **how: Any) -> Any:
         raise TensorMismatchError(
             f"{folder}: weights do not fit config.json ({error})"
         ) from error
-    surplus = filter(found.is_listed, told["unexpected_keys"])
-    for what, names in (("missing", told["missing_keys"]), ("unexpected", surplus)):
+    surplus = filter(found.is_listed, report["unexpected_keys"])
+    for what, names in (("missing", report["missing_keys"]), ("unexpected", surplus)):
         if bad := sorted(name for name in names if not name.endswith(HARMLESS)):
             raise TensorMismatchError(
                 f"{folder}: {what} tensor {list_names(bad)}; the checkpoint is "

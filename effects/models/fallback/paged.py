@@ -32,7 +32,7 @@ _EXTRAS: Final = {
 
 
 @define(eq=False)
-class Call:
+class ForwardCall:
     """A forward in progress."""
 
     batch: Batch
@@ -40,7 +40,7 @@ class Call:
     states: Any = None  # output of the model without its head, once that ran
 
 
-_call: ContextVar[Call] = ContextVar("_call")
+_call: ContextVar[ForwardCall] = ContextVar("_call")
 
 
 def paged_model(model: Any) -> Model:
@@ -61,7 +61,7 @@ def paged_model(model: Any) -> Model:
             raise UnsupportedModelError(f"{name} does not say what its hidden states are")
         how = {"position_ids": batch.positions[None].long(), "use_cache": False}
         context, tokens = copy_context(), batch.tokens[None].long()
-        context.run(_call.set, Call(batch, cache))
+        context.run(_call.set, ForwardCall(batch, cache))
 
         def logits_of(picks: Tensor | None) -> Tensor:
             fewer = keeps and picks is not None

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from minfer.effects.models.batch import Row, make_batch
+from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.fallback.paged import PAGED, paged_model
 from minfer.effects.models.spec import ModelSpec
@@ -45,7 +45,7 @@ def self_check(spec: ModelSpec, model: Any, make_cache: CacheMaker) -> float:
         model.set_attn_implementation(PAGED)
         for cuts in STEPS:
             rows = [
-                Row(ids[i, a:b].numpy(), a, TABLES[i], b - a)
+                BatchRow(ids[i, a:b].numpy(), a, TABLES[i], b - a)
                 for i, (a, b) in enumerate(cuts)
             ]
             right = torch.cat([own[i, a:b] for i, (a, b) in enumerate(cuts)])

@@ -15,9 +15,9 @@ import transformers
 from attrs import evolve, field, frozen
 from torch import Tensor
 
-from minfer.effects.models.config_reader import Reader, UnsupportedModelError
+from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
 from minfer.effects.models.dense import Dense
-from minfer.effects.models.fallback.classes import Theirs, quiet, resolve
+from minfer.effects.models.fallback.classes import HuggingFaceModel, quiet, resolve
 from minfer.effects.models.fallback.paged import own_mask, refuse_extras
 from minfer.effects.models.families import Family
 from minfer.effects.models.gqa import GQA
@@ -48,14 +48,14 @@ class Attended:
 
 
 @frozen(eq=False)
-class Trace:
+class AttentionTrace:
     """A run without weights."""
 
     span: int  # positions that masks are evaluated for
     seen: list[Attended] = field(factory=list)
 
 
-_trace: ContextVar[Trace] = ContextVar("_trace")
+_trace: ContextVar[AttentionTrace] = ContextVar("_trace")
 
 
 @quiet()
@@ -65,15 +65,16 @@ def fallback_spec(
     """Returns the `ModelSpec` of a model that transformers runs, found by tracing it
     without weights; `dtype` is the requested dtype.
 
-    Raises `UnsupportedModelError` for models that cannot run, by name, and `ConfigError`.
+    Raises `UnsupportedModelError` for models that cannot run, by name, and
+    `ModelConfigError`.
     """
-    read = Reader(config, where)
+    read = ConfigReader(config, where)
     theirs = resolve(read)
     context = _context(theirs.config, where)
     span, name = min(context, FARTHEST), theirs.model.__name__
     try:
         model = _weightless(theirs)
-        trace = Trace(span)
+        trace = AttentionTrace(span)
         vocab = _run(model, trace)
     except Exception as error:
         known = isinstance(error, UnsupportedModelError)
@@ -100,7 +101,7 @@ def _context(config: Any, where: str) -> int:
     not need them.
     """
     name = "max_position_embeddings"
-    read = Reader({name: getattr(config, name, None)}, where)
+    read = ConfigReader({name: getattr(config, name, None)}, where)
     context = read.size(name, low=SHORTEST)
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *(part for part in ropes.values() if isinstance(part, dict))):
@@ -112,7 +113,7 @@ def _context(config: Any, where: str) -> int:
     return context
 
 
-def _layers(config: Any, trace: Trace) -> tuple[Layer, ...]:
+def _layers(config: Any, trace: AttentionTrace) -> tuple[Layer, ...]:
     """Returns the traced layers; of feed-forwards, only what memory plans need."""
     wide = getattr(config, "intermediate_size", None)
     wide = wide if isinstance(wide, int) else 4 * config.hidden_size
@@ -133,7 +134,7 @@ def _layers(config: Any, trace: Trace) -> tuple[Layer, ...]:
     )
 
 
-def _weightless(theirs: Theirs) -> Any:
+def _weightless(theirs: HuggingFaceModel) -> Any:
     """Returns the model on the meta device, in half precision: grouped experts have no
     other kernel there.
     """
@@ -144,7 +145,7 @@ def _weightless(theirs: Theirs) -> Any:
     return model.eval()
 
 
-def _run(model: Any, trace: Trace) -> int:
+def _run(model: Any, trace: AttentionTrace) -> int:
     """Note what each layer's attention does with one token; returns the width of the
     logits. Raises `UnsupportedModelError`.
     """

@@ -8,14 +8,20 @@ import torch
 
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import empty_weights, named_parts
-from tests.effects.execution.tiny_engine import VOCAB, Model, Tokens, kinds, requests
+from tests.effects.execution.tiny_engine import (
+    VOCAB,
+    Model,
+    Tokens,
+    device_kinds,
+    requests,
+)
 
 
 @pytest.fixture(params=["cpu", "cuda"])
-def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    kinds.append(request.param)
+def device_kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    device_kinds.append(request.param)
     yield request.param
-    kinds.pop()
+    device_kinds.pop()
 
 
 @pytest.fixture(scope="module")

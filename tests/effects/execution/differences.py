@@ -68,7 +68,7 @@ class Batch:
         self.device = device
         self.rows = DeviceRows(rows, 1, vocab, device)
         self.sampler = Sampler(CudaBackend(device, Routes()), self.rows, rows)
-        self.told: dict[int, Open] = {}
+        self.opened: dict[int, Open] = {}
         self.known: dict[int, list[int]] = {}
 
     def open(self, row: int, how: RowSampling, known: list[int], prompt: int) -> None:
@@ -76,16 +76,16 @@ class Batch:
         self.sampler.open(row, one)
         words = torch.cat([torch.from_numpy(part) for part in self.rows.take()])
         scatter(self.rows.arena, words.to(self.device))
-        self.told[row], self.known[row] = one, known
+        self.opened[row], self.known[row] = one, known
 
     def step(self, rows: list[int], logits: torch.Tensor) -> list[int]:
         """The tokens that these rows draw."""
-        who = torch.tensor(rows, dtype=torch.int32, device=self.device)
+        device_rows = torch.tensor(rows, dtype=torch.int32, device=self.device)
         positions = torch.tensor(
-            [len(self.known[row]) for row in rows], device=who.device
+            [len(self.known[row]) for row in rows], device=device_rows.device
         )
         wants = self.rows.wants(rows)
-        self.sampler.sample(logits.to(self.device), who, positions.int(), wants)
+        self.sampler.sample(logits.to(self.device), device_rows, positions.int(), wants)
         return self.sampler.out[: len(rows)].tolist()
 
 
@@ -152,7 +152,7 @@ def draws(
     while count > 0:
         drawing = sorted(rng.sample(range(rows), min(count, rng.randint(1, rows))))
         for row in drawing:
-            if row not in batch.told or rng.random() > STAY:
+            if row not in batch.opened or rng.random() > STAY:
                 length = rng.randrange(1, 40)
                 known = [rng.randrange(vocab) for _ in range(length)]
                 batch.open(row, random_row(rng, vocab), known, rng.randint(1, length))
@@ -169,7 +169,7 @@ def compared(batch: Batch, count: int, rng: random.Random) -> dict[str, Any]:
     for rows, logits in draws(batch, count, rng):
         drawn = batch.step(rows, logits)
         for row, line, token in zip(rows, logits.tolist(), drawn, strict=True):
-            one, known = batch.told[row], batch.known[row]
+            one, known = batch.opened[row], batch.known[row]
             how, prompt = one.sampling, one.prompt
             if token != (right := next_token(line, how, known, prompt)):
                 made = shaped(line, how, known[:prompt], known[prompt:])

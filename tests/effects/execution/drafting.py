@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import define, field
 
-from minfer.effects.execution.running.draft_model import DraftOf
+from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.live.engine.host_drafts import HostDrafts
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan
@@ -69,22 +69,22 @@ class Guesses:
     def start(self) -> None:
         """It keeps what it knows itself."""
 
-    def began(self, state: None, who: SampleId, scope: Any, prompt: int) -> None:
+    def began(self, state: None, device_rows: SampleId, scope: Any, prompt: int) -> None:
         del state, scope
-        self.texts[who], self.prompts[who] = [], prompt
+        self.texts[device_rows], self.prompts[device_rows] = [], prompt
 
-    def grew(self, state: None, who: SampleId, tokens: tuple[int, ...]) -> None:
+    def grew(self, state: None, device_rows: SampleId, tokens: tuple[int, ...]) -> None:
         del state
-        self.texts[who] += tokens
+        self.texts[device_rows] += tokens
 
-    def ended(self, state: None, who: SampleId) -> None:
-        del state, self.texts[who]
+    def ended(self, state: None, device_rows: SampleId) -> None:
+        del state, self.texts[device_rows]
 
-    def propose(self, state: None, who: SampleId, most: int) -> Proposal:
+    def propose(self, state: None, device_rows: SampleId, most: int) -> Proposal:
         del state
         count = self.rng.randrange(most + 1)
-        begin = len(self.texts[who]) - self.prompts[who]
-        coming = self.answers[who][begin:][:count]
+        begin = len(self.texts[device_rows]) - self.prompts[device_rows]
+        coming = self.answers[device_rows][begin:][:count]
         return Proposal(tuple(map(self._said, coming)))
 
     def _said(self, token: int) -> int:
@@ -105,7 +105,7 @@ def guessing(
 
 
 def drafting(
-    model: Model, draft: DraftOf, drafts: int, **settings: Any
+    model: Model, draft: LoadedDraft, drafts: int, **settings: Any
 ) -> tuple[Run, Tally]:
     """A run whose executor drafts; `rule`: of acceptance."""
     how = speculation(DEVICE, drafts, settings.pop("rule", SAME_NOISE))

@@ -20,7 +20,7 @@ import torch
 from attrs import evolve, frozen
 
 from minfer import kernels
-from minfer.effects.execution.running.draft_model import DraftOf
+from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
 from minfer.effects.live.engine.driver import Driver
@@ -122,7 +122,7 @@ def executing(
         draft = None
         if case.draft is not None:
             of = case.draft
-            draft = DraftOf(of, random_weights(of, of.dtype, 0))
+            draft = LoadedDraft(of, random_weights(of, of.dtype, 0))
         executor = TorchExecutor(
             config, case.spec, weights, "cpu", kernels=True, draft=draft
         )
@@ -163,7 +163,7 @@ def launched(case: Case, config: EngineConfig) -> list[specialization.Specializa
     return found
 
 
-def told(name: str) -> dict[str, Any]:
+def report(name: str) -> dict[str, Any]:
     """What came of a case."""
     case = CASES[name]
     config = EngineConfig(
@@ -191,4 +191,4 @@ def told(name: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     for each in sys.argv[1:] or CASES:
-        print(json.dumps(told(each)), flush=True)
+        print(json.dumps(report(each)), flush=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minfer.effects.execution.cpu.attention_reads import GROUP_TOKENS, Reads, plan_reads
 from minfer.effects.execution.cpu.paged_attention import make_cache, rope_table, rotate
-from minfer.effects.models.batch import Row, make_batch
+from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from tests.effects.tiny_model import with_attention, with_windows
@@ -79,7 +79,8 @@ def play(
                 cache.data[:, table[i]] = torch.nan
                 table[i] = -1
     made = [
-        Row([0] * n, start, table) for (start, n), table in zip(rows, tables, strict=True)
+        BatchRow([0] * n, start, table)
+        for (start, n), table in zip(rows, tables, strict=True)
     ]
     batch = make_batch(made, block_size)
     if device:  # behind a row's own blocks, tables of the device have leftovers
@@ -105,7 +106,7 @@ def play(
 
 
 def reads(
-    rows: list[Row], windows: tuple[int | None, ...] = (None,)
+    rows: list[BatchRow], windows: tuple[int | None, ...] = (None,)
 ) -> Mapping[int | None, Reads]:
     return plan_reads(make_batch(rows, 16), 16, windows)
 
@@ -172,7 +173,7 @@ def test_a_window_is_read_and_no_more() -> None:
 
 
 def test_a_window_that_reaches_everything_costs_nothing() -> None:
-    rows = [Row([1], 40, [4, 5, 6]), Row([1] * 3, 0, [7])]
+    rows = [BatchRow([1], 40, [4, 5, 6]), BatchRow([1] * 3, 0, [7])]
     found = reads(rows, (41, None, 64))
     assert found[41] is found[None] is found[64]
     [group] = reads(rows, (40, 64))[40].groups
@@ -202,17 +203,17 @@ def test_equal_rows_need_no_mask() -> None:
 
 
 def test_consecutive_blocks_are_read_in_place() -> None:
-    [group] = reads([Row([1], 40, [4, 5, 6, 9])])[None].groups
+    [group] = reads([BatchRow([1], 40, [4, 5, 6, 9])])[None].groups
     assert group.blocks == slice(4, 7)
-    [chunk] = reads([Row([1, 1], 40, [4, 5, 6])])[None].chunks
+    [chunk] = reads([BatchRow([1, 1], 40, [4, 5, 6])])[None].chunks
     assert chunk.blocks == slice(4, 7)
-    [group] = reads([Row([1], 40, [4, 6, 5])])[None].groups
+    [group] = reads([BatchRow([1], 40, [4, 6, 5])])[None].groups
     assert isinstance(group.blocks, Tensor)
     assert group.blocks.tolist() == [4, 6, 5]
 
 
 def test_a_first_chunk_reads_no_cache() -> None:
-    [chunk] = reads([Row([1, 1, 1], 0, [4])])[None].chunks
+    [chunk] = reads([BatchRow([1, 1, 1], 0, [4])])[None].chunks
     assert (chunk.blocks, chunk.mask, chunk.context) == (None, None, 3)
 
 
@@ -244,11 +245,11 @@ def test_many_rows_are_gathered_a_few_megabytes_at_a_time() -> None:
 
 def test_sampled_tokens_follow_the_order_of_rows() -> None:
     rows = [
-        Row([1, 2, 3], 0, [0]),
-        Row([4], 7, [1]),
-        Row([5, 6], 0, [2], 0),
-        Row([7], 9, [3]),
-        Row([8, 9], 3, [4], 2),
+        BatchRow([1, 2, 3], 0, [0]),
+        BatchRow([4], 7, [1]),
+        BatchRow([5, 6], 0, [2], 0),
+        BatchRow([7], 9, [3]),
+        BatchRow([8, 9], 3, [4], 2),
     ]
     batch = make_batch(rows, 16)
     assert len(batch.rows) == 2
@@ -258,20 +259,20 @@ def test_sampled_tokens_follow_the_order_of_rows() -> None:
 
 
 def test_rows_may_be_arrays() -> None:
-    row = Row(np.array([1, 2]), 15, np.array([3, 8], np.int32), 1)
+    row = BatchRow(np.array([1, 2]), 15, np.array([3, 8], np.int32), 1)
     assert make_batch([row], 16).slots.tolist() == [63, 128]
 
 
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        (Row([], 0, [0]), "needs tokens"),
-        (Row([1], -1, [0]), "start -1"),
-        (Row([1], 0, [0], 2), "sample 2"),
-        (Row([1, 2], 15, [0]), "too short"),
+        (BatchRow([], 0, [0]), "needs tokens"),
+        (BatchRow([1], -1, [0]), "start -1"),
+        (BatchRow([1], 0, [0], 2), "sample 2"),
+        (BatchRow([1, 2], 15, [0]), "too short"),
     ],
 )
-def test_malformed_rows_raise(row: Row, says: str) -> None:
+def test_malformed_rows_raise(row: BatchRow, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make_batch([row], 16)
 

@@ -67,11 +67,11 @@ def test_they_draw_the_same() -> None:
     ours, theirs = backends()
     rows = rows_with_owners()
     torch.manual_seed(0)
-    for who in ([0, 1, 2, 3, 4, 5], [5, 3, 6, 1], [2], [6, 6]):
-        device_rows = torch.tensor(who, dtype=torch.int32)
+    for order in ([0, 1, 2, 3, 4, 5], [5, 3, 6, 1], [2], [6, 6]):
+        device_rows = torch.tensor(order, dtype=torch.int32)
         for _ in range(20):
-            logits = torch.randn(len(who), VOCAB) * 3
-            positions = torch.randint(1, 5000, (len(who),), dtype=torch.int32)
+            logits = torch.randn(len(device_rows), VOCAB) * 3
+            positions = torch.randint(1, 5000, (len(device_rows),), dtype=torch.int32)
             drawn = [
                 one.sample(logits.clone(), device_rows, rows, positions, filtered=True)
                 for one in (ours, theirs)
@@ -82,13 +82,16 @@ def test_they_draw_the_same() -> None:
 
 
 def test_they_draw_by_other_streams_alike() -> None:
-    rows, who = rows_with_owners(), torch.tensor([5, 3, 6, 1, 2], dtype=torch.int32)
-    logits, positions = torch.randn(5, VOCAB), who + 30
+    rows, device_rows = (
+        rows_with_owners(),
+        torch.tensor([5, 3, 6, 1, 2], dtype=torch.int32),
+    )
+    logits, positions = torch.randn(5, VOCAB), device_rows + 30
     drawn = list[list[int]]()
     for one in backends():
         for streams in (None, rows.stream, rows.stream + 1):
             found = one.sample(
-                logits, who, rows, positions, filtered=True, streams=streams
+                logits, device_rows, rows, positions, filtered=True, streams=streams
             )
             drawn.append(found.tokens.tolist())
     assert drawn[:3] == drawn[3:]
@@ -100,22 +103,26 @@ def test_they_say_the_same_of_logits_that_are_not_finite() -> None:
     logits = torch.randn(4, VOCAB)
     logits[1, 3] = torch.nan
     logits[2] = -torch.inf
-    who = torch.arange(4, dtype=torch.int32)
+    device_rows = torch.arange(4, dtype=torch.int32)
     for one in backends():
-        drawn = one.sample(logits, who, rows_with_owners(), who + 5, filtered=True)
+        drawn = one.sample(
+            logits, device_rows, rows_with_owners(), device_rows + 5, filtered=True
+        )
         assert drawn.broken.tolist() == [0, 1, 1, 0]
         assert drawn.tokens[1:3].tolist() == [0, 0]
 
 
-def test_who_draws_is_looked_up_again_when_a_row_is_opened() -> None:
+def test_sampling_values_are_read_again_when_a_row_is_opened() -> None:
     """A steady batch keeps how it draws, but not beyond that."""
     backend, rows = CpuBackend(), rows_with_owners()
-    who = torch.tensor([0], dtype=torch.int32)
+    device_rows = torch.tensor([0], dtype=torch.int32)
     logits = torch.zeros(1, VOCAB)
 
     def drawn() -> set[int]:
         each = [torch.tensor([i], dtype=torch.int32) for i in range(30)]
-        found = [backend.sample(logits, who, rows, at, filtered=True) for at in each]
+        found = [
+            backend.sample(logits, device_rows, rows, at, filtered=True) for at in each
+        ]
         return {int(one.tokens[0]) for one in found}
 
     assert drawn() == {0}
@@ -127,19 +134,19 @@ def test_who_draws_is_looked_up_again_when_a_row_is_opened() -> None:
 def test_a_sampler_draws_what_it_kept_as_it_would_have_at_once(which: int) -> None:
     backend = backends()[which]
     logits = torch.randn(6, VOCAB)
-    who = torch.arange(6, dtype=torch.int32)
-    positions = who + 9
+    device_rows = torch.arange(6, dtype=torch.int32)
+    positions = device_rows + 9
     wants = Wants(filtered=True, scored=True)
     now, later = (Sampler(backend, rows_with_owners(), 8) for _ in range(2))
-    now.sample(logits, who, positions, wants)
-    later.keep(logits.flip(0), who.flip(0))
-    later.sample_kept(who, positions, wants)
+    now.sample(logits, device_rows, positions, wants)
+    later.keep(logits.flip(0), device_rows.flip(0))
+    later.sample_kept(device_rows, positions, wants)
     assert later.out.tolist() == now.out.tolist()
     assert later.scores.equal(now.scores)
     assert later.rows.arena.equal(now.rows.arena)
     later.masks.lines[:6] = 0
     later.masks.lines[:6, 0] = 1 << 7
-    later.sample_kept(who, positions, wants)
+    later.sample_kept(device_rows, positions, wants)
     assert later.out[:6].tolist() == [7] * 6
     exact = logits.log_softmax(-1)[4, 7]
     assert float(later.scores[4, 1, :1].view(torch.float32)) == pytest.approx(

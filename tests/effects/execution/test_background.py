@@ -59,7 +59,7 @@ def test_nothing_is_done_while_a_plan_is_on_its_way_or_came_just_now() -> None:
     background.start()
     time.sleep(3 * WAIT)
     assert not owner.done
-    background.asked()
+    background.note_work()
     asked = background.last
     owner.quiet = True
     until(lambda: bool(owner.done))

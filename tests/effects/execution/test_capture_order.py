@@ -49,9 +49,9 @@ def splits(decode_rows: int, context: int) -> int:
     return max(1, context // 512 // decode_rows)
 
 
-def cut(kind: StepShape, context: int) -> StepShape:
+def cut(shape: StepShape, context: int) -> StepShape:
     return evolve(
-        kind, splits=splits(kind.decode_inputs, context) if kind.decode_rows else 1
+        shape, splits=splits(shape.decode_inputs, context) if shape.decode_rows else 1
     )
 
 
@@ -78,12 +78,12 @@ def order(
 def test_first_come_steps_of_every_size_that_draw_as_most_do(filtered: bool) -> None:
     sizes = sorted({bucket_of(n, DECODE) for n in range(1, 101)})
     found = order(Wants(filtered=filtered, scored=False))
-    assert [kind.decode_rows for kind in found[: len(sizes)]] == sizes
-    for kind in found[: len(sizes)]:
-        assert kind == StepShape(
-            decode_rows=kind.decode_rows,
-            draws=kind.decode_rows,
-            splits=splits(kind.decode_rows, 1024),
+    assert [shape.decode_rows for shape in found[: len(sizes)]] == sizes
+    for shape in found[: len(sizes)]:
+        assert shape == StepShape(
+            decode_rows=shape.decode_rows,
+            draws=shape.decode_rows,
+            splits=splits(shape.decode_rows, 1024),
             filtered=filtered,
         )
     then = found[len(sizes)]
@@ -93,8 +93,8 @@ def test_first_come_steps_of_every_size_that_draw_as_most_do(filtered: bool) -> 
 def test_every_kind_is_one_that_steps_are_padded_to_and_comes_once() -> None:
     found = order()
     assert len(found) == len({*found})
-    assert all(kind.padded() == kind and kind.fits(MOST) for kind in found)
-    assert not any(kind.apart for kind in found)
+    assert all(shape.padded() == shape and shape.fits(MOST) for shape in found)
+    assert not any(shape.keeps_logits for shape in found)
 
 
 @pytest.mark.parametrize("decode_rows", [0, 1, 5, 33, 100])
@@ -116,30 +116,30 @@ def test_usual_steps_have_theirs_before_rare_ones(
     found = order()
     [at] = (
         i
-        for i, kind in enumerate(found)
-        if kind == usual or (decode_rows and kind == _cut(usual))
+        for i, shape in enumerate(found)
+        if shape == usual or (decode_rows and shape == _cut(usual))
     )
     rare = [
         i
-        for i, kind in enumerate(found)
-        if kind.scored or (kind.tokens > 2048 and kind.decode_rows > LONELY)
+        for i, shape in enumerate(found)
+        if shape.scored or (shape.tokens > 2048 and shape.decode_rows > LONELY)
     ]
     assert at < min(rare)
 
 
-def _cut(kind: StepShape) -> StepShape:
-    return evolve(kind, splits=splits(kind.decode_rows, 1024))
+def _cut(shape: StepShape) -> StepShape:
+    return evolve(shape, splits=splits(shape.decode_rows, 1024))
 
 
 def test_other_ways_to_draw_and_longer_contexts_come_too() -> None:
     found = order()
-    assert {(kind.filtered, kind.scored) for kind in found if not kind.tokens} == {
+    assert {(shape.filtered, shape.scored) for shape in found if not shape.tokens} == {
         (False, False),
         (True, False),
         (False, True),
     }
     assert {
-        kind.splits for kind in found if kind.decode_rows == 1 and not kind.tokens
+        shape.splits for shape in found if shape.decode_rows == 1 and not shape.tokens
     } == {
         2,
         4,
@@ -149,7 +149,7 @@ def test_other_ways_to_draw_and_longer_contexts_come_too() -> None:
 
 def test_no_more_inputs_than_graphs_may_have() -> None:
     found = order(most=256)
-    assert max(kind.tokens for kind in found) == 256
+    assert max(shape.tokens for shape in found) == 256
 
 
 @pytest.mark.parametrize("drafter", [HOST, DEVICE])
@@ -160,12 +160,12 @@ def test_steps_with_drafts_come_behind_those_without(
     how = Speculation(drafter=drafter, drafts=drafts, rows=20, adaptive=False)
     config = evolve(CONFIG, speculation=how)
     found = order(config=config, fewer_drafts=True)
-    drafting = [kind for kind in found if kind.drafts]
-    assert all(kind.padded() == kind for kind in drafting)
-    assert all(kind.verified == kind.decode_rows <= 24 for kind in drafting)
-    assert all(kind.proposes == (drafter == DEVICE) for kind in drafting)
-    assert {kind.drafts for kind in drafting} == sizes
-    assert {kind.decode_rows for kind in drafting if not kind.tokens} == {
+    drafting = [shape for shape in found if shape.drafts]
+    assert all(shape.padded() == shape for shape in drafting)
+    assert all(shape.verified == shape.decode_rows <= 24 for shape in drafting)
+    assert all(shape.proposes == (drafter == DEVICE) for shape in drafting)
+    assert {shape.drafts for shape in drafting} == sizes
+    assert {shape.decode_rows for shape in drafting if not shape.tokens} == {
         1,
         2,
         4,
@@ -173,28 +173,28 @@ def test_steps_with_drafts_come_behind_those_without(
         16,
         24,
     }
-    first = next(i for i, kind in enumerate(found) if kind.tokens)
-    before = [kind.drafts for kind in found[:first] if kind.drafts]
+    first = next(i for i, shape in enumerate(found) if shape.tokens)
+    before = [shape.drafts for shape in found[:first] if shape.drafts]
     assert before[:6] == [max(sizes)] * 6
     assert len(before) == 6 * len(sizes)
     without = order(config=config)
-    assert {kind.drafts for kind in without} == {0, max(sizes)}
-    assert [kind for kind in found if not kind.drafts] == order()
+    assert {shape.drafts for shape in without} == {0, max(sizes)}
+    assert [shape for shape in found if not shape.drafts] == order()
 
 
 def test_rows_under_a_grammar_have_theirs_where_there_may_be_some() -> None:
     likely = Wants(filtered=True, scored=False)
     found = order(likely, grammars=True)
     assert len(found) == len({*found})
-    assert all(kind.padded() == kind and kind.fits(MOST) for kind in found)
-    late = [kind for kind in found if kind.late]
-    assert all(kind.filtered and not kind.scored for kind in late)
+    assert all(shape.padded() == shape and shape.fits(MOST) for shape in found)
+    late = [shape for shape in found if shape.deferred_draws]
+    assert all(shape.filtered and not shape.scored for shape in late)
     sizes = {bucket_of(n, DECODE) for n in range(1, 101)}
-    assert {kind.draws for kind in late} == sizes
+    assert {shape.draws for shape in late} == sizes
     # Any step may have some, and logits are kept by steps before they are drawn from.
     without = order(likely)
-    others = [kind for kind in found if not kind.late]
-    assert others == [evolve(kind, apart=True) for kind in without]
+    others = [shape for shape in found if not shape.deferred_draws]
+    assert others == [evolve(shape, keeps_logits=True) for shape in without]
     first = len(sizes)
     assert found[first : 2 * first] == late
 
@@ -233,9 +233,9 @@ class Crowd:
         events: list[Event] = [stream(f"n{number}") for number in range(16)]
         for turn in range(turns):
             events += next(self.beside) if turn > 20 else []
-            told = step(SERVER, self.state, (Tick(turn * TURN), *events))
-            self.state, events = told.state, []
-            for command in told.commands:
+            stepped = step(SERVER, self.state, (Tick(turn * TURN), *events))
+            self.state, events = stepped.state, []
+            for command in stepped.commands:
                 if isinstance(command, Execute):
                     self.plans.append(command.plan)
                 elif isinstance(command, Emit):
@@ -269,16 +269,16 @@ def executed(plan: Plan) -> Executed:
 def kind_of(plan: Plan) -> StepShape:
     counts = [len(fill.tokens) for fill in plan.fills]
     decode_rows = len(plan.rows) - len(counts)
-    kind = StepShape(decode_rows=decode_rows, draws=decode_rows)
+    shape = StepShape(decode_rows=decode_rows, draws=decode_rows)
     if counts:
-        kind = StepShape(
+        shape = StepShape(
             decode_rows=decode_rows,
             draws=decode_rows + len(counts),
             tokens=sum(counts),
             chunks=len(counts),
             longest=max(counts),
         )
-    return kind.padded()
+    return shape.padded()
 
 
 def others(at: int, count: int, length: Prompt, most: int) -> Iterator[list[Event]]:
@@ -297,7 +297,7 @@ def others(at: int, count: int, length: Prompt, most: int) -> Iterator[list[Even
 
 def captured_in_time() -> set[StepShape]:
     return {
-        *capture_order(SERVER, GRAPHS_UP_TO, GREEDY, [1024], lambda kind, _: kind)[
+        *capture_order(SERVER, GRAPHS_UP_TO, GREEDY, [1024], lambda shape, _: shape)[
             :IN_TIME
         ]
     }
@@ -321,8 +321,8 @@ def test_what_newcomers_beside_streams_need_is_captured_before_ready(
     """A server under such a load has no rest to capture it in."""
     launched = Crowd(others(at, count, length, most), leave).run(300)
     missing = launched.keys() - captured_in_time()
-    with_newcomers = sum(n for kind, n in launched.items() if kind.tokens)
-    late = {kind: launched[kind] for kind in missing}
+    with_newcomers = sum(n for shape, n in launched.items() if shape.tokens)
+    late = {shape: launched[shape] for shape in missing}
     assert with_newcomers > 15
     assert sum(late.values()) <= 0.01 * launched.total(), late
 
@@ -334,9 +334,9 @@ IN_TIME_05B = 166
 
 @pytest.mark.long
 @pytest.mark.parametrize("length", [lambda _: 512, lambda rng: rng.randint(20, 900)])
-@pytest.mark.parametrize("apart", [0, 1, 9])
+@pytest.mark.parametrize("gap", [0, 1, 9])
 def test_the_first_load_of_eight_clients_is_captured_before_ready(
-    length: Prompt, apart: int
+    length: Prompt, gap: int
 ) -> None:
     """They begin so many turns apart, and ask again once they have their answer."""
     rng, names = random.Random(0), itertools.count()
@@ -349,29 +349,29 @@ def test_the_first_load_of_eight_clients_is_captured_before_ready(
     plans, waiting = list[Plan](), 8
     for turn in range(1100):
         events: list[Event] = [executed(plans.pop(0))] if plans else []
-        while waiting and turn >= (8 - waiting) * apart:
+        while waiting and turn >= (8 - waiting) * gap:
             waiting -= 1
             events.append(asked())
-        told = step(FEW_CLIENTS, state, (Tick(turn * TURN), *events))
-        state = told.state
-        for command in told.commands:
+        stepped = step(FEW_CLIENTS, state, (Tick(turn * TURN), *events))
+        state = stepped.state
+        for command in stepped.commands:
             if isinstance(command, Execute):
                 plans.append(command.plan)
                 launched[kind_of(command.plan)] += 1
             elif isinstance(command, Emit):
                 ended = [asked() for _ in command.finished]
-                told = step(FEW_CLIENTS, state, tuple(ended)) if ended else told
-                state = told.state
-                for more in told.commands if ended else ():
+                stepped = step(FEW_CLIENTS, state, tuple(ended)) if ended else stepped
+                state = stepped.state
+                for more in stepped.commands if ended else ():
                     if isinstance(more, Execute):
                         plans.append(more.plan)
                         launched[kind_of(more.plan)] += 1
     order = capture_order(
-        FEW_CLIENTS, 8192, GREEDY, [1024], lambda kind, _: kind, grammars=True
+        FEW_CLIENTS, 8192, GREEDY, [1024], lambda shape, _: shape, grammars=True
     )
-    captured = {evolve(kind, apart=False) for kind in order[:IN_TIME_05B]}
-    with_prompts = sum(n for kind, n in launched.items() if kind.tokens)
-    late = sum(launched[kind] for kind in launched.keys() - captured)
+    captured = {evolve(shape, keeps_logits=False) for shape in order[:IN_TIME_05B]}
+    with_prompts = sum(n for shape, n in launched.items() if shape.tokens)
+    late = sum(launched[shape] for shape in launched.keys() - captured)
     assert with_prompts > 5
     assert late <= 0.005 * launched.total()
     assert late <= max(1, 0.1 * with_prompts)

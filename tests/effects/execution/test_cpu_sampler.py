@@ -134,7 +134,7 @@ def test_draws_have_the_distribution_of_the_softmax(top_k: int, top_p: float) ->
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_rows_without_finite_logits_are_named_and_harm_nobody(
+def test_rows_without_finite_logits_are_named_and_harm_no_other(
     bad: float, temperature: float
 ) -> None:
     rng = random.Random(4)

@@ -17,7 +17,7 @@ from tests.effects.execution.shapes import random_row
 ROWS = 4
 
 
-def opened(how: RowSampling, known: list[int], prompt: int) -> Open:
+def given(how: RowSampling, known: list[int], prompt: int) -> Open:
     return Open(0, ("r", 0), tuple(known), prompt, 10_000, how, ((0,),))
 
 
@@ -27,22 +27,22 @@ class Batch:
     def __init__(self, vocab: int) -> None:
         self.rows = DeviceRows(ROWS, 1, vocab, torch.device("cpu"))
         self.sampler = Sampler(CpuBackend(), self.rows, ROWS)
-        self.told: dict[int, tuple[RowSampling, list[int], int]] = {}
+        self.given: dict[int, tuple[RowSampling, list[int], int]] = {}
 
     def open(self, row: int, how: RowSampling, known: list[int], prompt: int) -> None:
-        one = opened(how, known, prompt)
+        one = given(how, known, prompt)
         self.sampler.open(row, one)
-        self.told[row] = how, list(known), prompt
+        self.given[row] = how, list(known), prompt
 
     def step(self, rows: list[int], logits: torch.Tensor) -> None:
-        who = torch.tensor(rows, dtype=torch.int32)
-        known = [self.told[row][1] for row in rows]
+        device_rows = torch.tensor(rows, dtype=torch.int32)
+        known = [self.given[row][1] for row in rows]
         positions = torch.tensor([len(seen) for seen in known], dtype=torch.int32)
         wants = self.rows.wants(rows)
-        self.sampler.sample(logits, who, positions, wants)
+        self.sampler.sample(logits, device_rows, positions, wants)
         drawn = self.sampler.out[: len(rows)].tolist()
         for line, row, token in zip(logits.tolist(), rows, drawn, strict=True):
-            how, seen, prompt = self.told[row]
+            how, seen, prompt = self.given[row]
             assert token == reference.next_token(line, how, seen, prompt)
             seen.append(token)
 
@@ -74,10 +74,10 @@ def test_more_distinct_tokens_than_there_was_room_for() -> None:
     logits = torch.linspace(0, 1, vocab)[None]
     for _ in range(350):
         batch.step([1], logits)
-    assert len(set(batch.told[1][1])) == 351
+    assert len(set(batch.given[1][1])) == 351
 
 
-def test_a_batch_in_which_nobody_asks_is_not_shaped() -> None:
+def test_a_batch_without_requested_changes_is_not_shaped() -> None:
     batch = Batch(9)
     plain = RowSampling.of(SamplingParams(), 1, 0)
     penal = RowSampling.of(SamplingParams(presence_penalty=1), 1, 0)

@@ -7,7 +7,7 @@ from attrs import evolve
 from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.execution.cuda import cuda_attention
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
-from minfer.effects.models.batch import Row, make_batch
+from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.records.plan import Copy
 from tests.effects.execution.test_attention import SPEC
 from tests.effects.tiny_model import with_windows
@@ -21,7 +21,9 @@ def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
     done = [0, 0, 0]
     for counts in ((9, 14, 2), (1, 1, 1), (3, 2, 1), (1, 1, 1)):
         parts = zip(counts, done, tables, strict=True)
-        batch = make_batch([Row([0] * n, start, table) for n, start, table in parts], 4)
+        batch = make_batch(
+            [BatchRow([0] * n, start, table) for n, start, table in parts], 4
+        )
         for layer in range(2):
             qkv = torch.randn(
                 sum(counts), (spec.heads + 2 * spec.kv_heads) * spec.head_dim
@@ -33,7 +35,7 @@ def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
         done = [start + n for start, n in zip(done, counts, strict=True)]
 
 
-def test_blocks_are_copied_in_all_layers_and_the_last_is_nobodys(
+def test_blocks_are_copied_in_all_layers_and_the_last_is_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = with_windows(evolve(SPEC, dtype="float32"), None, None)

@@ -6,7 +6,7 @@ import torch
 
 from minfer.effects.execution.cuda.cuda_shaper import FOREVER, CudaShaper, Entries
 from minfer.effects.execution.device.device_rows import DeviceRows
-from minfer.kernels.shape import CHOOSY, ENTRIES, IN_PROMPT, PENALIZED
+from minfer.kernels.shape import ENTRIES, IN_PROMPT, PENALIZED, RESTRICTED
 from minfer.records.plan import Open
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling
@@ -37,7 +37,7 @@ def test_ends_without_a_least_length_are_not_listed() -> None:
 def test_a_row_that_asks_for_nothing_costs_nothing() -> None:
     device = torch.device("cpu")
     shaper = CudaShaper(DeviceRows(3, 1, VOCAB, device), device)
-    kept = shaper.kept
+    kept = shaper.state
 
     def opened(**how: object) -> None:
         params = SamplingParams(**how)  # type: ignore[arg-type]  # of any field
@@ -49,13 +49,13 @@ def test_a_row_that_asks_for_nothing_costs_nothing() -> None:
     opened(top_p=0.5)
     assert all(map(torch.equal, kept, before))
     opened(presence_penalty=1, allowed_token_ids=[0, 33], logit_bias={7: 1})
-    assert kept.told[1].tolist()[:3] == [1, 1, 1]
-    assert (ENTRIES, CHOOSY, PENALIZED) == (0, 1, 2)
+    assert kept.header[1].tolist()[:3] == [1, 1, 1]
+    assert (ENTRIES, RESTRICTED, PENALIZED) == (0, 1, 2)
     assert kept.allowed[1].tolist() == [1, 2]
     seen = {t: n for t, n in enumerate(kept.seen[1].tolist()) if n}
     assert seen == {1: IN_PROMPT, 2: IN_PROMPT, 5: 3}
     opened(top_p=0.5)
-    assert not kept.told.any()
+    assert not kept.header.any()
     opened(presence_penalty=1)  # what the row before it counted is forgotten
     assert {t: n for t, n in enumerate(kept.seen[1].tolist()) if n} == seen
-    assert not shaper.kept.told[[0, 2, 3]].any()
+    assert not shaper.state.header[[0, 2, 3]].any()

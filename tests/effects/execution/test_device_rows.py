@@ -11,7 +11,7 @@ from minfer.effects.execution.device.device_rows import (
     DeviceRows,
     Wants,
     aligned,
-    kept,
+    row_values,
     words_of,
 )
 from minfer.kernels import plain
@@ -42,7 +42,7 @@ def change(rows: DeviceRows) -> None:
 
 def test_a_row_has_a_word_for_each_field_of_the_table() -> None:
     first = opened(request(), ())
-    assert set(kept(first.sampling, VOCAB)) == set(ROW_FIELDS)
+    assert set(row_values(first.sampling, VOCAB)) == set(ROW_FIELDS)
     assert len(words_of(first.sampling, VOCAB)) == len(ROW_FIELDS)
 
 
@@ -50,11 +50,11 @@ def test_a_row_has_what_it_was_opened_with(rows: DeviceRows) -> None:
     how = SamplingParams(temperature=0.7, top_k=4, top_p=0.9, min_p=0.25, logprobs=3)
     rows.open(2, opened(request(how), (8, 9), sample=1))
     change(rows)
-    assert rows.temperature[:6].tolist() == pytest.approx([0, 0, 0.7, 0, 0, 0])
-    assert rows.top_k[2] == 4
-    assert float(rows.top_p[2]) == pytest.approx(0.9)
-    assert float(rows.deepest[2]) == pytest.approx(-math.log(0.25))
-    assert rows.asked[2] == 4
+    assert rows.sampling.temperature[:6].tolist() == pytest.approx([0, 0, 0.7, 0, 0, 0])
+    assert rows.sampling.top_k[2] == 4
+    assert float(rows.sampling.top_p[2]) == pytest.approx(0.9)
+    assert float(rows.sampling.deepest[2]) == pytest.approx(-math.log(0.25))
+    assert rows.requested_logprobs[2] == 4
     assert int(rows.stream[2]) % 2**64 == sample.stream(7, 1)
     assert rows.table[2].tolist() == [8, 9, 0]
     assert rows.owners[2] is not None
@@ -72,7 +72,7 @@ def test_where_coins_decide_a_row_has_three_streams(rows: DeviceRows) -> None:
     assert three.coins is not None
     assert int(three.draft_stream[2]) % 2**64 == due.draft
     assert int(three.coins[2]) % 2**64 == due.coins
-    assert float(three.temperature[2]) == pytest.approx(0.7)
+    assert float(three.sampling.temperature[2]) == pytest.approx(0.7)
     assert not three.coins[[0, 1, 3, 4, 5]].any()
 
 
@@ -103,16 +103,16 @@ def test_all_that_leaves_nothing_out_is_written_alike(rows: DeviceRows) -> None:
     for row, top_k in enumerate((0, -1, VOCAB, VOCAB + 1)):
         rows.open(row, opened(request(evolve(PLAIN, top_k=top_k)), (1,)))
     change(rows)
-    assert not rows.top_k.any()
-    assert rows.deepest[:4].isinf().all()
-    assert rows.temperature[0] > 0
+    assert not rows.sampling.top_k.any()
+    assert rows.sampling.deepest[:4].isinf().all()
+    assert rows.sampling.temperature[0] > 0
 
 
 def test_scores_are_asked_for_without_log_probabilities(rows: DeviceRows) -> None:
     one = opened(request(), (1,))
     rows.open(3, evolve(one, sampling=evolve(one.sampling, scores=True)))
     change(rows)
-    assert rows.asked.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert rows.requested_logprobs.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
     assert rows.wants((3,)).scored
 
 

@@ -19,14 +19,14 @@ from tests.effects.execution.differences import (
 from tests.effects.execution.shapes import random_row
 
 
-def test_who_is_left_is_what_the_definition_says() -> None:
+def test_kept_tokens_are_those_of_the_definition() -> None:
     rng = random.Random(1)
     for _ in range(200):
         how = random_row(rng, 60)
         x = np.array([rng.gauss(0, 3) for _ in range(60)], np.float32)
         depth = x.max() - x
-        told = (how.top_k, how.top_p, how.min_p, how.typical_p)
-        expected = kept((-depth).tolist(), *told)
+        reported = (how.top_k, how.top_p, how.min_p, how.typical_p)
+        expected = kept((-depth).tolist(), *reported)
         found = left(depth.astype(np.float64), how, Scale())
         assert np.flatnonzero(found).tolist() == expected
 

@@ -15,6 +15,7 @@ import torch
 
 from minfer.effects.execution.cpu.cpu_sampler import Sampling, choose
 from minfer.kernels import sample as kernels
+from minfer.kernels.sample_reference import SamplingValues
 from minfer.sampling.logits import f32, shaped
 from minfer.sampling.params import SamplingParams
 from minfer.sampling.reference_sampler import RowSampling, kept, lowest, stream
@@ -79,7 +80,7 @@ def drawn(sampler: str, how: RowSampling, count: int) -> Counter[int]:
         rows = [RowSampling.of(SamplingParams(), seed, 0) for seed in range(count)]
         one = Sampling.of([how], len(LOGITS))
         every = Sampling(
-            tuple(range(count)), one.how * count, Sampling.of(rows, 12).streams
+            tuple(range(count)), one.params * count, Sampling.of(rows, 12).streams
         )
         tokens = choose(logits, every, np.full(count, position)).tokens.tolist()
         return Counter(tokens)
@@ -97,21 +98,22 @@ def drawn(sampler: str, how: RowSampling, count: int) -> Counter[int]:
 
 def arguments(
     how: RowSampling, seeds: range, position: int, device: str
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, SamplingValues, torch.Tensor, torch.Tensor]:
     """Those of `kernels.sample` for a row of each seed, after the logits."""
     streams = np.array([stream(seed, 0) for seed in seeds], np.uint64)
-    ones = torch.ones(len(seeds))
-    made = (
-        torch.arange(len(seeds), dtype=torch.int32),
-        how.temperature * ones,
-        (how.top_k * ones).int(),
-        how.top_p * ones,
-        -lowest(how.min_p) * ones,
-        how.typical_p * ones,
-        torch.from_numpy(streams.view(np.int64)),
-        torch.full((len(seeds),), position, dtype=torch.int32),
+    ones = torch.ones(len(seeds), device=device)
+    return (
+        torch.arange(len(seeds), dtype=torch.int32, device=device),
+        SamplingValues(
+            temperature=how.temperature * ones,
+            top_k=(how.top_k * ones).int(),
+            top_p=how.top_p * ones,
+            deepest=-lowest(how.min_p) * ones,
+            typical_p=how.typical_p * ones,
+        ),
+        torch.from_numpy(streams.view(np.int64)).to(device),
+        torch.full((len(seeds),), position, dtype=torch.int32, device=device),
     )
-    return tuple(one.to(device) for one in made)
 
 
 @pytest.mark.long

@@ -7,8 +7,8 @@ import torch
 from attrs import evolve
 
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.packing.inputs import History
-from minfer.effects.execution.running.draft_model import DraftModel, DraftOf
+from minfer.effects.execution.packing.inputs import PrefillWords
+from minfer.effects.execution.running.draft_model import DraftModel, LoadedDraft
 from minfer.effects.models.weights import random_weights
 from minfer.records.messages import Discarded, Preempted
 from minfer.records.request import SamplingParams
@@ -27,27 +27,27 @@ from tests.effects.execution.tiny_engine import (
 )
 from tests.effects.tiny_model import with_attention, with_feed_forward
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = pytest.mark.usefixtures("device_kind")
 
 
-def same(model: Model) -> DraftOf:
+def same(model: Model) -> LoadedDraft:
     """The target itself."""
-    return DraftOf(model.spec, model.weights)
+    return LoadedDraft(model.spec, model.weights)
 
 
-def other(model: Model, **changes: Any) -> DraftOf:
+def other(model: Model, **changes: Any) -> LoadedDraft:
     """Another model, with these changes of its sizes."""
     attending = with_attention(model.spec, hidden_size=16, heads=2, kv_heads=1)
     smaller = with_feed_forward(attending, hidden_size=16, intermediate_size=24)
     spec = evolve(smaller, hidden_size=16, initializer_range=0.4, **changes)
-    return DraftOf(spec, random_weights(spec, "float32", 1))
+    return LoadedDraft(spec, random_weights(spec, "float32", 1))
 
 
-def near(model: Model) -> DraftOf:
+def near(model: Model) -> LoadedDraft:
     """The target, a little off."""
     noise = torch.randn(model.weights.embed.shape, generator=torch.manual_seed(0))
     embed = model.weights.embed + 0.02 * noise
-    return DraftOf(model.spec, evolve(model.weights, embed=embed))
+    return LoadedDraft(model.spec, evolve(model.weights, embed=embed))
 
 
 @pytest.mark.long
@@ -66,7 +66,7 @@ def test_the_target_as_its_own_draft_is_always_right(
     ]
     expected = {(r.id, 0): model.expected(r) for r in wanted}
     run, tally = drafting(model, same(model), drafts, depth=depth)
-    assert run.serve(wanted, apart=depth % 2) == expected
+    assert run.serve(wanted, arrival_gap=depth % 2) == expected
     assert tally.accepted == tally.proposed > 60
 
 
@@ -100,7 +100,7 @@ def test_another_model_changes_nothing(
 ) -> None:
     draft = near(model) if changes is None else other(model, **changes)
     run, tally = drafting(model, draft, 4, depth=depth, **settings)
-    assert run.serve(requests(0), apart=depth % 2) == reference
+    assert run.serve(requests(0), arrival_gap=depth % 2) == reference
     assert not run.count(Discarded)
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
@@ -116,7 +116,7 @@ def test_rows_with_drafts_are_shaped_as_others(model: Model, right: bool) -> Non
     decode_rows = {(one.id, 0): model.expected(one) for one in wanted}
     draft = same(model) if right else other(model)
     run, tally = drafting(model, draft, 4, num_blocks=30)
-    assert run.serve(wanted, apart=1) == decode_rows
+    assert run.serve(wanted, arrival_gap=1) == decode_rows
     assert not right or tally.accepted > tally.proposed / 2 > 50
 
 
@@ -125,7 +125,7 @@ def test_log_probabilities_are_those_of_the_target(
     model: Model, reference: Tokens
 ) -> None:
     run, _ = drafting(model, other(model), 3)
-    assert run.serve(asking(requests(0)), apart=1) == reference
+    assert run.serve(asking(requests(0)), arrival_gap=1) == reference
     check_scores(model, run, asking(requests(0)))
 
 
@@ -209,9 +209,11 @@ def test_it_catches_up_in_forwards_of_what_a_step_may_take(
     without(hand, 4)
     taken, absorb = list[int](), DraftModel.absorb
 
-    def noting(self: DraftModel, kind: StepShape, history: History[torch.Tensor]) -> None:
-        taken.append(kind.tokens)
-        absorb(self, kind, history)
+    def noting(
+        self: DraftModel, shape: StepShape, prefill: PrefillWords[torch.Tensor]
+    ) -> None:
+        taken.append(shape.tokens)
+        absorb(self, shape, prefill)
 
     monkeypatch.setattr(DraftModel, "absorb", noting)
     for _ in range(2):

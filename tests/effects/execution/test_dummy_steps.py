@@ -24,11 +24,11 @@ def test_nothing_is_launched_that_was_not_foreseen(case: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.effects.execution.launches"]
     done = subprocess.run([*command, case], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads(done.stdout)
-    assert told["unforeseen"] == []
-    assert told["launched"] > 20  # of all kernels, in several ways
-    assert len(told["kernels"]) == 19 + 2 * (case in ("drafts", "coins"))
-    assert told["foreseen"] >= told["launched"]
+    report = json.loads(done.stdout)
+    assert report["unforeseen"] == []
+    assert report["launched"] > 20  # of all kernels, in several ways
+    assert len(report["kernels"]) == 19 + 2 * (case in ("drafts", "coins"))
+    assert report["foreseen"] >= report["launched"]
 
 
 def test_counts_stand_on_both_sides_of_each_bound() -> None:
@@ -51,11 +51,11 @@ def test_kinds_keep_to_the_sizes_of_the_engine() -> None:
     )
     found = shapes(QWEN_05B, config)
     assert len(found) == len({*found})
-    assert max(kind.decode_rows for kind in found) == 64
-    assert max(kind.tokens for kind in found) == 384  # a graph's, of 300
+    assert max(shape.decode_rows for shape in found) == 64
+    assert max(shape.tokens for shape in found) == 384  # a graph's, of 300
     # And those that none serves: of the budget, of more chunks than a graph has.
-    assert 300 in {kind.tokens for kind in found}
-    assert max(kind.chunks for kind in found) == 40
-    assert {kind.splits > 1 for kind in found} == {True, False}
-    assert any(kind.tokens and not kind.draws for kind in found)
+    assert 300 in {shape.tokens for shape in found}
+    assert max(shape.chunks for shape in found) == 40
+    assert {shape.splits > 1 for shape in found} == {True, False}
+    assert any(shape.tokens and not shape.draws for shape in found)
     assert StepShape(decode_rows=0, draws=1, tokens=1, chunks=1, longest=1) in found

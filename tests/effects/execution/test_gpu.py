@@ -25,7 +25,7 @@ from minfer import LLM, SamplingParams
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.input_processing.input_processor import RequestError
-from minfer.effects.models.batch import Row, make_batch
+from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import MemoryPlan, NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare
@@ -79,7 +79,7 @@ def prompts(ids: list[int]) -> list[list[int]]:
     return [ids[500 * i : 500 * i + 8 + 37 * i % 180] for i in range(24)]
 
 
-class Seen:
+class TokenCounts:
     """What an engine did: its reasons, and how many rows its largest step had."""
 
     def __init__(self, llm: LLM) -> None:
@@ -135,9 +135,11 @@ def test_prompts_are_scored_beside_others_that_are_not_held_to_it(
         assert output.prompt_logprobs is not None
         for place, by_id in enumerate(output.prompt_logprobs[1:]):
             assert by_id is not None
-            told = torch.tensor([one.logprob for one in by_id.values()])
+            reported = torch.tensor([one.logprob for one in by_id.values()])
             due = right[place, list(by_id)]
-            assert torch.allclose(told, due, atol=2e-3), f"at {place}: {told}, {due}"
+            assert torch.allclose(reported, due, atol=2e-3), (
+                f"at {place}: {reported}, {due}"
+            )
 
 
 # --- the memory plan keeps what it promises ---------------------------------------------
@@ -164,7 +166,7 @@ def test_the_largest_batch_of_the_plan_runs_together_and_one_more_is_served_too(
         most = plan.largest_batch(length)
         assert most >= 2
         for count in (most, most + 1):
-            seen = Seen(llm)
+            seen = TokenCounts(llm)
             several = [ids[i : i + length - 80] for i in range(count)]
             assert len(tokens(llm, several, 80)) == count
             if count == most:
@@ -193,7 +195,7 @@ def test_the_largest_context_of_the_plan_runs_and_one_more_token_is_refused(
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
-def test_out_of_memory_in_any_forward_costs_its_step_alone(
+def test_out_of_memory_in_any_forward_costs_only_its_step(
     prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     settings = SMALL | {"enable_prefix_caching": False, "enforce_eager": True}
@@ -212,7 +214,7 @@ def test_out_of_memory_in_any_forward_costs_its_step_alone(
             return found
 
         monkeypatch.setattr(runner, "model", scarce)
-        seen = Seen(llm)
+        seen = TokenCounts(llm)
         assert tokens(llm, prompts) == wanted
         assert calls >= at
         voided = [
@@ -223,7 +225,7 @@ def test_out_of_memory_in_any_forward_costs_its_step_alone(
 
 
 @only_cuda
-def test_memory_that_somebody_else_takes_costs_a_step_alone(
+def test_memory_of_another_process_costs_only_a_step(
     ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is captured as a graph has its memory already.
@@ -239,7 +241,7 @@ def test_memory_that_somebody_else_takes_costs_a_step_alone(
             return result
 
         monkeypatch.setattr(executor, "collect", collected)
-        seen = Seen(llm)
+        seen = TokenCounts(llm)
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
         try:
@@ -274,7 +276,7 @@ def test_an_engine_opens_while_another_captures_its_graphs(
 
 def test_a_checked_decode_has_nothing_to_complain_of(prompts: list[list[int]]) -> None:
     with LLM(check_steps=True, **SMALL) as llm:
-        seen = Seen(llm)
+        seen = TokenCounts(llm)
         tokens(llm, prompts)
         tokens(llm, prompts, temperature=0.8)
         tokens(llm, prompts, temperature=0.8, top_p=0.9, top_k=40)
@@ -319,7 +321,7 @@ def test_a_check_finds_what_it_is_for(
             for kind, graph in graphs.items()
         )
         monkeypatch.setattr(runner.captures, "made", faulty)
-        seen = Seen(llm)
+        seen = TokenCounts(llm)
         assert tokens(llm, alone) == wanted
         errors = [
             reason.error for reason in seen.reasons if isinstance(reason, Discarded)
@@ -406,7 +408,7 @@ def test_float32_log_probabilities_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
-def test_rows_that_are_sampled_apart_draw_the_same(
+def test_deferred_rows_sample_the_same(
     prompts: list[list[int]],
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -425,7 +427,7 @@ def test_rows_that_are_sampled_apart_draw_the_same(
             post(event)
 
         monkeypatch.setattr(driver, "post", bound)
-        seen = Seen(llm)
+        seen = TokenCounts(llm)
         for _ in range(2):  # the second time with graphs of mixed steps, and prefix hits
             assert tokens(llm, prompts) == expected
         only = (1 << 77).to_bytes(10, "little")
@@ -593,7 +595,9 @@ def forced(
         for i in range(COUNT):
             at = i * LENGTH + start
             rows.append(
-                Row(ids[at : at + size], start, range(i * each, (i + 1) * each), size)
+                BatchRow(
+                    ids[at : at + size], start, range(i * each, (i + 1) * each), size
+                )
             )
         batch = make_batch(rows, BLOCK, backend.device)
         batch = evolve(batch, splits=splits, fused=package == QUACK)

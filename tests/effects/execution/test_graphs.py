@@ -7,7 +7,7 @@ import torch
 from attrs import evolve
 
 from minfer.effects.execution.cuda.graphs import (
-    MOST_KINDS,
+    MAX_GRAPHS,
     PAUSE,
     PRICE,
     RECENT,
@@ -45,13 +45,13 @@ def test_a_capture_pays_once_launches_took_several_times_as_long(
 def test_a_step_waits_for_a_capture_only_once_its_kind_has_paid_for_it() -> None:
     graphs = cache()
     graphs.costs.extend([0.01] * RECENT)
-    for kind in (DECODE, PROMPT):
-        graphs.note(kind, 100.0)
-        assert not graphs.due(kind, 1000), "the first launch may have compiled something"
-        graphs.note(kind, WORTH * 0.01)
-        assert not graphs.due(kind, 1000)
-        graphs.note(kind, 0.001)
-        assert graphs.due(kind, 1000)
+    for shape in (DECODE, PROMPT):
+        graphs.note(shape, 100.0)
+        assert not graphs.due(shape, 1000), "the first launch may have compiled something"
+        graphs.note(shape, WORTH * 0.01)
+        assert not graphs.due(shape, 1000)
+        graphs.note(shape, 0.001)
+        assert graphs.due(shape, 1000)
     graphs.costs.extend([0.02] * RECENT)
     assert not graphs.due(DECODE, 1000), "captures take longer now"
     graphs.costs.extend([0.01] * RECENT)
@@ -61,11 +61,11 @@ def test_a_step_waits_for_a_capture_only_once_its_kind_has_paid_for_it() -> None
 
 
 def test_what_takes_few_launches_is_captured_after_few_steps() -> None:
-    graphs, late = cache(), StepShape(decode_rows=0, draws=8, late=True)
+    graphs, deferred = cache(), StepShape(decode_rows=0, draws=8, deferred_draws=True)
     graphs.costs.extend([0.04] * RECENT)
     steps = 0
-    while not graphs.due(late, 1000):
-        graphs.note(late, 0.0005)
+    while not graphs.due(deferred, 1000):
+        graphs.note(deferred, 0.0005)
         steps += 1
     assert steps == 1 + WORTH * PRICE + 1
     for _ in range(9):
@@ -93,63 +93,63 @@ def test_what_came_most_often_is_wanted_first_and_nothing_twice() -> None:
 
 def foreseen(graphs: GraphCache) -> list[StepShape]:
     """As many kinds as there is room for, added before any step asked for them."""
-    kinds = [
+    shapes = [
         StepShape(decode_rows=0, draws=1, tokens=tokens + 1, chunks=2)
-        for tokens in range(MOST_KINDS)
+        for tokens in range(MAX_GRAPHS)
     ]
-    for kind in kinds:
-        assert graphs.may_foresee(kind)
-        graphs.add(kind, GRAPH)
-    return kinds
+    for shape in shapes:
+        assert graphs.may_foresee(shape)
+        graphs.add(shape, GRAPH)
+    return shapes
 
 
 def test_only_pure_decode_steps_are_foreseen_beyond_the_bound() -> None:
     graphs = cache()
-    kinds = foreseen(graphs)
+    shapes = foreseen(graphs)
     drafting = StepShape(decode_rows=1, draws=1, verified=1, drafts=2)
     assert not graphs.may_foresee(PROMPT)
     assert not graphs.may_foresee(drafting)
     assert graphs.may_foresee(DECODE)
     graphs.add(DECODE, GRAPH)
-    assert {*graphs.made} == {DECODE, *kinds}
+    assert {*graphs.made} == {DECODE, *shapes}
 
 
 def test_a_kind_that_was_asked_for_takes_the_place_of_the_least_useful() -> None:
     """First of those without a replay, the last captured; then the oldest replay."""
     graphs = cache()
-    kinds = foreseen(graphs)
-    for kind in reversed(kinds[1:]):
-        assert graphs.find(kind) is GRAPH
-    leaving = [kinds[0], *reversed(kinds[1:])]
-    assert graphs.find(kinds[-1]) is GRAPH  # replayed again
-    leaving.remove(kinds[-1])
-    for number, gone in enumerate(leaving[:3]):
+    shapes = foreseen(graphs)
+    for shape in reversed(shapes[1:]):
+        assert graphs.find(shape) is GRAPH
+    leaving = [shapes[0], *reversed(shapes[1:])]
+    assert graphs.find(shapes[-1]) is GRAPH  # replayed again
+    leaving.remove(shapes[-1])
+    for number, dropped in enumerate(leaving[:3]):
         asked = evolve(PROMPT, tokens=1000 + number)
         graphs.note(asked, 1.0)
         assert asked in graphs.wanted()
         graphs.add(asked, GRAPH)
         graphs.forget(asked)
-        assert graphs.find(gone) is None
-        assert len(graphs.made) == MOST_KINDS
-    assert {*leaving[3:], kinds[-1]} <= {*graphs.made}
+        assert graphs.find(dropped) is None
+        assert len(graphs.made) == MAX_GRAPHS
+    assert {*leaving[3:], shapes[-1]} <= {*graphs.made}
 
 
 def test_of_graphs_without_a_replay_the_last_captured_leaves_first() -> None:
     graphs = cache()
-    kinds = foreseen(graphs)
+    shapes = foreseen(graphs)
     for number in range(3):
         asked = evolve(PROMPT, tokens=1000 + number)
         graphs.note(asked, 1.0)
         graphs.add(asked, GRAPH)
-    assert [kind for kind in kinds if kind not in graphs.made] == kinds[-3:]
+    assert [shape for shape in shapes if shape not in graphs.made] == shapes[-3:]
 
 
 def test_pure_decode_steps_keep_their_graphs() -> None:
     graphs = cache()
     graphs.add(DECODE, GRAPH)
-    for tokens in range(2 * MOST_KINDS):
-        kind = evolve(PROMPT, tokens=tokens + 1)
-        graphs.note(kind, 1.0)
-        graphs.add(kind, GRAPH)
+    for tokens in range(2 * MAX_GRAPHS):
+        shape = evolve(PROMPT, tokens=tokens + 1)
+        graphs.note(shape, 1.0)
+        graphs.add(shape, GRAPH)
     assert graphs.find(DECODE) is GRAPH
-    assert len(graphs.made) == MOST_KINDS
+    assert len(graphs.made) == MAX_GRAPHS

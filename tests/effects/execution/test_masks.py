@@ -9,26 +9,26 @@ from torch import Tensor
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.pack_plan import Draw
 from minfer.effects.execution.running.deferred_sampling import (
-    LateDraw,
+    DeferredDraws,
     MaskError,
     mask_words,
 )
-from minfer.effects.execution.running.device_masks import TURNS, Masks
+from minfer.effects.execution.running.device_masks import BUFFERS, DeviceMasks
 
 VOCAB = 40  # a word, and part of another
 DRAWS = 6
 CPU = torch.device("cpu")
 
 
-def late(*masks: bytes) -> LateDraw:
+def late(*masks: bytes) -> DeferredDraws:
     """Draws with these masks."""
     count = len(masks)
-    return LateDraw(
-        shape=StepShape(decode_rows=0, draws=count, late=True),
+    return DeferredDraws(
+        shape=StepShape(decode_rows=0, draws=count, deferred_draws=True),
         words=np.zeros(2 * count, np.int32),
         draw=Draw(list(range(count)), [None] * count),
         masks=list(masks),
-        gone=[],
+        reassigned=[],
     )
 
 
@@ -42,20 +42,20 @@ def tokens(lines: Tensor) -> list[set[int]]:
     return [set(np.flatnonzero(line).tolist()) for line in bits]
 
 
-def buffers(masks: Masks) -> list[int]:
+def buffers(masks: DeviceMasks) -> list[int]:
     """Where the host's lie, the one that was used last first."""
     return [one.lines.data_ptr() for one in masks._host]
 
 
 def test_at_first_every_token_may_be_drawn() -> None:
-    masks = Masks(DRAWS, VOCAB, CPU)
+    masks = DeviceMasks(DRAWS, VOCAB, CPU)
     assert masks.lines.shape == (DRAWS, mask_words(VOCAB))
     assert masks.lines.dtype == torch.int32
     assert (masks.lines == -1).all()
 
 
 def test_masks_lie_in_the_order_of_draws_and_others_stay() -> None:
-    masks = Masks(DRAWS, VOCAB, CPU)
+    masks = DeviceMasks(DRAWS, VOCAB, CPU)
     masks.send(late(only(1), only(2, 39), b"", only(31, 32)))
     masks.read()
     everything = set(range(VOCAB))
@@ -66,37 +66,37 @@ def test_masks_lie_in_the_order_of_draws_and_others_stay() -> None:
 
 
 def test_where_they_lie_is_one_place_as_graphs_read_there() -> None:
-    masks = Masks(DRAWS, VOCAB, CPU)
+    masks = DeviceMasks(DRAWS, VOCAB, CPU)
     there = masks.lines.data_ptr()
-    for token in range(TURNS + 2):
+    for token in range(BUFFERS + 2):
         masks.send(late(only(token)))
         assert masks.lines.data_ptr() == there
         assert tokens(masks.lines[:1]) == [{token}]
 
 
 def test_buffers_take_turns() -> None:
-    masks = Masks(DRAWS, VOCAB, CPU)
+    masks = DeviceMasks(DRAWS, VOCAB, CPU)
     used = []
-    for token in range(2 * TURNS):
+    for token in range(2 * BUFFERS):
         masks.send(late(only(token)))
         used.append(buffers(masks)[0])
-    assert len({*used}) == TURNS
-    assert used[:TURNS] == used[TURNS:]
+    assert len({*used}) == BUFFERS
+    assert used[:BUFFERS] == used[BUFFERS:]
     # What was handed over stays, until the turn comes again.
     last = [one.lines for one in masks._host]
-    assert {*tokens(torch.stack([one[0] for one in last]))[0]} == {2 * TURNS - 1}
+    assert {*tokens(torch.stack([one[0] for one in last]))[0]} == {2 * BUFFERS - 1}
     kept = {token for one in last for token in tokens(one[:1])[0]}
-    assert kept == set(range(TURNS, 2 * TURNS))
+    assert kept == set(range(BUFFERS, 2 * BUFFERS))
 
 
-def written(step: int, *lines: int) -> LateDraw:
+def written(step: int, *lines: int) -> DeferredDraws:
     """Draws whose masks lie in these lines of what was lent for a step."""
     return evolve(late(*(b"" for _ in lines)), masks=[], step=step, lines=list(lines))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2), (2,)])
 def test_masks_in_lent_memory_are_sent_from_there(order: tuple[int, ...]) -> None:
-    masks = Masks(DRAWS, VOCAB, CPU)
+    masks = DeviceMasks(DRAWS, VOCAB, CPU)
     lines = masks.lend(5)
     assert lines.shape == (DRAWS, mask_words(VOCAB))
     lines[:3, :] = 0
@@ -107,13 +107,13 @@ def test_masks_in_lent_memory_are_sent_from_there(order: tuple[int, ...]) -> Non
         masks.send(written(5, *order))
 
 
-def test_what_is_lent_is_nobody_elses_until_it_was_sent() -> None:
-    masks = Masks(DRAWS, VOCAB, CPU)
-    for step in range(TURNS + 2):
+def test_lent_memory_is_not_reused_before_it_was_sent() -> None:
+    masks = DeviceMasks(DRAWS, VOCAB, CPU)
+    for step in range(BUFFERS + 2):
         masks.lend(step)[0] = step, 0
-    for token in range(2 * TURNS):
+    for token in range(2 * BUFFERS):
         masks.send(late(only(token)))
-    for step in range(TURNS + 2):
+    for step in range(BUFFERS + 2):
         masks.send(written(step, 0))
         assert masks.lines[0].tolist() == [step, 0]
     count = len(masks._host)
@@ -129,7 +129,7 @@ def test_what_is_lent_is_nobody_elses_until_it_was_sent() -> None:
 def test_a_mask_that_allows_nothing_is_refused_and_changes_nothing(
     nothing: bytes,
 ) -> None:
-    masks = Masks(DRAWS, VOCAB, CPU)
+    masks = DeviceMasks(DRAWS, VOCAB, CPU)
     masks.send(late(only(1), only(2)))
     with pytest.raises(MaskError, match="allows no token"):
         masks.send(late(only(3), nothing))
@@ -141,7 +141,7 @@ def test_a_mask_that_allows_nothing_is_refused_and_changes_nothing(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="is about a GPU's streams")
 def test_the_first_masks_of_a_gpu_come_behind_what_runs_there() -> None:
     gpu = torch.device("cuda")
-    masks = Masks(DRAWS, VOCAB, gpu)
+    masks = DeviceMasks(DRAWS, VOCAB, gpu)
     torch.cuda.current_stream(gpu).synchronize()
     torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # torch's: cycles
     masks.send(late(only(1), only(2)))
@@ -149,7 +149,7 @@ def test_the_first_masks_of_a_gpu_come_behind_what_runs_there() -> None:
     assert tokens(masks.lines[:2]) == [{1}, {2}]
     assert (masks.lines[2:] == -1).all()
     masks.read()
-    for token in range(2 * TURNS):
+    for token in range(2 * BUFFERS):
         torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]  # torch's
         masks.send(late(only(token)))
         read = masks.lines.clone()

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape, most_draws, most_lines
-from minfer.effects.execution.packing.inputs import Inputs, dummy_words, most_words
+from minfer.effects.execution.packing.inputs import ForwardWords, dummy_words, most_words
 from minfer.effects.execution.packing.pack_plan import Packer
 from minfer.effects.models.shapes import most_drafts, padded_tokens
 from minfer.records.config import EngineConfig
@@ -19,7 +19,7 @@ from tests.effects.execution.tiny_engine import Model, Run
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("kind")
+@pytest.mark.usefixtures("device_kind")
 def test_a_steady_decode_names_its_rows_once(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +45,7 @@ def packer(pad: bool) -> Packer:
         request = Request(id=str(row), prompt=(row,), max_tokens=9)
         rows.open(row, opened(request, (row,)))
     rows.take()
-    return Packer(rows, StepShape.padded if pad else lambda kind: kind)
+    return Packer(rows, StepShape.padded if pad else lambda shape: shape)
 
 
 # Rows 5 and 2 feed themselves; 1 goes on with its history, 4 ends it.
@@ -63,18 +63,18 @@ MIXED = Plan(
 @pytest.mark.parametrize("pad", [False, True])
 def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
     [forward] = packer(pad).forwards(MIXED)
-    kind = forward.shape
-    decode_rows = kind.decode_rows
-    assert (decode_rows, kind.longest) == (2, 64 if pad else 3)
-    inputs = Inputs.of(torch.from_numpy(forward.words), kind)
-    assert inputs.apart is None
-    assert inputs.history is not None
+    shape = forward.shape
+    decode_rows = shape.decode_rows
+    assert (decode_rows, shape.longest) == (2, 64 if pad else 3)
+    inputs = ForwardWords.of(torch.from_numpy(forward.words), shape)
+    assert inputs.sampling_split is None
+    assert inputs.prefill is not None
     tokens, chunks, draws = (
         lines.numpy()
         for lines in (
-            inputs.history.tokens,
-            inputs.history.chunks,
-            inputs.history.draws,
+            inputs.prefill.tokens,
+            inputs.prefill.chunks,
+            inputs.prefill.draws,
         )
     )
     assert tokens[:, :5].tolist() == [
@@ -100,18 +100,18 @@ def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
 
 
 @pytest.mark.parametrize("pad", [False, True])
-def test_rows_apart_are_kept_and_the_others_sampled(pad: bool) -> None:
+def test_deferred_rows_keep_logits_and_others_are_sampled(pad: bool) -> None:
     [forward] = packer(pad).forwards(evolve(MIXED, deferred=(2, 3)))
-    inputs = Inputs.of(forward.words, forward.shape)
-    assert inputs.apart is not None
-    now, kept = inputs.apart
+    inputs = ForwardWords.of(forward.words, forward.shape)
+    assert inputs.sampling_split is not None
+    now, kept = inputs.sampling_split
     first, second, third = (0, 1, forward.shape.decode_rows)
     assert now[[first, second, third]].tolist() == [5, 8, 8]
     assert kept[[first, second, third]].tolist() == [8, 2, 4]
     assert (now == 8).sum() == len(now) - 1
     assert (kept == 8).sum() == len(kept) - 2
-    assert forward.kept is not None
-    assert (forward.draw.places, forward.kept.places) == ([0], [2, 3])
+    assert forward.deferred is not None
+    assert (forward.draw.places, forward.deferred.places) == ([0], [2, 3])
     assert forward.draw.at == [0]
 
 
@@ -121,50 +121,50 @@ def test_a_steady_decode_is_sent_nothing() -> None:
     packs = packer(pad=True)
     [forward] = packs.forwards(plan)
     assert forward.draw.at is None
-    assert forward.kept is None
+    assert forward.deferred is None
     change(packs.rows)
     [again] = packs.forwards(plan)
     assert again.draw is forward.draw
     bound = evolve(plan, deferred=(0,))
-    [apart] = packs.forwards(bound)
-    assert apart.shape == evolve(forward.shape, apart=True)
-    assert (apart.draw.places, apart.draw.at) == ([1], [1])
-    assert apart.kept is not None
-    assert (apart.kept.places, apart.kept.at) == ([0], [0])
+    [bound_forward] = packs.forwards(bound)
+    assert bound_forward.shape == evolve(forward.shape, keeps_logits=True)
+    assert (bound_forward.draw.places, bound_forward.draw.at) == ([1], [1])
+    assert bound_forward.deferred is not None
+    assert (bound_forward.deferred.places, bound_forward.deferred.at) == ([0], [0])
     change(packs.rows)
-    assert packs.rows.apart[:, :2].tolist() == [[8, 5], [3, 8]]
+    assert packs.rows.sampling_split[:, :2].tolist() == [[8, 5], [3, 8]]
     [once_more] = packs.forwards(evolve(bound, step=2))
-    assert once_more.kept is apart.kept
+    assert once_more.deferred is bound_forward.deferred
     assert not packs.rows.changes
     [free] = packs.forwards(plan)
-    assert free.kept is None
+    assert free.deferred is None
     assert free.shape == forward.shape
-    assert [*map(len, (forward.words, apart.words, once_more.words, free.words))] == [
-        0
-    ] * 4
+    assert [
+        *map(len, (forward.words, bound_forward.words, once_more.words, free.words))
+    ] == [0] * 4
 
 
-@pytest.mark.parametrize("apart", [(), (0, 3)])
-def test_where_any_row_may_be_sampled_apart_steps_are_of_one_kind(
-    apart: tuple[int, ...],
+@pytest.mark.parametrize("deferred", [(), (0, 3)])
+def test_shapes_do_not_depend_on_which_rows_are_deferred(
+    deferred: tuple[int, ...],
 ) -> None:
     rows = packer(pad=True).rows
-    packs = Packer(rows, lambda kind: evolve(kind, apart=True).padded())
-    [mixed] = packs.forwards(evolve(MIXED, deferred=apart))
-    lines = Inputs.of(mixed.words, mixed.shape).apart
-    assert mixed.shape.apart
+    packs = Packer(rows, lambda shape: evolve(shape, keeps_logits=True).padded())
+    [mixed] = packs.forwards(evolve(MIXED, deferred=deferred))
+    lines = ForwardWords.of(mixed.words, mixed.shape).sampling_split
+    assert mixed.shape.keeps_logits
     assert lines is not None
     line = {0: 0, 2: 1, 3: mixed.shape.decode_rows}  # of the entries that draw
     expected = np.full((2, mixed.shape.draws), rows.scratch)
     for entry, at in line.items():
-        expected[int(entry in apart), at] = MIXED.rows[entry]
+        expected[int(entry in deferred), at] = MIXED.rows[entry]
     assert lines.tolist() == expected.tolist()
-    assert mixed.draw.places == [one for one in line if one not in apart]
-    assert (mixed.kept is None) == (not apart)
+    assert mixed.draw.places == [one for one in line if one not in deferred]
+    assert (mixed.deferred is None) == (not deferred)
     [decode] = packs.forwards(Plan(1, (1, 2), (3, 5), (4, 6), (1, 1), (1, 1)))
     change(rows)
-    assert (decode.shape.apart, decode.kept) == (True, None)
-    assert rows.apart[:, :2].tolist() == [[3, 5], [8, 8]]
+    assert (decode.shape.keeps_logits, decode.deferred) == (True, None)
+    assert rows.sampling_split[:, :2].tolist() == [[3, 5], [8, 8]]
 
 
 def test_a_last_input_of_a_prompt_is_one_that_a_row_feeds_itself() -> None:
@@ -216,10 +216,10 @@ def test_other_fills_beside_it_are_chunks() -> None:
     [forward] = packs.forwards(plan)
     assert (forward.shape.decode_rows, forward.shape.chunks) == (2, 8)
     assert forward.draw.places == [0, 1, 3, 4, 5]
-    history = Inputs.of(forward.words, forward.shape).history
-    assert history is not None
-    assert history.chunks[0, :5].tolist() == [2, 4, 3, 0, packs.rows.scratch]
-    assert forward.asks
+    prefill = ForwardWords.of(forward.words, forward.shape).prefill
+    assert prefill is not None
+    assert prefill.chunks[0, :5].tolist() == [2, 4, 3, 0, packs.rows.scratch]
+    assert forward.has_extra_outputs
     remembering = Packer(packs.rows, StepShape.padded, remembers=True)
     [other] = remembering.forwards(plan)
     assert (other.shape.decode_rows, other.shape.chunks) == (1, 8)
@@ -252,18 +252,20 @@ def test_there_is_room_for_the_largest_step() -> None:
     assert len(forward.words) + sum(map(len, packs.rows.take())) <= most
 
 
-def test_what_is_nobodys_is_the_scratch_rows() -> None:
-    kind = StepShape(decode_rows=3, draws=5, tokens=64, chunks=2, longest=64, apart=True)
-    inputs = Inputs.of(dummy_words(kind, 9, 50), kind)
-    assert inputs.history is not None
-    assert inputs.apart is not None
-    ids, positions, rows = inputs.history.tokens
+def test_padding_belongs_to_the_scratch_row() -> None:
+    shape = StepShape(
+        decode_rows=3, draws=5, tokens=64, chunks=2, longest=64, keeps_logits=True
+    )
+    inputs = ForwardWords.of(dummy_words(shape, 9, 50), shape)
+    assert inputs.prefill is not None
+    assert inputs.sampling_split is not None
+    ids, positions, rows = inputs.prefill.tokens
     assert {*ids} == {0}
     assert [*positions] == [*range(50), *range(14)]
-    who, starts, sizes, offsets = inputs.history.chunks
+    device_rows, starts, sizes, offsets = inputs.prefill.chunks
     assert [*starts, *sizes, *offsets] == [0, 0, 50, 0, 3, 0]
-    assert {*rows} == {*who} == {*inputs.history.draws[0]} == {9}
-    assert {*inputs.apart.flatten()} == {9}
+    assert {*rows} == {*device_rows} == {*inputs.prefill.draws[0]} == {9}
+    assert {*inputs.sampling_split.flatten()} == {9}
     assert len(dummy_words(StepShape(decode_rows=3, draws=3), 9, 50)) == 0
 
 
@@ -287,18 +289,18 @@ def test_rows_with_drafts_come_first(pad: bool) -> None:
     packs = packer(pad)
     packs.drafts = 99
     [forward] = packs.forwards(DRAFTED)
-    kind = forward.shape
+    shape = forward.shape
     nobody = 2 if pad else 0  # all four rows have lines for drafts
-    assert (kind.verified, kind.drafts, kind.proposes) == (2 + nobody, 3, True)
+    assert (shape.verified, shape.drafts, shape.proposes) == (2 + nobody, 3, True)
     assert forward.draw.places == [1, 3, 0, 2]
     assert forward.longest == 10
-    inputs = Inputs.of(forward.words, kind)
+    inputs = ForwardWords.of(forward.words, shape)
     assert inputs.drafts is not None
     assert inputs.drafts.counts.tolist() == [3, 2] + [0] * nobody
     said = [[11, 12, 13], [-1, -1, 0]] + [[0, 0, 0]] * nobody
-    assert inputs.drafts.said.T.tolist() == said
-    assert forward.draw.further is not None
-    assert forward.draw.further.places == [1, 3]
+    assert inputs.drafts.tokens.T.tolist() == said
+    assert forward.draw.draft_outputs is not None
+    assert forward.draw.draft_outputs.places == [1, 3]
     _, batch = packs.rows.changes[-1]
     assert batch[:4].tolist() == [1, 4, 5, 2]
 
@@ -312,7 +314,7 @@ def test_a_step_without_drafts_behind_it_has_its_rows_in_order() -> None:
         _, batch = packs.rows.changes[-1]
         named = [plan.rows[place] for place in forward.draw.places]
         assert batch[:4].tolist() == named
-        assert (forward.draw.further is None) == (not plan.drafts)
+        assert (forward.draw.draft_outputs is None) == (not plan.drafts)
 
 
 BESIDE = evolve(MIXED, counts=(1, 3, 3, 2), most=(1, 0, 3, 1), drafts=(Draft(2),))
@@ -326,42 +328,42 @@ def test_rows_with_drafts_and_prompts_are_two_forwards(pad: bool) -> None:
     rows, prompts = packs.forwards(BESIDE)
     assert (rows.shape.tokens, rows.shape.decode_rows, rows.shape.drafts) == (0, 2, 2)
     assert rows.draw.places == [2, 0]
-    assert rows.draw.further is not None
+    assert rows.draw.draft_outputs is not None
     assert rows.longest == 10
-    inputs = Inputs.of(rows.words, rows.shape)
+    inputs = ForwardWords.of(rows.words, rows.shape)
     assert inputs.drafts is not None
     assert inputs.drafts.counts.tolist()[:1] == [2]
     assert (prompts.shape.decode_rows, prompts.shape.drafts) == (0, 0)
     assert prompts.draw.places == [3]
-    assert prompts.draw.further is None
-    inputs = Inputs.of(prompts.words, prompts.shape)
-    assert inputs.history is not None
-    assert inputs.history.chunks[3, :2].tolist() == [0, 3]
-    assert inputs.history.draws[:, 0].tolist() == [4, 4]
+    assert prompts.draw.draft_outputs is None
+    inputs = ForwardWords.of(prompts.words, prompts.shape)
+    assert inputs.prefill is not None
+    assert inputs.prefill.chunks[3, :2].tolist() == [0, 3]
+    assert inputs.prefill.draws[:, 0].tolist() == [4, 4]
 
 
 @pytest.mark.parametrize("parts", [False, True])
-@pytest.mark.parametrize("apart", [(), (0,)])
+@pytest.mark.parametrize("deferred", [(), (0,)])
 def test_or_one_in_which_drafts_come_before_prompts(
-    apart: tuple[int, ...], parts: bool
+    deferred: tuple[int, ...], parts: bool
 ) -> None:
     """Without graphs, or beside rows apart."""
     packs = packer(pad=False)
-    packs.drafts, packs.parts_drafts = 99, parts and bool(apart)
-    [forward] = packs.forwards(evolve(BESIDE, deferred=apart))
-    inputs = Inputs.of(forward.words, forward.shape)
-    assert inputs.history is not None
+    packs.drafts, packs.parts_drafts = 99, parts and bool(deferred)
+    [forward] = packs.forwards(evolve(BESIDE, deferred=deferred))
+    inputs = ForwardWords.of(forward.words, forward.shape)
+    assert inputs.prefill is not None
     assert inputs.drafts is not None
-    kept = [] if forward.kept is None else forward.kept.places
-    assert (forward.draw.places, kept) == (([2, 3], [0]) if apart else ([2, 0, 3], []))
-    assert inputs.history.chunks[3].tolist() == [4, 7]  # behind two rows and two drafts
-    assert inputs.history.draws.tolist() == [[2, 5, 4], [0, 1, 8]]
+    kept = [] if forward.deferred is None else forward.deferred.places
+    assert (forward.draw.places, kept) == (([2, 3], [0]) if deferred else ([2, 0, 3], []))
+    assert inputs.prefill.chunks[3].tolist() == [4, 7]  # behind two rows and two drafts
+    assert inputs.prefill.draws.tolist() == [[2, 5, 4], [0, 1, 8]]
     assert inputs.drafts.counts.tolist() == [2]
 
 
-@pytest.mark.parametrize(("apart", "inputs"), [((), [3, 4]), ((0,), [7, 8])])
+@pytest.mark.parametrize(("deferred", "inputs"), [((), [3, 4]), ((0,), [7, 8])])
 def test_prompts_are_scored_at_their_own_inputs(
-    apart: tuple[int, ...], inputs: list[int]
+    deferred: tuple[int, ...], inputs: list[int]
 ) -> None:
     """Behind a prompt, and rows and drafts if these are of the same forward."""
     packs = packer(pad=False)
@@ -369,9 +371,9 @@ def test_prompts_are_scored_at_their_own_inputs(
     sampling = SamplingParams(prompt_logprobs=0)
     scored = Request(id="x", prompt=(1, 5, 21, 22), max_tokens=9, sampling=sampling)
     packs.rows.open(4, opened(scored, (4,)))
-    *_, forward = packs.forwards(evolve(BESIDE, deferred=apart))
-    assert forward.targets is not None
-    assert forward.targets.inputs.tolist() == inputs
+    *_, forward = packs.forwards(evolve(BESIDE, deferred=deferred))
+    assert forward.scored is not None
+    assert forward.scored.inputs.tolist() == inputs
 
 
 def uneven(rows: int, deepest: int) -> Plan:
@@ -397,14 +399,14 @@ def test_no_draft_that_fits_into_the_budget_is_left_out(budget: int) -> None:
     for rows in range(1, 7):
         for deepest in range(1, min(64, budget // rows - 1) + 1):
             [forward] = packs.forwards(uneven(rows, deepest))
-            kind = forward.shape
-            assert kind.verified * kind.drafts <= packs.drafts
-            assert kind.lines <= most_lines(config)
-            inputs = Inputs.of(forward.words, kind)
+            shape = forward.shape
+            assert shape.verified * shape.drafts <= packs.drafts
+            assert shape.lines <= most_lines(config)
+            inputs = ForwardWords.of(forward.words, shape)
             assert inputs.drafts is not None
             counts = inputs.drafts.counts[:rows].tolist()
             assert counts == [1] * (rows - 1) + [deepest]
-            assert (inputs.drafts.said[:deepest, rows - 1] == 7).all()
+            assert (inputs.drafts.tokens[:deepest, rows - 1] == 7).all()
 
 
 def test_there_is_room_for_the_streams_of_all_rows() -> None:

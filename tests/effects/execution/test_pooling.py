@@ -14,7 +14,7 @@ import torch
 from attrs import evolve, frozen
 
 from minfer import LLM, AsyncLLM, EmbeddingOutput, RequestError, SamplingParams
-from minfer.effects.execution.packing.pooling import Part, Vectors
+from minfer.effects.execution.packing.pooling import PooledChunk, Vectors
 from minfer.effects.execution.torch_executor import unsupported
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.text.output_processor import OutputProcessor
@@ -35,7 +35,7 @@ GREEDY: Final = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
 
 @frozen(eq=False)
-class Beside:
+class TwoEngines:
     """A checkpoint, and transformers' model of it."""
 
     folder: str
@@ -50,18 +50,18 @@ class Beside:
         return found
 
 
-def made(folder: Path, family: str, config: dict[str, Any]) -> Beside:
-    return Beside(str(folder), save(str(folder), family, config))
+def made(folder: Path, family: str, config: dict[str, Any]) -> TwoEngines:
+    return TwoEngines(str(folder), save(str(folder), family, config))
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Beside:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> TwoEngines:
     folder = tmp_path_factory.mktemp("llama")
     return made(folder, "Llama", VARIANTS["Llama", "plain"])
 
 
 @pytest.fixture
-def llm(llama: Beside) -> Iterator[LLM]:
+def llm(llama: TwoEngines) -> Iterator[LLM]:
     with LLM(llama.folder, **PLAIN) as one:
         yield one
 
@@ -72,7 +72,7 @@ def prompts(count: int = 6, longest: int = 50) -> list[list[int]]:
     return [rng.choices(range(160), k=length) for length in lengths]
 
 
-def check(beside: Beside, outputs: list[EmbeddingOutput], pooling: str) -> None:
+def check(beside: TwoEngines, outputs: list[EmbeddingOutput], pooling: str) -> None:
     for output in outputs:
         assert (output.finish_reason, output.error) == ("stop", "")
         right = beside.right(list(output.prompt_token_ids), pooling)
@@ -114,7 +114,7 @@ def test_models_of_transformers_are_pooled_too(
 
 
 def test_a_prefix_is_hit_by_the_last_token_and_not_by_a_mean(
-    llm: LLM, llama: Beside
+    llm: LLM, llama: TwoEngines
 ) -> None:
     ids = prompts()[1]
     for pooling, cached in (("mean", 0), ("last", 48), ("mean", 0)):
@@ -134,7 +134,7 @@ def test_vectors_have_length_one_unless_told_otherwise(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_whoever_is_sent_back_begins_again(llama: Beside, pooling: str) -> None:
+def test_a_preempted_row_begins_again(llama: TwoEngines, pooling: str) -> None:
     tight = {
         "num_gpu_blocks_override": 20,
         "max_model_len": 80,
@@ -159,7 +159,7 @@ def test_whoever_is_sent_back_begins_again(llama: Beside, pooling: str) -> None:
 
 
 @pytest.mark.long
-def test_neighbours_that_generate_go_on_as_ever(llama: Beside) -> None:
+def test_neighbours_that_generate_go_on_as_ever(llama: TwoEngines) -> None:
     ids = prompts()
     settings = PLAIN | {"max_num_batched_tokens": 16}
     with LLM(llama.folder, **settings) as one:
@@ -176,12 +176,12 @@ def test_neighbours_that_generate_go_on_as_ever(llama: Beside) -> None:
     assert list(map(tuple, got.values())) == alone
 
 
-def test_a_prompt_may_fill_the_context(llm: LLM, llama: Beside) -> None:
+def test_a_prompt_may_fill_the_context(llm: LLM, llama: TwoEngines) -> None:
     ids = Random(1).choices(range(160), k=256)
     check(llama, llm.embed([ids], normalize=False), "last")
 
 
-def test_many_at_once_in_a_loop_and_one_that_goes_away(llama: Beside) -> None:
+def test_many_at_once_in_a_loop_and_one_that_goes_away(llama: TwoEngines) -> None:
     async def main() -> list[EmbeddingOutput]:
         async with AsyncLLM(llama.folder, **PLAIN) as one:
             gone = asyncio.create_task(one.embed(prompts()[1], request_id="gone"))
@@ -212,12 +212,12 @@ def test_a_prompt_that_cannot_be_pooled_is_named(llm: LLM) -> None:
 
 
 def test_a_step_that_fails_says_why_and_the_others_go_on(
-    llm: LLM, llama: Beside, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, llama: TwoEngines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Vectors.read
 
     def broken(self: Vectors, rows: int) -> tuple[bytes, ...]:
-        for part, line in zip(self.parts, self.values.numpy(), strict=True):
+        for part, line in zip(self.chunks, self.values.numpy(), strict=True):
             if len(part.owner.known) == 7:
                 line[0] = np.nan
         return read(self, rows)
@@ -259,7 +259,7 @@ def test_what_cannot_be_pooled_is_refused_by_name() -> None:
 
 
 def test_states_that_are_not_finite_name_their_request() -> None:
-    part = Part(1, 0, OPENED, first=0, count=1, begins=True, ends=True)
+    part = PooledChunk(1, 0, OPENED, first=0, count=1, begins=True, ends=True)
     good = Vectors((part,), torch.ones(1, 2)).read(3)
     assert good == (b"", np.ones(2, "<f4").tobytes(), b"")
     with pytest.raises(RuntimeError, match=r"not finite for request 'r7' \(sample 0\)"):

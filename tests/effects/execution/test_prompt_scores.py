@@ -12,7 +12,11 @@ import torch
 from attrs import evolve
 
 from minfer import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
-from minfer.effects.execution.packing.prompt_scores import PromptScores, Scorer, Stretch
+from minfer.effects.execution.packing.prompt_scores import (
+    ChunkScores,
+    ScoredChunk,
+    Scorer,
+)
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
@@ -20,7 +24,7 @@ from minfer.records.plan import Open
 from minfer.records.prompt_logprobs import parts_of
 from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.execution.test_gpu import runner_of
-from tests.effects.execution.test_pooling import PLAIN, Beside, made, prompts
+from tests.effects.execution.test_pooling import PLAIN, TwoEngines, made, prompts
 from tests.effects.tiny_families import OTHERS, VARIANTS
 
 SCORED: Final = SamplingParams(
@@ -31,7 +35,7 @@ CLOSE: Final = 2e-4  # what float32 leaves of sums in another order
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Beside:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> TwoEngines:
     folder = tmp_path_factory.mktemp("llama")
     return made(folder, "Llama", VARIANTS["Llama", "plain"])
 
@@ -42,11 +46,11 @@ def check(theirs: Any, outputs: list[RequestOutput], likeliest: int = 3) -> None
         ids = list(output.prompt_token_ids)
         with torch.inference_mode():
             right = theirs(torch.tensor([ids])).logits[0].log_softmax(-1)
-        told = output.prompt_logprobs
-        assert told is not None
-        assert len(told) == len(ids)
-        assert told[0] is None
-        for token, by_id, values in zip(ids[1:], told[1:], right, strict=False):
+        reported = output.prompt_logprobs
+        assert reported is not None
+        assert len(reported) == len(ids)
+        assert reported[0] is None
+        for token, by_id, values in zip(ids[1:], reported[1:], right, strict=False):
             assert by_id is not None
             assert next(iter(by_id)) == token
             top = {one.rank: one.logprob for one in by_id.values()}
@@ -71,13 +75,15 @@ def scored(llm: LLM, ids: list[list[int]]) -> list[RequestOutput]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("tokens", [8, 11, 512])
-def test_chunks_change_nothing(llama: Beside, tokens: int) -> None:
+def test_chunks_change_nothing(llama: TwoEngines, tokens: int) -> None:
     with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": tokens}) as llm:
         check(llama.theirs, scored(llm, prompts()))
 
 
 @pytest.mark.long
-def test_padding_is_not_scored(llama: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_is_not_scored(
+    llama: TwoEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": 20}) as llm:
         due = [one.outputs[0].token_ids for one in llm.generate(prompts(), plain)]
@@ -128,7 +134,7 @@ def test_models_of_transformers_are_scored_too(
 
 
 def test_few_logits_are_there_at_once(
-    llama: Beside, monkeypatch: pytest.MonkeyPatch
+    llama: TwoEngines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = list[int]()
     take = Scorer.scored
@@ -149,7 +155,7 @@ def test_few_logits_are_there_at_once(
     assert sum(rows) == sum(len(ids) - 1 for ids in prompts())
 
 
-def test_a_prefix_is_computed_again_and_serves_neighbours(llama: Beside) -> None:
+def test_a_prefix_is_computed_again_and_serves_neighbours(llama: TwoEngines) -> None:
     ids = prompts()[1]
     plain = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     with LLM(llama.folder, **PLAIN) as llm:
@@ -164,7 +170,7 @@ def test_a_prefix_is_computed_again_and_serves_neighbours(llama: Beside) -> None
 
 
 @pytest.mark.long
-def test_whoever_is_sent_back_is_told_of_each_token_once(llama: Beside) -> None:
+def test_a_preempted_row_reports_each_token_once(llama: TwoEngines) -> None:
     tight = {
         "num_gpu_blocks_override": 20,
         "max_model_len": 80,
@@ -184,20 +190,20 @@ def test_whoever_is_sent_back_is_told_of_each_token_once(llama: Beside) -> None:
 
 
 @pytest.mark.long
-def test_one_of_several_samples_has_the_prompt_scored(llama: Beside) -> None:
+def test_one_of_several_samples_has_the_prompt_scored(llama: TwoEngines) -> None:
     ids = prompts()[1]
     several = evolve(SCORED, n=3, temperature=1.0, logprobs=1, seed=4)
     with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": 9}) as llm:
         (output,) = llm.generate(ids, several)
         check(llama.theirs, [output])
         (plain,) = llm.generate(ids, evolve(several, prompt_logprobs=None))
-        told = [one.token_ids for one in output.outputs]
-        assert told == [one.token_ids for one in plain.outputs]
+        reported = [one.token_ids for one in output.outputs]
+        assert reported == [one.token_ids for one in plain.outputs]
         for news in llm.stream(ids, several):
             check(llama.theirs, [news])
 
 
-def test_many_at_once_in_a_loop(llama: Beside) -> None:
+def test_many_at_once_in_a_loop(llama: TwoEngines) -> None:
     async def one(llm: AsyncLLM, ids: list[int]) -> RequestOutput:
         async for output in llm.generate(ids, SCORED, streaming=False):
             return output
@@ -211,7 +217,9 @@ def test_many_at_once_in_a_loop(llama: Beside) -> None:
 
 
 @pytest.mark.long
-def test_a_prompt_may_fill_the_context_if_nothing_is_to_follow(llama: Beside) -> None:
+def test_a_prompt_may_fill_the_context_if_nothing_is_to_follow(
+    llama: TwoEngines,
+) -> None:
     whole = Random(1).choices(range(160), k=256)
     with LLM(llama.folder, **PLAIN) as llm:
         check(llama.theirs, llm.generate([whole], ONLY))
@@ -252,8 +260,8 @@ def test_what_comes_back_is_read_by_rows_and_must_be_finite() -> None:
     words[1:, 0, :2] = torch.tensor([[4, 9], [1, 8]], dtype=torch.int32)
     values = torch.tensor([[-2.0, -0.5], [-0.25, -0.25]])
     words[1:, 1, :2] = values.view(torch.int32)
-    stretch = Stretch(place=1, owner=OPENED, first=1, at=1, count=2, width=2)
-    nothing, said, nobody = PromptScores((stretch,), words).read(3)
+    stretch = ScoredChunk(place=1, owner=OPENED, first=1, at=1, count=2, width=2)
+    nothing, said, nobody = ChunkScores((stretch,), words).read(3)
     assert nothing == nobody == b""
     (part,) = parts_of(said)
     assert [part.line(at).rank for at in (0, 1)] == [4, 1]
@@ -261,4 +269,4 @@ def test_what_comes_back_is_read_by_rows_and_must_be_finite() -> None:
     assert part.line(1).likeliest == (8,)
     words[2, 1, 0] = torch.tensor(np.nan).view(torch.int32)
     with pytest.raises(RuntimeError, match=r"not finite for request 'r7' \(sample 0\)"):
-        PromptScores((stretch,), words).read(3)
+        ChunkScores((stretch,), words).read(3)

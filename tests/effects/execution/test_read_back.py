@@ -8,9 +8,14 @@ from attrs import evolve
 
 from minfer.effects.execution.contract import LogitsError
 from minfer.effects.execution.packing.pack_plan import Draw, Forward
-from minfer.effects.execution.packing.read_back import VOID, Ring, Slot, results
+from minfer.effects.execution.packing.read_back import (
+    DISCARDED,
+    HostSlot,
+    SlotRing,
+    results,
+)
 from minfer.effects.execution.running import runner
-from minfer.effects.execution.torch_executor import Flight
+from minfer.effects.execution.torch_executor import LaunchedPlan
 from minfer.effects.models.model import forward as model_forward
 from minfer.records.messages import Discarded, Executed, Preempted
 from minfer.records.plan import Fill, Plan
@@ -28,7 +33,7 @@ from tests.effects.execution.tiny_engine import (
     requests,
 )
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = pytest.mark.usefixtures("device_kind")
 
 
 @pytest.mark.long
@@ -45,7 +50,7 @@ def test_some_ask_for_log_probabilities(
         Run.start(model, **settings, depth=depth),
         requests(0),
     )
-    assert run.serve(asking(wanted), apart=depth % 2) == reference
+    assert run.serve(asking(wanted), arrival_gap=depth % 2) == reference
     check_scores(model, run, asking(wanted))
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
@@ -78,7 +83,7 @@ def test_log_probabilities_where_steps_fail(
 
     monkeypatch.setattr(runner, "forward", failing)
     run, wanted = Run.start(model, num_blocks=20), asking(requests(0))
-    assert run.serve(wanted, apart=1) == reference
+    assert run.serve(wanted, arrival_gap=1) == reference
     check_scores(model, run, wanted)
     assert run.count(Discarded)
 
@@ -91,7 +96,7 @@ def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
     executor: Any = run.driver.executor
     steps, step = list[bool](), executor.runner.run
 
-    def seen(forward: Forward, slot: Slot) -> None:
+    def seen(forward: Forward, slot: HostSlot) -> None:
         steps.append(forward.shape.scored)
         step(forward, slot)
 
@@ -109,10 +114,10 @@ def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
     assert all(again["again-" + r.id, 0] == alone[r.id, 0] for r in long)
     assert steps == [True] * steps.count(True) + [False] * steps.count(False)
     assert 7 <= steps.count(True) < 12
-    told = run.scores["asks", 0]
-    assert {one.rank for one in told} == {1}
-    assert [one.likeliest for one in told] == [(token,) for token in again["asks", 0]]
-    assert all((one.logprob,) == one.logprobs for one in told)
+    reported = run.scores["asks", 0]
+    assert {one.rank for one in reported} == {1}
+    assert [one.likeliest for one in reported] == [(token,) for token in again["asks", 0]]
+    assert all((one.logprob,) == one.logprobs for one in reported)
 
 
 def prefill(step: int, name: str, token: int) -> Plan:
@@ -122,21 +127,24 @@ def prefill(step: int, name: str, token: int) -> Plan:
     return Plan(step, (0,), (0,), (0,), (1,), (1,), fills, opens)
 
 
-def test_logits_that_are_not_finite_name_who_drew_though_another_has_the_row(
+def test_logits_that_are_not_finite_name_the_owner_at_launch(
     model: Model,
 ) -> None:
     embed = model.weights.embed.clone()
     embed[VOCAB - 1] = torch.nan
     broken = Model(model.theirs, model.spec, evolve(model.weights, embed=embed))
     executor: Any = Run.start(broken).driver.executor
-    flights = [Flight(prefill(0, "bad", VOCAB - 1)), Flight(prefill(1, "next", 5))]
-    for flight in flights:
-        executor._attempt(flight, executor._launch)
+    launched_plans = [
+        LaunchedPlan(prefill(0, "bad", VOCAB - 1)),
+        LaunchedPlan(prefill(1, "next", 5)),
+    ]
+    for launched in launched_plans:
+        executor._attempt(launched, executor._launch)
     with pytest.raises(LogitsError, match="for request 'bad' "):
-        executor._results(flights[0])
+        executor._results(launched_plans[0])
     request = Request(id="next", prompt=(5,), max_tokens=3, sampling=GREEDY)
     expected = model.expected(request)[0]
-    assert executor._results(flights[1]).yields == ((expected,),)
+    assert executor._results(launched_plans[1]).yields == ((expected,),)
 
 
 def test_scores_by_which_the_engine_decides_are_those_of_the_tokens(model: Model) -> None:
@@ -165,8 +173,8 @@ def test_scores_by_which_the_engine_decides_are_those_of_the_tokens(model: Model
 # --- slots ------------------------------------------------------------------------------
 
 
-def slot_with(drawn: list[int], draw: Draw) -> Slot:
-    slot = Slot.of(8, 8, torch.device("cpu"))
+def slot_with(drawn: list[int], draw: Draw) -> HostSlot:
+    slot = HostSlot.of(8, 8, torch.device("cpu"))
     slot.begin(draw, scored=False)
     slot.fetch(torch.tensor(drawn, dtype=torch.int32), torch.empty(0), len(drawn))
     return slot
@@ -178,7 +186,11 @@ def test_tokens_are_put_where_they_belong() -> None:
     assert results(plan, [slot], VOCAB) == Executed(3, ((8,), (), (7,)))
     steady = slot_with([7, 8, 9, 0], Draw([0, 1, 2], [None] * 3))
     assert results(plan, [steady], VOCAB) == Executed(3, ((7,), (8,), (9,)))
-    assert results(plan, [slot], VOCAB, gone=[1]).yields == ((8,), (VOID,), (7,))
+    assert results(plan, [slot], VOCAB, reassigned=[1]).yields == (
+        (8,),
+        (DISCARDED,),
+        (7,),
+    )
 
 
 def test_tokens_of_several_forwards_are_put_together() -> None:
@@ -190,7 +202,7 @@ def test_tokens_of_several_forwards_are_put_together() -> None:
 
 
 def test_slots_take_turns() -> None:
-    ring = Ring(3, 8, 8, torch.device("cpu"))
+    ring = SlotRing(3, 8, 8, torch.device("cpu"))
     turns = [ring.next() for _ in range(7)]
     assert len({id(slot) for slot in turns[:3]}) == 3
     assert turns[3:6] == turns[:3]

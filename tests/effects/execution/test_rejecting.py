@@ -23,8 +23,8 @@ from minfer.speculate.rejection import Streams, drawn, rejection
 from tests.circles import claimed
 from tests.effects.execution.drafting import drafting, guessing, speculation
 from tests.effects.execution.test_draft_model import near, other, same
-from tests.effects.execution.test_judging import DRAFTS, Drafted, World, check
 from tests.effects.execution.test_shaped import asking as shaped
+from tests.effects.execution.test_speculative_step import DRAFTS, Drafted, World, check
 from tests.effects.execution.test_verified import CONFIG, WANTED, Hand, unreadable
 from tests.effects.execution.tiny_engine import (
     GREEDY,
@@ -37,7 +37,7 @@ from tests.effects.execution.tiny_engine import (
     requests,
 )
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = pytest.mark.usefixtures("device_kind")
 
 
 # --- the draws of a step ----------------------------------------------------------------
@@ -85,8 +85,8 @@ def bare(how: RowSampling) -> RowSampling:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_as_the_pure_rule_says(kind: str, seed: int) -> None:
-    world = World.make(random.Random(seed), kind, thrown)
+def test_as_the_pure_rule_says(device_kind: str, seed: int) -> None:
+    world = World.make(random.Random(seed), device_kind, thrown)
     check(random.Random(seed), world, 3)
 
 
@@ -199,7 +199,7 @@ WORLDS = [
 @pytest.mark.long
 @pytest.mark.parametrize(("settings", "depth"), WORLDS, ids=str)
 @pytest.mark.parametrize("asked", ["plain", "shaped"])
-def test_an_engine_whose_host_drafts_yields_what_the_rule_says(
+def test_an_engine_with_host_drafts_yields_what_the_rule_gives(
     model: Model, asked: str, settings: dict[str, int], depth: int
 ) -> None:
     wanted = requests(0) if asked == "plain" else shaped()
@@ -207,7 +207,7 @@ def test_an_engine_whose_host_drafts_yields_what_the_rule_says(
     run, _ = guessing(model, alone, 0.7, 4, rule=REJECTION, depth=depth, **settings)
     judge = Judge(model.theirs)
     judge.watch(run)
-    run.serve(wanted, apart=depth % 2)
+    run.serve(wanted, arrival_gap=depth % 2)
     assert judge.judged > 20 or "max_num_seqs" in settings
     assert judge.stood > judge.judged / 4
     if "num_blocks" in settings:
@@ -226,7 +226,7 @@ def test_an_engine_with_a_draft_model_yields_what_the_rule_says(
     run, _ = drafting(model, draft, 3, rule=REJECTION, depth=depth, **settings)
     judge = Judge(model.theirs, theirs)
     judge.watch(run)
-    run.serve(requests(0), apart=depth % 2)
+    run.serve(requests(0), arrival_gap=depth % 2)
     assert judge.judged > 20 or "max_num_seqs" in settings
     assert judge.stood > judge.judged / 4
 
@@ -243,7 +243,7 @@ def test_noise_of_another_stream_is_noticed(
     run, _ = guessing(model, reference, 0.7, 4, rule=REJECTION)
     Judge(model.theirs).watch(run)
     with pytest.raises(AssertionError):
-        run.serve(requests(0), apart=1)
+        run.serve(requests(0), arrival_gap=1)
 
 
 # --- where nothing is left to chance ----------------------------------------------------
@@ -261,10 +261,10 @@ def greedy() -> list[Request]:
 def test_greedy_rows_yield_what_they_do_without(model: Model, right: float) -> None:
     alone = {(one.id, 0): model.expected(one) for one in greedy()}
     run, tally = guessing(model, alone, right, 4, rule=REJECTION)
-    assert run.serve(greedy(), apart=1) == alone
+    assert run.serve(greedy(), arrival_gap=1) == alone
     assert tally.proposed > 20
     drafts, _ = drafting(model, near(model), 3, rule=REJECTION)
-    assert drafts.serve(greedy(), apart=1) == alone
+    assert drafts.serve(greedy(), arrival_gap=1) == alone
 
 
 @pytest.mark.long
@@ -279,7 +279,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(
         for r in requests(2, 6)
     ]
     run, tally = drafting(model, same(model), 3, rule=REJECTION)
-    found = run.serve(wanted, apart=1)
+    found = run.serve(wanted, arrival_gap=1)
     assert tally.accepted == tally.proposed > 60
     alone = {(r.id, 0): model.expected(r) for r in wanted}
     assert (found == alone) == (how is GREEDY), "drafts have noise of their own"
@@ -290,7 +290,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(
 def test_a_draft_model_of_another_vocabulary(model: Model, lacking: int) -> None:
     draft = other(model, vocab_size=VOCAB - lacking)
     run, tally = drafting(model, draft, 3, rule=REJECTION)
-    found = run.serve(requests(0), apart=1)
+    found = run.serve(requests(0), arrival_gap=1)
     assert 0 < tally.accepted < tally.proposed
     assert max(token for tokens in found.values() for token in tokens) < VOCAB
 
@@ -301,7 +301,7 @@ def test_log_probabilities_are_those_of_the_model(
 ) -> None:
     wanted = asking(requests(0))
     run, tally = guessing(model, reference, 0.8, 5, rule=REJECTION)
-    run.serve(wanted, apart=1)
+    run.serve(wanted, arrival_gap=1)
     check_scores(model, run, wanted)
     assert tally.accepted > 20
 
@@ -346,4 +346,7 @@ def test_without_drafts_tokens_are_those_without_speculation(
     model: Model, reference: Tokens
 ) -> None:
     config = speculation(HOST, 4, REJECTION)
-    assert Run.start(model, speculation=config).serve(requests(0), apart=1) == reference
+    assert (
+        Run.start(model, speculation=config).serve(requests(0), arrival_gap=1)
+        == reference
+    )

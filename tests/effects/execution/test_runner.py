@@ -9,7 +9,7 @@ import torch
 from attrs import define, evolve, field
 
 from minfer.effects.execution.packing.pack_plan import Packer
-from minfer.effects.execution.packing.read_back import Ring, Slot, results
+from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, results
 from minfer.effects.execution.running import shortcuts
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.torch_executor import open_backend
@@ -33,8 +33,8 @@ from tests.effects.execution.tiny_engine import (
 from tests.effects.tiny_model import with_attention, with_feed_forward, with_windows
 from tests.kernels.test_flash import stand_in
 
-on_gpu = pytest.mark.parametrize("kind", ["cuda"], indirect=True)
-pytestmark = pytest.mark.usefixtures("kind")
+on_gpu = pytest.mark.parametrize("device_kind", ["cuda"], indirect=True)
+pytestmark = pytest.mark.usefixtures("device_kind")
 
 
 @pytest.mark.long
@@ -76,16 +76,16 @@ class Solo:
 
     runner: ModelRunner
     packer: Packer
-    ring: Ring
+    ring: SlotRing
     starts: list[int] = field(factory=list)
     out: list[tuple[int, ...]] = field(factory=list)
 
     @classmethod
-    def open(cls, spec: ModelSpec, weights: Weights, kind: str) -> "Solo":
-        device = torch.device("cuda" if CUDA and kind == "cuda" else "cpu")
-        backend = open_backend(spec, CONFIG, device, kernels=kind == "cuda")
+    def open(cls, spec: ModelSpec, weights: Weights, device_kind: str) -> "Solo":
+        device = torch.device("cuda" if CUDA and device_kind == "cuda" else "cpu")
+        backend = open_backend(spec, CONFIG, device, kernels=device_kind == "cuda")
         runner = ModelRunner(backend, spec, weights, CONFIG)
-        ring = Ring(4, runner.room, runner.lines, device)
+        ring = SlotRing(4, runner.room, runner.lines, device)
         return cls(runner, Packer(runner.rows, runner.padded), ring)
 
     def begin(self) -> None:
@@ -118,7 +118,7 @@ class Solo:
     def _run(self, plan: Plan) -> None:
         with torch.inference_mode(), torch.cuda.stream(self.runner.stream):
             self.runner.take(plan)
-            slots = list[Slot]()
+            slots = list[HostSlot]()
             for forward in self.packer.forwards(plan):
                 slots.append(self.ring.next())
                 self.runner.run(forward, slots[-1])
@@ -138,7 +138,7 @@ CONFIG = EngineConfig(
 
 @pytest.mark.long
 def test_two_runners_in_a_process_give_what_each_gives_alone(
-    model: Model, kind: str
+    model: Model, device_kind: str
 ) -> None:
     """A target and a smaller model of the same vocabulary, in turns."""
     narrow = with_windows(evolve(model.spec, hidden_size=16), None)
@@ -148,12 +148,12 @@ def test_two_runners_in_a_process_give_what_each_gives_alone(
     models = [(model.spec, on_device(model.weights)), (smaller, on_device(draft))]
     alone = []
     for spec, weights in models:
-        solo = Solo.open(spec, weights, kind)
+        solo = Solo.open(spec, weights, device_kind)
         solo.begin()
         for _ in range(TURNS - 1):
             solo.go_on()
         alone.append(solo.out)
-    both = [Solo.open(spec, weights, kind) for spec, weights in models]
+    both = [Solo.open(spec, weights, device_kind) for spec, weights in models]
     for solo in both:
         solo.begin()
     for _ in range(TURNS - 1):

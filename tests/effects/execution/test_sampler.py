@@ -19,8 +19,8 @@ from tests.effects.execution.tiny_engine import (
     requests,
 )
 
-on_gpu = pytest.mark.parametrize("kind", ["cuda"], indirect=True)
-pytestmark = pytest.mark.usefixtures("kind")
+on_gpu = pytest.mark.parametrize("device_kind", ["cuda"], indirect=True)
+pytestmark = pytest.mark.usefixtures("device_kind")
 
 
 def filters(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -30,11 +30,12 @@ def filters(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen = list[bool]()
 
     def spy(**given: Any) -> tuple[Tensor, Tensor]:
-        who, filtered = given["who"].long(), given["filtered"]
-        top_k, top_p = given["top_k"][who], given["top_p"][who]
+        device_rows, filtered = given["rows"].long(), given["filtered"]
+        values = given["values"]
+        top_k, top_p = values.top_k[device_rows], values.top_p[device_rows]
         narrow = (top_k > 0) & (top_k < VOCAB) | (top_p < 1)
-        narrow |= given["deepest"][who].isfinite()
-        noisy = given["temperature"][who] >= sample.GREEDY_BELOW
+        narrow |= values.deepest[device_rows].isfinite()
+        noisy = values.temperature[device_rows] >= sample.GREEDY_BELOW
         assert filtered or not (narrow & noisy).any()
         seen.append(filtered)
         return draw(**given)
@@ -45,11 +46,11 @@ def filters(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.mark.long
 @on_gpu
-def test_whoever_is_filtered_is(
+def test_rows_that_request_filters_are_filtered(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, run = filters(monkeypatch), Run.start(model, depth=2)
-    assert run.serve(requests(0), apart=1) == reference
+    assert run.serve(requests(0), arrival_gap=1) == reference
     for how in ({"min_p": 0.2}, {"top_k": 3}, {"top_p": 0.5}):
         seen.clear()
         one = Request(
@@ -61,7 +62,7 @@ def test_whoever_is_filtered_is(
 
 
 @on_gpu
-def test_nobody_is_filtered_where_nothing_is_left_out(
+def test_filters_that_keep_all_do_nothing(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, run = filters(monkeypatch), Run.start(model, depth=2)

@@ -12,7 +12,7 @@ from minfer.records.request import Request
 from tests.circles import claimed
 from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens, requests
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = pytest.mark.usefixtures("device_kind")
 
 
 def asking() -> list[Request]:
@@ -61,15 +61,17 @@ def test_tokens_are_those_of_a_request_alone(
     model: Model, alone: Tokens, settings: dict[str, int], depth: int
 ) -> None:
     run = Run.start(model, **settings, depth=depth)
-    assert run.serve(asking(), apart=depth % 2) == alone
+    assert run.serve(asking(), arrival_gap=depth % 2) == alone
     if "num_blocks" in settings:
         assert run.count(Preempted)
 
 
 @pytest.mark.long
-def test_whoever_never_runs_ahead_gets_the_same(model: Model, alone: Tokens) -> None:
+def test_shaped_tokens_are_the_same_without_steps_ahead(
+    model: Model, alone: Tokens
+) -> None:
     bound = [evolve(one, lockstep=i % 2 == 0) for i, one in enumerate(asking())]
-    assert Run.start(model, num_blocks=20).serve(bound, apart=1) == alone
+    assert Run.start(model, num_blocks=20).serve(bound, arrival_gap=1) == alone
 
 
 @pytest.mark.long

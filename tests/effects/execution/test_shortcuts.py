@@ -27,8 +27,8 @@ from minfer.records.request import Request
 from tests.effects.execution.tiny_engine import GREEDY, Model, Run, Tokens, requests
 
 pytestmark = [
-    pytest.mark.usefixtures("kind"),
-    pytest.mark.parametrize("kind", ["cuda"], indirect=True),
+    pytest.mark.usefixtures("device_kind"),
+    pytest.mark.parametrize("device_kind", ["cuda"], indirect=True),
 ]
 
 
@@ -42,20 +42,20 @@ def capturing(
     executor.runner.__dict__.pop("_replay", None)
     captured, left = list[StepShape](), list(errors)
 
-    def due(self: GraphCache, kind: StepShape, now: float) -> bool:
+    def due(self: GraphCache, shape: StepShape, now: float) -> bool:
         """As soon as a kind comes again: nothing is captured before it is ready."""
         del now
-        return self.launched[kind] > 0 and kind not in self.made
+        return self.launched[shape] > 0 and shape not in self.made
 
     monkeypatch.setattr(GraphCache, "due", due)
 
     def capture(
-        self: Any, kind: StepShape, step: Callable[[StepShape], None]
+        self: Any, shape: StepShape, step: Callable[[StepShape], None]
     ) -> SimpleNamespace:
         if left:
             raise left.pop(0)
-        captured.append(kind)
-        made = self.made[kind] = SimpleNamespace(replay=lambda: step(kind))
+        captured.append(shape)
+        made = self.made[shape] = SimpleNamespace(replay=lambda: step(shape))
         return made
 
     monkeypatch.setattr(GraphCache, "capture", capture)
@@ -125,9 +125,9 @@ def test_a_step_that_failed_is_not_captured_next_time(
     one = Request(id="a", prompt=(3, 4, 5), max_tokens=3, sampling=GREEDY)
     tokens = run.serve([one])
     assert run.count(Discarded) == 1
-    assert [kind.tokens for kind in captured] == [0]
+    assert [shape.tokens for shape in captured] == [0]
     run.serve([evolve(one, id="b", prompt=(6, 7, 8))])
-    assert [kind.tokens for kind in captured] == [0, 64]
+    assert [shape.tokens for shape in captured] == [0, 64]
     assert tokens["a", 0] == model.expected(one)
 
 
@@ -162,11 +162,11 @@ def test_a_package_that_fails_is_done_without(
     assert run.serve(requests(0)) == reference
     assert run.count(Discarded) == failed
     assert (ways.flash_from, ways.fused) == (0, False)
-    told = (
+    reported = (
         f"{NAMES[package]} cannot be used here, and is not from now on: "
         f"{missing or 'no kernel'}"
     )
-    assert caplog.messages == [told]
+    assert caplog.messages == [reported]
 
 
 def refusing(
@@ -183,7 +183,7 @@ def refusing(
 
 
 @pytest.mark.long
-def test_steps_with_rows_that_are_sampled_apart_are_captured_too(
+def test_steps_with_deferred_rows_are_captured_too(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run.start(model, depth=1)
@@ -193,7 +193,7 @@ def test_steps_with_rows_that_are_sampled_apart_are_captured_too(
         tokens = run.serve([evolve(r, id=again + r.id) for r in wanted])
         for request in wanted:
             assert tokens[again + request.id, 0] == reference[request.id, 0]
-    assert {(kind.apart, kind.tokens > 0) for kind in captured} >= {
+    assert {(shape.keeps_logits, shape.tokens > 0) for shape in captured} >= {
         (True, False),
         (True, True),
     }

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.running.draft_model import DraftOf
+from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.warming import step_costs as measured
 from minfer.effects.execution.warming.step_costs import step_costs
@@ -14,7 +14,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, RULES, Speculation
 from tests.effects.execution.tiny_engine import VOCAB, Model, make_executor
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = pytest.mark.usefixtures("device_kind")
 CONFIG = EngineConfig(
     num_blocks=40,
     block_size=8,
@@ -34,7 +34,7 @@ def test_costs_are_of_all_sizes_that_an_engine_has(
     model: Model, drafter: str, rule: str
 ) -> None:
     how = evolve(HOW, drafter=drafter, rule=rule)
-    draft = DraftOf(model.spec, model.weights) if drafter == DEVICE else None
+    draft = LoadedDraft(model.spec, model.weights) if drafter == DEVICE else None
     config = evolve(CONFIG, speculation=how)
     executor = make_executor(config, model.spec, model.weights, draft)
     costs = executor.step_costs(how)
@@ -50,22 +50,20 @@ def test_costs_are_of_all_sizes_that_an_engine_has(
     assert costs.beside == 0  # there are no graphs
 
 
-def test_what_is_measured_is_what_is_said(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_are_those_measured(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each input takes a second, judging drafts two, and each forward of a draft half
     of one, and a tenth for each row beside the first.
     """
 
-    def seconds(_: ModelRunner, kind: StepShape) -> float:
-        each = 0.5 + (kind.verified - 1) / 10
-        judged, proposed = 2 * bool(kind.drafts), kind.proposes * kind.drafts * each
-        return kind.decode_inputs + judged * (kind.decode_rows == 1) + proposed
+    def seconds(_: ModelRunner, shape: StepShape) -> float:
+        each = 0.5 + (shape.verified - 1) / 10
+        judged, proposed = 2 * bool(shape.drafts), shape.proposes * shape.drafts * each
+        return shape.decode_inputs + judged * (shape.decode_rows == 1) + proposed
 
     monkeypatch.setattr(measured, "_seconds", seconds)
     how = evolve(HOW, drafter=DEVICE)
     config = evolve(CONFIG, speculation=how)
-    draft = DraftOf(model.spec, model.weights)
+    draft = LoadedDraft(model.spec, model.weights)
     executor = make_executor(config, model.spec, model.weights, draft)
     costs = step_costs(executor.runner, how)
     assert all(cost == size for size, cost in costs.verify)

@@ -18,7 +18,7 @@ from minfer.effects.models.shapes import most_drafts
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import HOST, Speculation
 
-SAME = ("filtered", "scored", "splits", "apart", "proposes")
+SAME = ("filtered", "scored", "splits", "keeps_logits", "proposes")
 SIZES = ("decode_rows", "tokens", "chunks", "draws", "longest", "verified", "drafts")
 
 
@@ -29,16 +29,16 @@ def test_a_padded_kind_has_room_for_the_exact_one(
     tokens: int, chunks: int, decode_rows: int
 ) -> None:
     for longest in {tokens - chunks + 1, -(-tokens // chunks)}:
-        kind = StepShape(
+        shape = StepShape(
             decode_rows=decode_rows,
             draws=decode_rows + chunks,
             tokens=tokens,
             chunks=chunks,
             longest=longest,
         )
-        assert kind.fits(1 << 14) == (chunks <= CHUNK_SIZES[-1])
-        if kind.fits(1 << 14):
-            check(kind)
+        assert shape.fits(1 << 14) == (chunks <= CHUNK_SIZES[-1])
+        if shape.fits(1 << 14):
+            check(shape)
 
 
 @pytest.mark.parametrize("decode_rows", [1, 5, 100])
@@ -49,7 +49,7 @@ def test_so_has_that_of_a_step_without_history(decode_rows: int) -> None:
             draws=decode_rows,
             filtered=True,
             scored=True,
-            apart=True,
+            keeps_logits=True,
         )
     )
 
@@ -61,22 +61,22 @@ def test_so_has_that_of_a_step_without_history(decode_rows: int) -> None:
 def test_so_has_that_of_a_step_with_drafts(
     decode_rows: int, verified: int, tokens: int, drafts: int
 ) -> None:
-    kind = StepShape(
+    shape = StepShape(
         decode_rows=decode_rows,
         draws=decode_rows,
         verified=min(decode_rows, verified),
         drafts=drafts,
     )
     if tokens:
-        kind = evolve(
-            kind, tokens=tokens, chunks=1, longest=tokens, draws=decode_rows + 1
+        shape = evolve(
+            shape, tokens=tokens, chunks=1, longest=tokens, draws=decode_rows + 1
         )
-    check(kind)
-    padded = kind.padded()
-    assert padded.decode_inputs >= kind.decode_inputs
-    assert padded.lines >= kind.lines
+    check(shape)
+    padded = shape.padded()
+    assert padded.decode_inputs >= shape.decode_inputs
+    assert padded.lines >= shape.lines
     assert padded.verified <= padded.decode_rows
-    assert evolve(kind, proposes=True).padded() != padded
+    assert evolve(shape, proposes=True).padded() != padded
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_where_it_costs_little_all_rows_have_drafts(
     decode_rows: int, verified: int, drafts: int, padded: int
 ) -> None:
     """Of such steps there are graphs."""
-    kind = StepShape(
+    shape = StepShape(
         decode_rows=decode_rows, draws=decode_rows, verified=verified, drafts=drafts
     )
-    assert kind.padded().verified == padded
+    assert shape.padded().verified == padded
 
 
 def test_there_is_room_for_the_drafts_of_every_step() -> None:
@@ -106,22 +106,22 @@ def test_there_is_room_for_the_drafts_of_every_step() -> None:
         for decode_rows in range(
             1, min(seqs, rows or seqs) + 1
         ):  # in more there are none
-            kind = StepShape(
+            shape = StepShape(
                 decode_rows=decode_rows,
                 draws=decode_rows,
                 verified=decode_rows,
                 drafts=drafts,
             )
-            for one in (kind, kind.padded()):
+            for one in (shape, shape.padded()):
                 assert one.verified <= room
                 fitting = evolve(one, drafts=min(one.drafts, room // one.verified))
                 assert fitting.lines <= lines
                 assert fitting == one or decode_rows * (1 + drafts) > budget / 2
 
 
-def check(kind: StepShape) -> None:
-    padded = kind.padded()
-    exact, room = asdict(kind), asdict(padded)
+def check(shape: StepShape) -> None:
+    padded = shape.padded()
+    exact, room = asdict(shape), asdict(padded)
     assert all(room[size] >= exact[size] for size in SIZES)
     assert all(room[name] == exact[name] for name in SAME)
     assert padded.longest <= padded.tokens
@@ -130,9 +130,9 @@ def check(kind: StepShape) -> None:
 
 
 def test_too_many_tokens_do_not_fit() -> None:
-    kind = StepShape(decode_rows=0, draws=1, tokens=130, chunks=1, longest=130)
-    assert kind.fits(192)
-    assert not kind.fits(191)
+    shape = StepShape(decode_rows=0, draws=1, tokens=130, chunks=1, longest=130)
+    assert shape.fits(192)
+    assert not shape.fits(191)
 
 
 def test_beside_history_there_are_few_sizes_of_rows_that_feed_themselves() -> None:
@@ -151,8 +151,10 @@ def test_a_lone_chunk_has_graphs_of_its_own_beside_few_rows_alone() -> None:
 
 
 @pytest.mark.parametrize("draws", [*range(1, 40), 100, 250])
-def test_late_draws_are_padded_by_their_number_alone(draws: int) -> None:
-    late = StepShape(decode_rows=0, draws=draws, filtered=True, scored=True, late=True)
+def test_deferred_draws_are_padded_by_their_number_only(draws: int) -> None:
+    late = StepShape(
+        decode_rows=0, draws=draws, filtered=True, scored=True, deferred_draws=True
+    )
     padded = late.padded()
     assert padded == evolve(late, draws=bucket_of(draws, DECODE))
     assert draws <= padded.draws <= max(draws + 7, draws * (1 + 2 / DECODE))
@@ -161,14 +163,17 @@ def test_late_draws_are_padded_by_their_number_alone(draws: int) -> None:
     assert padded.wants == late.wants
 
 
-def test_late_draws_have_few_sizes() -> None:
+def test_deferred_draws_have_few_sizes() -> None:
     sizes = {
-        StepShape(decode_rows=0, draws=n, late=True).padded().draws for n in range(1, 257)
+        StepShape(decode_rows=0, draws=n, deferred_draws=True).padded().draws
+        for n in range(1, 257)
     }
     assert {1, 2, 4, 8} < sizes
     assert len(sizes) < 40
 
 
-def test_late_draws_share_no_graph_with_a_step_of_as_many_rows() -> None:
-    step = StepShape(decode_rows=8, draws=8, apart=True)
-    assert StepShape(decode_rows=0, draws=8, late=True).padded() != step.padded()
+def test_deferred_draws_share_no_graph_with_a_step_of_as_many_rows() -> None:
+    step = StepShape(decode_rows=8, draws=8, keeps_logits=True)
+    assert (
+        StepShape(decode_rows=0, draws=8, deferred_draws=True).padded() != step.padded()
+    )

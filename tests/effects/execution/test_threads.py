@@ -8,7 +8,7 @@ import torch
 from minfer.records.request import Request
 from tests.effects.execution.tiny_engine import Model, Run
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = pytest.mark.usefixtures("device_kind")
 
 
 def test_a_small_model_works_in_one_thread_and_leaves_other_threads_theirs(

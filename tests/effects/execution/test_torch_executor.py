@@ -32,7 +32,7 @@ from tests.effects.execution.tiny_engine import (
     requests,
 )
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = pytest.mark.usefixtures("device_kind")
 
 
 @pytest.mark.parametrize("depth", [1, 2, *claimed([3])])
@@ -54,7 +54,7 @@ def test_tokens_are_those_of_transformers(
     model: Model, reference: Tokens, settings: dict[str, int], depth: int
 ) -> None:
     run = Run.start(model, **settings, depth=depth)
-    assert run.serve(requests(0), apart=depth % 2) == reference
+    assert run.serve(requests(0), arrival_gap=depth % 2) == reference
     assert not run.count(Discarded)
     assert {end.reason for end in run.ends.values()} == {"stop", "length"}
     if settings == {"num_blocks": 9}:
@@ -143,7 +143,7 @@ def test_a_failing_forward_fails_its_step_only(
 
     monkeypatch.setattr(runner, "forward", failing)
     run = Run.start(model, num_blocks=20)
-    assert run.serve(requests(0), apart=1) == reference
+    assert run.serve(requests(0), arrival_gap=1) == reference
     voided = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert voided
     assert {v.error for v in voided} == {repr(error)}
@@ -164,7 +164,7 @@ def test_what_earlier_owners_left_in_blocks_does_not_matter(
             sampling=SamplingParams(n=3),
             seed=11,
         )
-        tokens = run.serve([*requests(0), samples], apart=1)
+        tokens = run.serve([*requests(0), samples], arrival_gap=1)
         assert not run.count(Discarded)
         assert tokens == reference | {
             ("n", i): model.expected(samples, i) for i in range(3)
@@ -173,7 +173,7 @@ def test_what_earlier_owners_left_in_blocks_does_not_matter(
 
 @pytest.mark.long
 @pytest.mark.parametrize("at", [0, 30])
-def test_a_request_whose_logits_are_not_finite_ends_alone(
+def test_only_a_request_whose_logits_are_not_finite_ends(
     model: Model, reference: Tokens, at: int
 ) -> None:
     wanted = [
@@ -187,7 +187,7 @@ def test_a_request_whose_logits_are_not_finite_ends_alone(
     prompt[at] = VOCAB - 1
     bad = Request(id="bad", prompt=tuple(prompt), max_tokens=9, sampling=GREEDY)
     run = Run.start(broken, max_num_batched_tokens=16, num_blocks=12)
-    tokens = run.serve([*wanted[:3], bad, *wanted[3:]], apart=1)
+    tokens = run.serve([*wanted[:3], bad, *wanted[3:]], arrival_gap=1)
     assert {name: t for name, t in tokens.items() if t} == {
         (r.id, 0): reference[r.id, 0] for r in wanted
     }
@@ -197,8 +197,10 @@ def test_a_request_whose_logits_are_not_finite_ends_alone(
     assert run.count(Discarded) == run.config.max_failures
 
 
-def test_a_failed_plan_takes_those_behind_it_along(model: Model, kind: str) -> None:
-    if kind != "cpu" and CUDA:
+def test_a_failed_plan_takes_those_behind_it_along(
+    model: Model, device_kind: str
+) -> None:
+    if device_kind != "cpu" and CUDA:
         pytest.skip("a GPU does not recover from a token outside the vocabulary")
     executor = Run.start(model).driver.executor
     data = executor.runner.cache.data.zero_()  # type: ignore[attr-defined]

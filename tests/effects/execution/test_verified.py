@@ -8,7 +8,7 @@ import pytest
 import torch
 from attrs import define, evolve, field
 
-from minfer.effects.execution.running.draft_model import DraftOf
+from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Discarded, Executed, Failed, Preempted
@@ -28,14 +28,14 @@ from tests.effects.execution.tiny_engine import (
     Tokens,
     asking,
     check_scores,
+    device_kinds,
     draft_on_device,
-    kinds,
     make_executor,
     on_device,
     requests,
 )
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = pytest.mark.usefixtures("device_kind")
 
 
 # --- in an engine whose host drafts -----------------------------------------------------
@@ -69,7 +69,7 @@ def test_whatever_is_guessed_tokens_are_the_same(
     right: float,
 ) -> None:
     run, tally = guessing(model, reference, right, most, depth=depth, **settings)
-    assert run.serve(requests(0), apart=depth % 2) == reference
+    assert run.serve(requests(0), arrival_gap=depth % 2) == reference
     assert not run.count(Discarded)
     if right == 1:
         assert tally.accepted == tally.proposed
@@ -88,7 +88,7 @@ def test_rows_with_drafts_are_shaped_as_others(model: Model, right: float) -> No
     wanted = shaped()
     alone = {(one.id, 0): model.expected(one) for one in wanted}
     run, tally = guessing(model, alone, right, 4, num_blocks=30)
-    assert run.serve(wanted, apart=1) == alone
+    assert run.serve(wanted, arrival_gap=1) == alone
     assert tally.accepted > 50
     assert tally.beside > 5
 
@@ -99,19 +99,19 @@ def test_log_probabilities_of_drafts_are_those_of_the_model(
 ) -> None:
     wanted = asking(requests(0))
     run, tally = guessing(model, reference, 0.8, 5)
-    assert run.serve(wanted, apart=1) == reference
+    assert run.serve(wanted, arrival_gap=1) == reference
     check_scores(model, run, wanted)
     assert tally.accepted > 20
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2])
-def test_rows_sampled_apart_have_none_beside_others_that_have(
+def test_deferred_rows_have_no_drafts_beside_rows_with_drafts(
     model: Model, reference: Tokens, depth: int
 ) -> None:
     bound = [evolve(r, lockstep=i % 2 == 0) for i, r in enumerate(requests(0))]
     run, tally = guessing(model, reference, 0.8, 5, depth=depth)
-    assert run.serve(bound, apart=depth - 1) == reference
+    assert run.serve(bound, arrival_gap=depth - 1) == reference
     assert tally.accepted > 20
     mixed = 0
     for plan in tally.plans.values():
@@ -152,7 +152,7 @@ class Hand:
         model: Model,
         wanted: list[Request],
         config: EngineConfig = CONFIG,
-        draft: DraftOf | None = None,
+        draft: LoadedDraft | None = None,
     ) -> "Hand":
         """With all prompts but the last token of each computed, and a token of each."""
         weights = on_device(model.weights)
@@ -237,7 +237,7 @@ def check(hand: Hand, answers: list[list[int]]) -> None:
         assert tokens == answer[: len(tokens)]
 
 
-def test_a_row_yields_what_stands_and_one_more(
+def test_a_row_yields_accepted_drafts_and_one_more(
     model: Model, answers: list[list[int]]
 ) -> None:
     hand = Hand.start(model, WANTED)
@@ -352,11 +352,11 @@ ROW: dict[str, Any] = {
     "drafts": (Draft(0, (5,)),),
 }
 REFUSED: dict[str, dict[str, Any]] = {
-    "feed themselves": {"fills": (Fill(0, (3, 4)),)},
-    "sampled apart have no drafts": {"apart": (0,)},
+    "are decode rows": {"fills": (Fill(0, (3, 4)),)},
+    "with deferred sampling have no drafts": {"deferred": (0,)},
     "1 to 6 drafts, not 7": {"counts": (8,), "drafts": (Draft(0, (5,) * 7),)},
     "not 0": {"counts": (1,)},
-    "1 drafts are said of 2": {"counts": (3,)},
+    "1 drafts are given of 2": {"counts": (3,)},
     "no draft model": {"drafts": (Draft(0),)},
 }
 
@@ -389,4 +389,4 @@ def test_padded_steps_were_tested(model: Model) -> None:
     """On a GPU's executor, as for graphs."""
     hand = Hand.start(model, WANTED, evolve(CONFIG, depth=1))
     runner: Any = hand.executor.runner
-    assert runner.shortcuts.graphs == (kinds[-1] == "cuda")
+    assert runner.shortcuts.graphs == (device_kinds[-1] == "cuda")

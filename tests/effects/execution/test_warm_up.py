@@ -19,14 +19,14 @@ from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.running.shortcuts import SPOILED
 from minfer.effects.execution.torch_executor import Readiness
 from minfer.effects.execution.warming import warm_up as module
-from minfer.effects.execution.warming.progress import GRAPHS, KERNELS, Progress
+from minfer.effects.execution.warming.start_progress import GRAPHS, KERNELS, StartProgress
 from minfer.effects.execution.warming.warm_up import WarmUp
 from minfer.kernels import compiling as kernels
 from tests.effects.execution.tiny_engine import Model, Run, Tokens, requests
 
 pytestmark = [
-    pytest.mark.usefixtures("kind"),
-    pytest.mark.parametrize("kind", ["cuda"], indirect=True),
+    pytest.mark.usefixtures("device_kind"),
+    pytest.mark.parametrize("device_kind", ["cuda"], indirect=True),
 ]
 GREEDY = Wants(filtered=False, scored=False)
 
@@ -37,11 +37,11 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[StepShape]:
     made = list[StepShape]()
 
     def capture(
-        self: Any, kind: StepShape, step: Callable[[StepShape], None]
+        self: Any, shape: StepShape, step: Callable[[StepShape], None]
     ) -> SimpleNamespace:
-        made.append(kind)
-        graph = self.made[kind] = SimpleNamespace(replay=lambda: step(kind))
-        self.forget(kind)
+        made.append(shape)
+        graph = self.made[shape] = SimpleNamespace(replay=lambda: step(shape))
+        self.forget(shape)
         return graph
 
     monkeypatch.setattr(GraphCache, "capture", capture)
@@ -53,14 +53,14 @@ def run(model: Model) -> Run:
     made = Run.start(model, depth=1)
     executor: Any = made.driver.executor
     executor.runner.__dict__.pop("_replay", None)
-    executor.runner.shortcuts.graphs = executor.runner.keeps = True
+    executor.runner.shortcuts.graphs = executor.runner.keeps_logits = True
     return made
 
 
-def warm_up(run: Run, told: list[Progress], seconds: float = 60) -> WarmUp:
+def warm_up(run: Run, reports: list[StartProgress], seconds: float = 60) -> WarmUp:
     executor: Any = run.driver.executor
     runner: ModelRunner = executor.runner
-    return WarmUp(runner, runner.spec, told.append, GREEDY, seconds)
+    return WarmUp(runner, runner.spec, reports.append, GREEDY, seconds)
 
 
 def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
@@ -86,15 +86,15 @@ def test_it_changes_nothing_but_what_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiling(monkeypatch)
-    told = list[Progress]()
-    warm_up(run, told).before_ready()
-    assert [one for one in told if one.stage == KERNELS] == [
-        Progress(KERNELS, done, 0) for done in range(3)
+    reports = list[StartProgress]()
+    warm_up(run, reports).before_ready()
+    assert [one for one in reports if one.stage == KERNELS] == [
+        StartProgress(KERNELS, done, 0) for done in range(3)
     ]
-    graphs = [one for one in told if one.stage == GRAPHS]
+    graphs = [one for one in reports if one.stage == GRAPHS]
     assert [one.done for one in graphs] == sorted(one.done for one in graphs)
     assert len({*captured}) == len(captured) == len(graphs) == graphs[-1].total
-    assert {(kind.apart, kind.late) for kind in captured} == {
+    assert {(shape.keeps_logits, shape.deferred_draws) for shape in captured} == {
         (True, False),
         (False, True),
     }
@@ -103,7 +103,7 @@ def test_it_changes_nothing_but_what_is_ready(
     assert not runner.captures.launched  # nothing was missing
     # In the middle of a run, between two requests, it changes nothing either.
     runner.captures.made.clear()
-    warm_up(run, told).before_ready()
+    warm_up(run, reports).before_ready()
     again = run.serve([requests(0)[1]])
     assert again["r1", 0][len(reference["r1", 0]) :] == reference["r1", 0]
 
@@ -129,7 +129,7 @@ def test_with_no_time_the_rest_comes_piece_by_piece_what_was_missed_first(
     assert not work.piece()
 
 
-def test_what_cannot_be_compiled_ahead_is_said(
+def test_kernels_that_cannot_be_compiled_ahead_are_logged(
     run: Run,
     captured: list[StepShape],
     monkeypatch: pytest.MonkeyPatch,
@@ -172,8 +172,8 @@ def test_a_capture_that_fails_is_the_last(
     compiling(monkeypatch)
     tried = list[StepShape]()
 
-    def capture(_: Any, kind: StepShape, __: Any) -> None:
-        tried.append(kind)
+    def capture(_: Any, shape: StepShape, __: Any) -> None:
+        tried.append(shape)
         raise error
 
     monkeypatch.setattr(GraphCache, "capture", capture)
@@ -195,11 +195,11 @@ def test_a_capture_that_was_spoiled_comes_again(
     compiling(monkeypatch)
     inner, tried = GraphCache.capture, list[StepShape]()
 
-    def capture(self: Any, kind: StepShape, step: Any) -> Any:
-        tried.append(kind)
+    def capture(self: Any, shape: StepShape, step: Any) -> Any:
+        tried.append(shape)
         if len(tried) == 1:
             raise RuntimeError(f"operation failed {SPOILED}")
-        return inner(self, kind, step)
+        return inner(self, shape, step)
 
     monkeypatch.setattr(GraphCache, "capture", capture)
     work = warm_up(run, [])
@@ -248,9 +248,9 @@ def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
     compiling(monkeypatch)
     monkeypatch.setattr(background, "QUIET", 0.01)
     executor: Any = run.driver.executor
-    told = list[Progress]()
-    executor._warm_up(executor.runner.spec, Readiness(told.append, capturing=0.0))
-    assert {one.stage for one in told} == {KERNELS}
+    reports = list[StartProgress]()
+    executor._warm_up(executor.runner.spec, Readiness(reports.append, capturing=0.0))
+    assert {one.stage for one in reports} == {KERNELS}
     assert not captured
     assert run.serve(requests(0)) == reference  # whatever is captured meanwhile
     end = time.monotonic() + 30

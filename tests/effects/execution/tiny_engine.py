@@ -11,7 +11,7 @@ import torch
 from attrs import asdict, define, evolve, field, has
 from torch import Tensor
 
-from minfer.effects.execution.running.draft_model import DraftOf
+from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models.spec import ModelSpec
@@ -27,16 +27,16 @@ GREEDY: Final = SamplingParams(temperature=0)
 CUDA: Final = torch.cuda.is_available()
 Tokens = dict[tuple[str, int], list[int]]
 ASKED: Final = (None, 0, 3, None, 20)  # how many log-probabilities, in turn
-kinds: list[str] = []  # of the executor under test
+device_kinds: list[str] = []  # of the executor under test
 
 
 def make_executor(
     config: EngineConfig,
     spec: ModelSpec,
     weights: Weights,
-    draft: DraftOf | None = None,
+    draft: LoadedDraft | None = None,
 ) -> TorchExecutor:
-    if kinds[-1] == "cpu":
+    if device_kinds[-1] == "cpu":
         return TorchExecutor(config, spec, weights, "cpu", draft=draft)
     graphs, device = config.depth != 2, "cuda" if CUDA else "cpu"
     executor = TorchExecutor(
@@ -107,14 +107,14 @@ def requests(seed: int, count: int = 10) -> list[Request]:
 
 def on_device(weights: Weights) -> Weights:
     """Where the executor under test wants them."""
-    if kinds[-1] == "cpu" or not CUDA:
+    if device_kinds[-1] == "cpu" or not CUDA:
         return weights
 
     made: Weights = carried_over(weights)
     return made
 
 
-def draft_on_device(draft: DraftOf | None) -> DraftOf | None:
+def draft_on_device(draft: LoadedDraft | None) -> LoadedDraft | None:
     """Likewise, a draft model, if there is one."""
     if draft is None or not isinstance(draft.weights, Weights):
         return draft
@@ -147,7 +147,7 @@ class Run:
     @classmethod
     def start(cls, model: Model, **settings: Any) -> "Run":
         """`draft`: a draft model; other settings are the configuration's."""
-        draft: DraftOf | None = settings.pop("draft", None)
+        draft: LoadedDraft | None = settings.pop("draft", None)
         sizes: dict[str, Any] = {
             "num_blocks": 64,
             "block_size": 8,
@@ -175,11 +175,11 @@ class Run:
                         self.scores.setdefault(name, []).extend(scores)
                 self.ends.update({(f.id, f.sample): f for f in command.finished})
 
-    def serve(self, wanted: list[Request], *, apart: int = 0) -> Tokens:
-        """Serve to the end, submitting a request every `apart` turns."""
+    def serve(self, wanted: list[Request], *, arrival_gap: int = 0) -> Tokens:
+        """Serve to the end, submitting a request every `arrival_gap` turns."""
         for request in wanted:
             self.driver.post(Submit(request))
-            for _ in range(apart):
+            for _ in range(arrival_gap):
                 self.turn()
         while self.driver.busy:
             self.turn()
@@ -199,22 +199,22 @@ def check_scores(model: Model, run: Run, wanted: list[Request]) -> None:
     """Those who asked, and nobody else, got those of transformers: within 1e-4, in
     float32.
     """
-    asked = {
+    asking = {
         (r.id, i): r
         for r in wanted
         for i in range(r.n)
         if r.sampling.logprobs is not None
     }
-    assert run.scores.keys() == asked.keys()
-    for name, request in asked.items():
+    assert run.scores.keys() == asking.keys()
+    for name, request in asking.items():
         tokens, k = run.tokens[name], request.sampling.logprobs
         assert len(run.scores[name]) == len(tokens)
-        for at, (token, told) in enumerate(zip(tokens, run.scores[name], strict=True)):
+        for at, (token, report) in enumerate(zip(tokens, run.scores[name], strict=True)):
             logits = model.logits([*request.prompt, *tokens[:at]])
             exact = torch.tensor(logits).double().log_softmax(0)
             likeliest = exact.argsort(descending=True).tolist()
-            assert told.rank == likeliest.index(token) + 1
-            assert told.likeliest == (*likeliest[:k],)
-            close = torch.tensor([told.logprob, *told.logprobs]).double()
-            right = exact[[token, *told.likeliest]]
+            assert report.rank == likeliest.index(token) + 1
+            assert report.likeliest == (*likeliest[:k],)
+            close = torch.tensor([report.logprob, *report.logprobs]).double()
+            right = exact[[token, *report.likeliest]]
             torch.testing.assert_close(close, right, rtol=0, atol=1e-4)

@@ -12,6 +12,8 @@ from minfer.effects.execution.dry_executor import Dry
 from minfer.effects.execution.torch_executor import Readiness
 from minfer.effects.execution.warming.progress import WEIGHTS, Progress
 from minfer.effects.live.engine.open_engine import open_executor, open_journal
+from minfer.effects.execution.warming.start_progress import WEIGHTS, StartProgress
+from minfer.effects.live.engine.opening import open_executor, open_journal
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
@@ -83,9 +85,9 @@ def test_memory_that_there_is_not_is_said(
 
 
 def test_it_is_told_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = list[Progress]()
+    told = list[StartProgress]()
     open_executor(prepared(folder), None, told.append).close()
-    assert told == [Progress(WEIGHTS, 0, 1), Progress(WEIGHTS, 1, 1)]
+    assert told == [StartProgress(WEIGHTS, 0, 1), StartProgress(WEIGHTS, 1, 1)]
     made = list[Readiness]()
 
     def executor(*_: object, readiness: Readiness, **__: object) -> None:

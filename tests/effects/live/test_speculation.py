@@ -125,7 +125,7 @@ def test_beside_prompts_as_a_forward_of_their_own(
     asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where steps have graphs."""
-    parted = list[bool]()
+    in_parts = list[bool]()
     forwards = Packer.forwards
 
     def counted(packer: Packer, plan: Plan) -> Iterator[Forward]:
@@ -133,14 +133,14 @@ def test_beside_prompts_as_a_forward_of_their_own(
         for forward in forwards(packer, plan):
             kinds.append(forward.shape)
             yield forward
-        parted.append(bool(plan.drafts and plan.fills) and len(kinds) == 2)
+        in_parts.append(bool(plan.drafts and plan.fills) and len(kinds) == 2)
 
     monkeypatch.setattr(ModelRunner, "parts_drafts", True)
     monkeypatch.setattr(Packer, "forwards", counted)
     config = {"method": "draft_model", "num_speculative_tokens": 3}
     told, tally = answers(config, asked, max_num_batched_tokens=12)
     assert told == plain(asked)
-    assert any(parted)
+    assert any(in_parts)
     assert sum(tally.accepted) > 0
 
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from minfer import LLM, SamplingParams
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend
 from minfer.effects.execution.device import device_rows
-from minfer.effects.execution.device.backend import Drawn
+from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.running import rejection_sampling as rejecting
 from minfer.effects.execution.running import sampler
 from minfer.effects.setup.speculation import SAME, STANDARD
@@ -153,8 +153,9 @@ def test_outputs_with_drafts_have_the_distribution_of_the_definition(
 
 def nearly(**how: Any) -> None:
     """Lets drafts stand that are one off what was drawn, now and then."""
-    how["last"], how["drafts"] = how["last"] // 2, how["drafts"] // 2
-    plain.stand(**how)
+    how["state"] = how["state"]._replace(last=how["state"].last // 2)
+    how["drafts"] = how["drafts"] // 2
+    plain.accept_drafts(**how)
 
 
 @pytest.mark.long
@@ -162,18 +163,18 @@ def nearly(**how: Any) -> None:
 def test_a_wrong_rule_is_caught(
     folders: tuple[Path, Path], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CpuBackend, "stand", staticmethod(nearly))
+    monkeypatch.setattr(CpuBackend, "accept_drafts", staticmethod(nearly))
     found = written(folders, method, "temperature", 3 * FEW)
     assert is_far(found, exact(folders[0], "temperature"))
 
 
-def forgetful(drawn: Drawn, contest: Any, *given: Any, **how: Any) -> Drawn:
+def forgetful(drawn: DrawnTokens, drafts: Any, *given: Any, **how: Any) -> DrawnTokens:
     """What takes the place of a rejected draft may be that draft."""
-    right = rejecting.contested(drawn, contest, *given, **how)
-    count = len(contest.tokens)
-    stands = right.tokens[:count] == contest.tokens
-    tokens = right.tokens[:count].where(stands, drawn.tokens[:count])
-    return Drawn(torch.cat((tokens, drawn.tokens[count:])), drawn.broken)
+    right = rejecting.rejection_sample(drawn, drafts, *given, **how)
+    count = len(drafts.tokens)
+    accepted = right.tokens[:count] == drafts.tokens
+    tokens = right.tokens[:count].where(accepted, drawn.tokens[:count])
+    return DrawnTokens(torch.cat((tokens, drawn.tokens[count:])), drawn.broken)
 
 
 def eager(*given: Any) -> torch.Tensor:
@@ -188,7 +189,7 @@ def test_a_wrong_rule_of_coins_is_caught(
     folders: tuple[Path, Path], method: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wrong is forgetful:
-        monkeypatch.setattr(sampler, "contested", wrong)
+        monkeypatch.setattr(sampler, "rejection_sample", wrong)
     else:
         monkeypatch.setattr(reject, "uniform", wrong)
     found = written(folders, method, "temperature", 2 * FEW, STANDARD)

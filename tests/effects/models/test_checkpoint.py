@@ -21,7 +21,7 @@ from minfer.effects.models.checkpoint import (
 )
 from minfer.effects.models.config_reader import (
     CheckpointError,
-    ConfigError,
+    ModelConfigError,
     UnsupportedModelError,
 )
 from minfer.effects.models.rope import Rope
@@ -262,10 +262,10 @@ def test_forms_of_a_config_that_say_the_same(
         ),
         (
             {"architectures": ..., "model_type": ...},
-            ConfigError,
+            ModelConfigError,
             ["architectures", "nothing"],
         ),
-        ({"architectures": [7]}, ConfigError, ["architectures", "7"]),
+        ({"architectures": [7]}, ModelConfigError, ["architectures", "7"]),
         (
             {"architectures": None, "model_type": "gpt2"},
             UnsupportedModelError,
@@ -273,22 +273,22 @@ def test_forms_of_a_config_that_say_the_same(
         ),
         (
             {"use_sliding_window": True, "sliding_window": 1},
-            ConfigError,
+            ModelConfigError,
             ["sliding_window", "2"],
         ),
-        ({"use_sliding_window": 1}, ConfigError, ["use_sliding_window", "1"]),
+        ({"use_sliding_window": 1}, ModelConfigError, ["use_sliding_window", "1"]),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
-            ConfigError,
+            ModelConfigError,
             ["layer_types", "sliding window"],
         ),
-        ({"layer_types": ["full_attention"]}, ConfigError, ["layer_types", "2"]),
+        ({"layer_types": ["full_attention"]}, ModelConfigError, ["layer_types", "2"]),
         (
             {"layer_types": ["full_attention", "linear_attention"]},
             UnsupportedModelError,
             ["linear_attention"],
         ),
-        ({"layer_types": 3}, ConfigError, ["layer_types", "3"]),
+        ({"layer_types": 3}, ModelConfigError, ["layer_types", "3"]),
         ({"hidden_act": "gelu"}, UnsupportedModelError, ["gelu", "silu"]),
         (
             {"quantization_config": {"bits": 4}},
@@ -305,29 +305,41 @@ def test_forms_of_a_config_that_say_the_same(
             UnsupportedModelError,
             ["rope_scaling", "longrope"],
         ),
-        ({"rope_parameters": [1]}, ConfigError, ["rope_parameters"]),
+        ({"rope_parameters": [1]}, ModelConfigError, ["rope_parameters"]),
         (
             {"rope_parameters": {"rope_theta": "big"}},
-            ConfigError,
+            ModelConfigError,
             ["rope_theta", "'big'"],
         ),
-        ({"hidden_size": "32"}, ConfigError, ["hidden_size", "'32'"]),
-        ({"hidden_size": True}, ConfigError, ["hidden_size", "True"]),
-        ({"hidden_size": ...}, ConfigError, ["hidden_size", "nothing"]),
-        ({"num_hidden_layers": 0}, ConfigError, ["num_hidden_layers", "0"]),
-        ({"vocab_size": -5}, ConfigError, ["vocab_size", "-5"]),
-        ({"vocab_size": 96.5}, ConfigError, ["vocab_size", "96.5"]),
-        ({"vocab_size": float("nan")}, ConfigError, ["vocab_size", "nan"]),
-        ({"num_key_value_heads": 3}, ConfigError, ["num_key_value_heads", "divisor"]),
-        ({"head_dim": ..., "hidden_size": 30}, ConfigError, ["hidden_size", "multiple"]),
-        ({"head_dim": 7}, ConfigError, ["head_dim", "even"]),
-        ({"rms_norm_eps": 0}, ConfigError, ["rms_norm_eps"]),
-        ({"rms_norm_eps": float("inf")}, ConfigError, ["rms_norm_eps", "inf"]),
-        ({"tie_word_embeddings": "yes"}, ConfigError, ["tie_word_embeddings", "yes"]),
-        ({"dtype": "float8"}, ConfigError, ["dtype", "float8", "bfloat16"]),
-        ({"dtype": 16}, ConfigError, ["dtype", "16"]),
-        ({"eos_token_id": "</s>"}, ConfigError, ["eos_token_id"]),
-        ({"eos_token_id": [1, -1]}, ConfigError, ["eos_token_id"]),
+        ({"hidden_size": "32"}, ModelConfigError, ["hidden_size", "'32'"]),
+        ({"hidden_size": True}, ModelConfigError, ["hidden_size", "True"]),
+        ({"hidden_size": ...}, ModelConfigError, ["hidden_size", "nothing"]),
+        ({"num_hidden_layers": 0}, ModelConfigError, ["num_hidden_layers", "0"]),
+        ({"vocab_size": -5}, ModelConfigError, ["vocab_size", "-5"]),
+        ({"vocab_size": 96.5}, ModelConfigError, ["vocab_size", "96.5"]),
+        ({"vocab_size": float("nan")}, ModelConfigError, ["vocab_size", "nan"]),
+        (
+            {"num_key_value_heads": 3},
+            ModelConfigError,
+            ["num_key_value_heads", "divisor"],
+        ),
+        (
+            {"head_dim": ..., "hidden_size": 30},
+            ModelConfigError,
+            ["hidden_size", "multiple"],
+        ),
+        ({"head_dim": 7}, ModelConfigError, ["head_dim", "even"]),
+        ({"rms_norm_eps": 0}, ModelConfigError, ["rms_norm_eps"]),
+        ({"rms_norm_eps": float("inf")}, ModelConfigError, ["rms_norm_eps", "inf"]),
+        (
+            {"tie_word_embeddings": "yes"},
+            ModelConfigError,
+            ["tie_word_embeddings", "yes"],
+        ),
+        ({"dtype": "float8"}, ModelConfigError, ["dtype", "float8", "bfloat16"]),
+        ({"dtype": 16}, ModelConfigError, ["dtype", "16"]),
+        ({"eos_token_id": "</s>"}, ModelConfigError, ["eos_token_id"]),
+        ({"eos_token_id": [1, -1]}, ModelConfigError, ["eos_token_id"]),
     ],
 )
 def test_bad_configs_are_named(
@@ -343,13 +355,13 @@ def test_bad_configs_are_named(
 
 
 def test_missing_and_broken_config(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json: not found"):
+    with pytest.raises(ModelConfigError, match=r"config\.json: not found"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="JSON"):
+    with pytest.raises(ModelConfigError, match="JSON"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ConfigError, match="object"):
+    with pytest.raises(ModelConfigError, match="object"):
         read_config(tmp_path)
 
 

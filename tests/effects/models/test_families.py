@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
-from minfer.effects.models.batch import Batch, Row, make_batch
+from minfer.effects.models.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.checkpoint import load_weights
 from minfer.effects.models.model import forward
 from minfer.effects.models.shapes import parameter_count
@@ -40,7 +40,7 @@ WINDOWED = [key for key, config in OPTIONS.items() if config["sliding_window"]]
 
 @frozen(eq=False)
 class Pair(BesideTheirs):
-    def run(self, held: KVCache, rows: list[Row] | Batch) -> Tensor:
+    def run(self, held: KVCache, rows: list[BatchRow] | Batch) -> Tensor:
         batch = rows if isinstance(rows, Batch) else make_batch(rows, BLOCK)
         return forward(self.spec, self.weights, batch, held)
 
@@ -100,7 +100,9 @@ def test_chunks_and_decodes_give_transformers_logits(
             if done[i] < len(text):
                 forget(model.spec, held, tables[i], done[i])
                 end = next((cut for cut in cuts[i] if cut > done[i]), done[i] + 1)
-                rows.append(Row(text[done[i] : end], done[i], tables[i], end - done[i]))
+                rows.append(
+                    BatchRow(text[done[i] : end], done[i], tables[i], end - done[i])
+                )
                 want.append(wanted[i][done[i] : end])
                 done[i] = end
         close(model.run(held, rows), torch.cat(want))
@@ -116,7 +118,7 @@ def test_device_rows_decode_far_past_their_windows(
     texts = [sequence(length, 9 + seed) for seed, length in enumerate(lengths)]
     tables = [list(range(30 * i, 30 * i + 30)) for i in range(3)]
     held = make_cache(model.spec, 90, BLOCK, "float32", max_model_len=120)
-    rows = [Row(text, 0, table) for text, table in zip(texts, tables, strict=True)]
+    rows = [BatchRow(text, 0, table) for text, table in zip(texts, tables, strict=True)]
     made = [model.run(held, rows).argmax(-1)]
     for step in range(steps):
         positions = torch.tensor(lengths) + step
@@ -140,9 +142,11 @@ def test_windows_matter_and_are_transformers_own(key: tuple[str, str], pair: Any
     )
     ids, table = sequence(60, 1), list(range(15))
     held = make_cache(model.spec, 15, BLOCK, "float32")
-    [ours] = model.run(held, [Row(ids, 0, table)])
+    [ours] = model.run(held, [BatchRow(ids, 0, table)])
     full = evolve(model, spec=with_windows(model.spec, None, None, None))
-    [other] = full.run(make_cache(full.spec, 15, BLOCK, "float32"), [Row(ids, 0, table)])
+    [other] = full.run(
+        make_cache(full.spec, 15, BLOCK, "float32"), [BatchRow(ids, 0, table)]
+    )
     assert (ours - other).abs().max() > 0.1
 
 
@@ -173,9 +177,10 @@ def test_half_precision_stays_near_float32(
     ids, table = sequence(60, 4), list(range(15))
     held = make_cache(spec, 15, BLOCK, dtype)
     parts = [
-        model.run(held, [Row(ids[a:b], a, table, b - a)]) for a, b in ((0, 37), (37, 59))
+        model.run(held, [BatchRow(ids[a:b], a, table, b - a)])
+        for a, b in ((0, 37), (37, 59))
     ]
-    parts.append(model.run(held, [Row(ids[59:], 59, table)]))
+    parts.append(model.run(held, [BatchRow(ids[59:], 59, table)]))
     ours = torch.cat(parts).float().log_softmax(-1)
     want = model.logits(ids).log_softmax(-1)
     assert parts[0].dtype is getattr(torch, dtype)

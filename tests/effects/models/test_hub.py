@@ -137,15 +137,15 @@ def test_every_refusal_of_the_hub_is_one_line_with_a_remedy(
 
 
 def test_only_data_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def download(name: str, **how: Any) -> str:
-        asked.update(how, name=name)
+        arguments.update(how, name=name)
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert snapshot("org/tiny@v2") == tmp_path
-    assert (asked["name"], asked["revision"]) == ("org/tiny", "v2")
+    assert (arguments["name"], arguments["revision"]) == ("org/tiny", "v2")
     files = [
         "config.json",
         "model-00001-of-00002.safetensors",
@@ -163,5 +163,5 @@ def test_only_data_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "weights.pkl",
         "README.md",
     ]
-    how = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
+    how = {key: arguments[key] for key in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects(files, **how)) == files[:7]

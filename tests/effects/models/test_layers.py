@@ -12,7 +12,7 @@ from attrs import evolve
 from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
-from minfer.effects.models.batch import Row, make_batch
+from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.checkpoint import load_weights
 from minfer.effects.models.layers import LayerGroup, LayerWeights, layer_parts
 from minfer.effects.models.linear import Linear, Shard, sharded
@@ -113,7 +113,7 @@ def run(spec: ModelSpec, weights: Weights, ranks: Ranks) -> Tensor:
     ids, table = random.Random(1).choices(range(160), k=31), list(range(8))
     cache = make_cache(spec, 8, BLOCK, "float32")
     cuts = ((0, 19), (19, 30), (30, 31))
-    rows = (Row(ids[a:b], a, table, b - a) for a, b in cuts)
+    rows = (BatchRow(ids[a:b], a, table, b - a) for a, b in cuts)
     return torch.cat(
         [forward(spec, weights, make_batch([row], BLOCK), cache, ranks) for row in rows]
     )

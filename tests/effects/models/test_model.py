@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
-from minfer.effects.models.batch import Batch, Row, make_batch
+from minfer.effects.models.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.checkpoint import load_weights
 from minfer.effects.models.dense import DenseWeights
 from minfer.effects.models.model import forward
@@ -26,7 +26,9 @@ BLOCKS = 40
 
 @frozen(eq=False)
 class Model(BesideTheirs):
-    def run(self, cache: KVCache, rows: list[Row] | Batch, block_size: int = 0) -> Tensor:
+    def run(
+        self, cache: KVCache, rows: list[BatchRow] | Batch, block_size: int = 0
+    ) -> Tensor:
         batch = rows if isinstance(rows, Batch) else make_batch(rows, block_size)
         return forward(self.spec, self.weights, batch, cache)
 
@@ -95,9 +97,9 @@ def test_every_shape(tmp_path: Path, config: dict[str, Any]) -> None:
     [table] = shuffled(16, [37])
     cache = make_cache(model.spec, BLOCKS, 16, "float32")
     want = model.logits(ids)
-    close(model.run(cache, [Row(ids[:20], 0, table, 20)], 16), want[:20])
-    close(model.run(cache, [Row(ids[20:36], 20, table, 16)], 16), want[20:36])
-    close(model.run(cache, [Row(ids[36:], 36, table)], 16), want[36:])
+    close(model.run(cache, [BatchRow(ids[:20], 0, table, 20)], 16), want[:20])
+    close(model.run(cache, [BatchRow(ids[20:36], 20, table, 16)], 16), want[20:36])
+    close(model.run(cache, [BatchRow(ids[36:], 36, table)], 16), want[36:])
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 64])
@@ -113,7 +115,7 @@ def test_any_chunking_over_any_table(
     parts = [
         model.run(
             cache,
-            [Row(ids[at : at + chunk], at, table, len(ids[at : at + chunk]))],
+            [BatchRow(ids[at : at + chunk], at, table, len(ids[at : at + chunk]))],
             block_size,
         )
         for at in range(0, 75, chunk)
@@ -134,11 +136,15 @@ def test_mixed_batches(model: Model, block_size: int) -> None:
     texts = [sequence(length, seed) for seed, length in enumerate(lengths)]
     model.run(
         cache,
-        [Row(t[:c], 0, b, 0) for t, c, b in zip(texts, cuts, tables, strict=True) if c],
+        [
+            BatchRow(t[:c], 0, b, 0)
+            for t, c, b in zip(texts, cuts, tables, strict=True)
+            if c
+        ],
         block_size,
     )
     rows = [
-        Row(t[c:], c, b, s)
+        BatchRow(t[c:], c, b, s)
         for t, c, b, s in zip(texts, cuts, tables, sample, strict=True)
     ]
     got = model.run(cache, rows, block_size)
@@ -148,7 +154,7 @@ def test_mixed_batches(model: Model, block_size: int) -> None:
     close(got, torch.cat(want))
     # What the step wrote is read by the next.
     for text, table in zip(texts, tables, strict=True):
-        last = model.run(cache, [Row(text[-1:], len(text) - 1, table)], block_size)
+        last = model.run(cache, [BatchRow(text[-1:], len(text) - 1, table)], block_size)
         close(last, model.logits(text)[-1:])
 
 
@@ -165,7 +171,7 @@ def test_device_rows_decode_greedily_like_generate(
     cache = make_cache(model.spec, sum(map(len, tables)), block_size, "float32")
     texts = [sequence(length, seed) for seed, length in enumerate(lengths)]
     tokens = model.run(
-        cache, [Row(t, 0, b) for t, b in zip(texts, tables, strict=True)], block_size
+        cache, [BatchRow(t, 0, b) for t, b in zip(texts, tables, strict=True)], block_size
     ).argmax(-1)
     positions = torch.tensor(lengths)
     # Beyond a row's own blocks the executor's table holds leftovers, here out of range.
@@ -189,29 +195,29 @@ def test_device_rows_beside_chunks(model: Model) -> None:
     model.run(
         cache,
         [
-            Row(texts[0][:-1], 0, tables[0], 0),
-            Row(texts[1][:-1], 0, tables[1], 0),
-            Row(texts[2][:44], 0, tables[2], 0),
+            BatchRow(texts[0][:-1], 0, tables[0], 0),
+            BatchRow(texts[1][:-1], 0, tables[1], 0),
+            BatchRow(texts[2][:44], 0, tables[2], 0),
         ],
         16,
     )
-    rows = [Row(texts[i][-1:], 29 + i, tables[i]) for i in range(2)]
-    rows += [Row(texts[2][44:], 44, tables[2]), Row(texts[3], 0, tables[3])]
+    rows = [BatchRow(texts[i][-1:], 29 + i, tables[i]) for i in range(2)]
+    rows += [BatchRow(texts[2][44:], 44, tables[2]), BatchRow(texts[3], 0, tables[3])]
     got = model.run(cache, rows, 16)
     close(got, torch.cat([model.logits(text)[-1:] for text in texts]))
 
 
 def test_nothing_sampled(model: Model) -> None:
     cache = make_cache(model.spec, BLOCKS, 16, "float32")
-    assert model.run(cache, [Row([1, 2, 3], 0, [0], 0)], 16).shape == (0, 160)
-    assert model.run(cache, [Row([4], 3, [0], 0)], 16).shape == (0, 160)
+    assert model.run(cache, [BatchRow([1, 2, 3], 0, [0], 0)], 16).shape == (0, 160)
+    assert model.run(cache, [BatchRow([4], 3, [0], 0)], 16).shape == (0, 160)
 
 
 def test_the_last_layer_goes_on_with_what_is_sampled_alone(model: Model) -> None:
     cache, work = make_cache(model.spec, BLOCKS, 16, "float32"), []
     for sampled in (1, 32):
         with FlopCounterMode(display=False) as count:
-            model.run(cache, [Row(sequence(32), 0, [0, 1, 2], sampled)], 16)
+            model.run(cache, [BatchRow(sequence(32), 0, [0, 1, 2], sampled)], 16)
         work.append(count.get_total_flops())
     # The counter does not know products that add to a sum: gate, up and the head are
     # left.
@@ -222,9 +228,9 @@ def test_the_last_layer_goes_on_with_what_is_sampled_alone(model: Model) -> None
 def test_copied_blocks_serve_a_fork(model: Model) -> None:
     ids = sequence(20)
     cache = make_cache(model.spec, BLOCKS, 16, "float32")
-    model.run(cache, [Row(ids[:18], 0, [5, 3], 0)], 16)
+    model.run(cache, [BatchRow(ids[:18], 0, [5, 3], 0)], 16)
     cache.data[:, 9] = cache.data[:, 3]
-    got = model.run(cache, [Row(ids[18:], 18, [5, 9], 2)], 16)
+    got = model.run(cache, [BatchRow(ids[18:], 18, [5, 9], 2)], 16)
     close(got, model.logits(ids)[18:])
 
 
@@ -237,9 +243,9 @@ def test_half_precision_stays_near_float32(
     cache = make_cache(model.spec, BLOCKS, 16, dtype)
     [table] = shuffled(16, [60])
     parts = [
-        model.run(cache, [Row(ids[:40], 0, table, 40)], 16),
-        model.run(cache, [Row(ids[40:59], 40, table, 19)], 16),
-        model.run(cache, [Row(ids[59:], 59, table)], 16),
+        model.run(cache, [BatchRow(ids[:40], 0, table, 40)], 16),
+        model.run(cache, [BatchRow(ids[40:59], 40, table, 19)], 16),
+        model.run(cache, [BatchRow(ids[59:], 59, table)], 16),
     ]
     ours = torch.cat(parts).float().log_softmax(-1)
     want = model.logits(ids).log_softmax(-1)
@@ -255,7 +261,10 @@ def test_the_cache_may_have_a_type_of_its_own(model: Model) -> None:
     assert cache.data.dtype is torch.bfloat16
     parts = [
         forward(spec, model.weights, make_batch([row], 16), cache)
-        for row in (Row(ids[:30], 0, [3, 1, 2], 30), Row(ids[30:], 30, [3, 1, 2], 10))
+        for row in (
+            BatchRow(ids[:30], 0, [3, 1, 2], 30),
+            BatchRow(ids[30:], 30, [3, 1, 2], 10),
+        )
     ]
     got, want = torch.cat(parts).log_softmax(-1), model.logits(ids).log_softmax(-1)
     assert got.dtype is torch.float32
@@ -278,7 +287,9 @@ def test_weights_by_column_give_the_same(model: Model) -> None:
     )
     ids = sequence(20)
     cache = make_cache(model.spec, BLOCKS, 16, "float32")
-    got = forward(model.spec, turned, make_batch([Row(ids, 0, [1, 0], 20)], 16), cache)
+    got = forward(
+        model.spec, turned, make_batch([BatchRow(ids, 0, [1, 0], 20)], 16), cache
+    )
     close(got, model.logits(ids))
 
 
@@ -294,4 +305,4 @@ def test_norm_agrees_with_torch() -> None:
 def test_out_of_range_inputs_raise(model: Model, ids: list[int], start: int) -> None:
     cache = make_cache(model.spec, BLOCKS, 16, "float32")
     with pytest.raises(IndexError):
-        model.run(cache, [Row(ids, start, list(range(40)))], 16)
+        model.run(cache, [BatchRow(ids, start, list(range(40)))], 16)

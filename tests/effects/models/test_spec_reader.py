@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from minfer.effects.models.config_reader import ConfigError, UnsupportedModelError
+from minfer.effects.models.config_reader import ModelConfigError, UnsupportedModelError
 from minfer.effects.models.families import FAMILIES
 from minfer.effects.models.spec_reader import parse_spec
 from tests.effects.tiny_families import ROPES, config_of
@@ -92,7 +92,7 @@ YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
             UnsupportedModelError,
             ["yarn"],
         ),
-        ("Llama", {"rope_scaling": "yarn"}, ConfigError, ["rope_scaling", "'yarn'"]),
+        ("Llama", {"rope_scaling": "yarn"}, ModelConfigError, ["rope_scaling", "'yarn'"]),
         (
             "Qwen3",
             {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
@@ -114,26 +114,31 @@ YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
         (
             "Llama",
             {"rope_parameters": {"rope_type": "linear"}},
-            ConfigError,
+            ModelConfigError,
             ["factor", "nothing"],
         ),
         (
             "Llama",
             {"rope_parameters": {"rope_type": "linear", "factor": 0.5}},
-            ConfigError,
+            ModelConfigError,
             ["factor", "0.5"],
         ),
         (
             "Llama",
             {"rope_parameters": YARN | {"factor": "4"}},
-            ConfigError,
+            ModelConfigError,
             ["factor", "'4'"],
         ),
-        ("Llama", {"rope_parameters": YARN | {"factor": 1e300}}, ConfigError, ["factor"]),
+        (
+            "Llama",
+            {"rope_parameters": YARN | {"factor": 1e300}},
+            ModelConfigError,
+            ["factor"],
+        ),
         (
             "Llama",
             {"rope_parameters": YARN | {"beta_fast": 0.5}},
-            ConfigError,
+            ModelConfigError,
             ["beta_fast", "0.5"],
         ),
         (
@@ -145,25 +150,25 @@ YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
         (
             "Llama",
             {"rope_parameters": YARN | {"original_max_position_embeddings": 0}},
-            ConfigError,
+            ModelConfigError,
             ["original_max_position_embeddings", "0"],
         ),
         (
             "Llama",
             {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}},
-            ConfigError,
+            ModelConfigError,
             ["high_freq_factor", "low_freq_factor"],
         ),
         (
             "Llama",
             {"rope_parameters": LLAMA3 | {"low_freq_factor": None}},
-            ConfigError,
+            ModelConfigError,
             ["low_freq_factor", "None"],
         ),
         (
             "Llama",
             {"rope_theta": -1.0, "rope_parameters": ...},
-            ConfigError,
+            ModelConfigError,
             ["rope_theta", "-1.0"],
         ),
         (
@@ -175,13 +180,23 @@ YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
         (
             "Llama",
             {"layer_types": ["sliding_attention"] * 3},
-            ConfigError,
+            ModelConfigError,
             ["layer_types"],
         ),
-        ("Llama", {"attention_bias": "yes"}, ConfigError, ["attention_bias", "'yes'"]),
-        ("Llama", {"mlp_bias": 1}, ConfigError, ["mlp_bias", "1"]),
-        ("Mistral", {"sliding_window": 0}, ConfigError, ["sliding_window", "0"]),
-        ("Mistral", {"sliding_window": "all"}, ConfigError, ["sliding_window", "'all'"]),
+        (
+            "Llama",
+            {"attention_bias": "yes"},
+            ModelConfigError,
+            ["attention_bias", "'yes'"],
+        ),
+        ("Llama", {"mlp_bias": 1}, ModelConfigError, ["mlp_bias", "1"]),
+        ("Mistral", {"sliding_window": 0}, ModelConfigError, ["sliding_window", "0"]),
+        (
+            "Mistral",
+            {"sliding_window": "all"},
+            ModelConfigError,
+            ["sliding_window", "'all'"],
+        ),
         (
             "Mistral",
             {"sliding_window": 8, "layer_types": ["full_attention"] * 3},
@@ -202,7 +217,7 @@ YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
                 "max_window_layers": -1,
                 "layer_types": None,
             },
-            ConfigError,
+            ModelConfigError,
             ["max_window_layers", "-1"],
         ),
         ("Qwen3", {"hidden_act": "gelu"}, UnsupportedModelError, ["hidden_act", "gelu"]),
@@ -212,7 +227,7 @@ YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
             UnsupportedModelError,
             ["quantization"],
         ),
-        ("Qwen3", {"head_dim": 15}, ConfigError, ["head_dim", "15"]),
+        ("Qwen3", {"head_dim": 15}, ModelConfigError, ["head_dim", "15"]),
     ],
 )
 def test_what_is_refused_is_named(

@@ -30,7 +30,7 @@ def test_every_byte_arrives(
     }
     targets["t0"] = fused[5:22]
     sw.stream_weights(
-        [sw.Job(paths[int(k[1:]) % 2], k, target) for k, target in targets.items()]
+        [sw.TensorJob(paths[int(k[1:]) % 2], k, target) for k, target in targets.items()]
     )
     for name, target in targets.items():
         assert torch.equal(target.cpu(), parts[name].bfloat16()), name
@@ -44,4 +44,6 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 4000)
     with pytest.raises(EOFError, match="ends early"):
-        sw.stream_weights([sw.Job(path, "a", torch.zeros(1000, 100, device="cuda"))])
+        sw.stream_weights(
+            [sw.TensorJob(path, "a", torch.zeros(1000, 100, device="cuda"))]
+        )

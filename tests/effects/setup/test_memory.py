@@ -36,7 +36,7 @@ from minfer.effects.setup.memory import (
 )
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
-from minfer.kernels.shape import Kept
+from minfer.kernels.shape import ShapingState
 from minfer.lifecycle.arrive import objection
 from minfer.records.config import EngineConfig
 from minfer.records.request import Request
@@ -198,7 +198,7 @@ def test_activations_by_hand() -> None:
 
 def test_a_gpu_keeps_what_penalties_count() -> None:
     device = torch.device("cpu")
-    kept = Kept.make(SIZES.max_num_seqs + 1, SPEC.vocab_size, device)
+    kept = ShapingState.make(SIZES.max_num_seqs + 1, SPEC.vocab_size, device)
     held = sum(part.numel() * part.element_size() for part in kept)
     assert held == pytest.approx(shaping_bytes(SPEC, SIZES), rel=0.2)
     without = cuda_activation_bytes(SPEC, SIZES, SIZES.max_num_batched_tokens)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.models.checkpoint import read_config
-from minfer.effects.models.config_reader import ConfigError, UnsupportedModelError
+from minfer.effects.models.config_reader import ModelConfigError, UnsupportedModelError
 from minfer.effects.models.fallback import fallback_spec
 
 # model_type, architecture, what else the config says, what the refusal says
@@ -132,10 +132,12 @@ def test_a_config_that_transformers_cannot_read_is_named() -> None:
         "architectures": ["Olmo2ForCausalLM"],
         "hidden_size": "many",
     }
-    with pytest.raises(ConfigError, match="transformers cannot read it"):
+    with pytest.raises(ModelConfigError, match="transformers cannot read it"):
         fallback_spec(config)
     config = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
-    with pytest.raises(ConfigError, match="max_position_embeddings must be an integer"):
+    with pytest.raises(
+        ModelConfigError, match="max_position_embeddings must be an integer"
+    ):
         fallback_spec({**config, "max_position_embeddings": 8})
 
 
@@ -150,7 +152,9 @@ def test_a_config_may_leave_out_its_architectures_and_write_whole_numbers_as_flo
     for architectures in names:
         said = {**config, **floats, "architectures": architectures}
         assert fallback_spec(said) == wanted
-    with pytest.raises(ConfigError, match=r"dtype must be one of .* found 'float64'"):
+    with pytest.raises(
+        ModelConfigError, match=r"dtype must be one of .* found 'float64'"
+    ):
         fallback_spec({**config, "dtype": "float64"})
     for odd in ("float64", "auto", "torch.float16", 16):
         for key in ("dtype", "torch_dtype"):

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
-from minfer.effects.models.batch import Row, make_batch
+from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.checkpoint import (
     CorruptFileError,
     TensorMismatchError,
@@ -18,7 +18,7 @@ from minfer.effects.models.checkpoint import (
 )
 from minfer.effects.models.config_reader import (
     CheckpointError,
-    ConfigError,
+    ModelConfigError,
     UnsupportedModelError,
 )
 from minfer.effects.models.fallback import fallback_spec, load_fallback, loading
@@ -75,7 +75,7 @@ def test_a_config_of_which_no_model_can_be_made_is_named(
 ) -> None:
     config = {**read_config(neox), "rope_parameters": {"rope_type": "mrope"}}
     spec = fallback_spec(read_config(neox))
-    with pytest.raises(ConfigError, match=r"cannot be made .*KeyError\('mrope'\)"):
+    with pytest.raises(ModelConfigError, match=r"cannot be made .*KeyError\('mrope'\)"):
         load_fallback(neox, config, spec, make_cache, seed)
 
 
@@ -116,7 +116,7 @@ def test_code_beside_a_checkpoint_is_not_executed(neox: Path, tmp_path: Path) ->
 @pytest.mark.long
 def test_random_weights_come_from_the_seed_alone(neox: Path) -> None:
     spec, state = fallback_spec(read_config(neox)), torch.random.get_rng_state()
-    batch = make_batch([Row([5, 6, 7], 0, [0])], 4)
+    batch = make_batch([BatchRow([5, 6, 7], 0, [0])], 4)
     models = [
         load_fallback(neox, read_config(neox), spec, make_cache, seed)
         for seed in (1, 1, 2)

@@ -1,7 +1,8 @@
-"""Which drafts stand on a device: those that `minfer.speculate.accept` lets stand."""
+"""Which drafts a device accepts: those that `minfer.speculate.accept` accepts."""
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor
 
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.packing.inputs import Drafts
-from minfer.effects.execution.packing.verified import Further
-from minfer.effects.execution.running.feeding import Step
-from minfer.effects.execution.running.rejection_sampling import Guess
+from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords
+from minfer.effects.execution.packing.verified import DraftOutputs
+from minfer.effects.execution.running.feeding import StepRows
+from minfer.effects.execution.running.rejection_sampling import DraftProposal, PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.execution.running.verify_drafts import judge, spread
+from minfer.effects.execution.running.speculative_step import speculative_step
 from minfer.effects.execution.torch_executor import open_backend
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.records.plan import Open
@@ -76,6 +77,45 @@ class Drafted:
 
 
 @define
+class Draft:
+    """A draft model that has made these drafts."""
+
+    made: list[DraftProposal]
+
+    def propose(self, *_: object) -> list[DraftProposal]:
+        return self.made
+
+
+@define
+class Made:
+    """A step's parts, with logits in place of a model."""
+
+    rows: DeviceRows
+    sampler: Sampler
+    draft: Any
+    logits: Tensor
+
+    def forward(
+        self, _: StepShape, __: object, step: StepRows, ___: object
+    ) -> tuple[Tensor, Tensor]:
+        return self.logits, self.rows.next[step.decode_rows.long()] + 1
+
+    def sample_first(
+        self,
+        shape: StepShape,
+        words: object,
+        step: StepRows,
+        logits: Tensor,
+        positions: Tensor,
+        drafts: PlaceDrafts | None = None,
+    ) -> Tensor:
+        del words
+        rows = step.decode_rows
+        self.sampler.sample(logits, rows, positions, shape.wants, drafts=drafts)
+        return rows
+
+
+@define
 class World:
     """Rows on a device that are about to draw, and what the pure rule says they draw."""
 
@@ -88,10 +128,12 @@ class World:
     sampler: Sampler
 
     @classmethod
-    def make(cls, rng: random.Random, kind: str, rule: Rule | None = None) -> "World":
+    def make(
+        cls, rng: random.Random, device_kind: str, rule: Rule | None = None
+    ) -> "World":
         """`rule` drafts and judges; without it, drafts are what is drawn."""
-        device = torch.device("cuda" if CUDA and kind == "cuda" else "cpu")
-        backend = open_backend(SPEC, CONFIG, device, kernels=kind == "cuda")
+        device = torch.device("cuda" if CUDA and device_kind == "cuda" else "cpu")
+        backend = open_backend(SPEC, CONFIG, device, kernels=device_kind == "cuda")
         rows = DeviceRows(ROWS + 1, 4, VOCAB, device, rejects=rule is not None)
         sampler = Sampler(backend, rows, ROWS + 9, 200)
         opens = [opened(rng, row) for row in range(ROWS)]
@@ -115,20 +157,20 @@ class World:
         each = [(rule or guessed)(rng, target) for target in targets]
         drafted, verdicts = zip(*each, strict=True)
         plain = [same_noise(target, ()).tokens[0] for target in targets]
-        told = [*drafted], [*verdicts], plain
-        return cls(opens, logits, *told, rows, sampler)
+        reported = [*drafted], [*verdicts], plain
+        return cls(opens, logits, *reported, rows, sampler)
 
-    def drafts(self, order: list[int]) -> Drafts[Tensor]:
+    def drafts(self, order: list[int]) -> DraftWords[Tensor]:
         """The drafts of these rows."""
         each = [self.drafted[row] for row in order]
-        said = [[-1] * len(one.tokens) if one.logits else one.tokens for one in each]
-        lines = [[*some, *[0] * DRAFTS][:DRAFTS] for some in said]
+        given = [[-1] * len(one.tokens) if one.logits else one.tokens for one in each]
+        lines = [[*some, *[0] * DRAFTS][:DRAFTS] for some in given]
         device = self.rows.arena.device
         counts = torch.tensor([len(one.tokens) for one in each], device=device)
         words = torch.tensor(lines, device=device).T.contiguous()
-        return Drafts(counts.int(), words.int())
+        return DraftWords(counts.int(), words.int())
 
-    def guesses(self, order: list[int]) -> list[Guess]:
+    def guesses(self, order: list[int]) -> list[DraftProposal]:
         """What a draft model has drawn for these rows, if it has for any."""
         each = [self.drafted[row] for row in order]
         if not any(one.logits for one in each):
@@ -141,40 +183,38 @@ class World:
                 tokens[place, v] = one.tokens[place]
                 logits[place, v] = torch.tensor(line)
         pairs = zip(tokens.to(device), logits.to(device), strict=True)
-        return [Guess(*pair) for pair in pairs]
+        return [DraftProposal(*pair) for pair in pairs]
 
     def drawn(self, order: list[int], verified: int) -> dict[int, list[int]]:
         """What all rows draw in this order, the first of which have drafts."""
-        rows, sampler, device = self.rows, self.sampler, self.rows.arena.device
-        kind = StepShape(decode_rows=ROWS, draws=ROWS, filtered=True, shaped=True)
-        kind = evolve(kind, verified=verified, drafts=DRAFTS)
-        selves = torch.tensor(order, dtype=torch.int32, device=device)
+        device = self.rows.arena.device
+        shape = StepShape(decode_rows=ROWS, draws=ROWS, filtered=True, shaped=True)
+        shape = evolve(shape, verified=verified, drafts=DRAFTS, proposes=True)
+        first, drafted = self.logits[0][order], self.logits[1:][:, order[:verified]]
+        logits = torch.cat((first, drafted.reshape(-1, VOCAB))).to(device)
         drafts = self.drafts(order[:verified])
-        guesses = self.guesses(order[:verified])
-        step = spread(sampler.backend, rows, Step(selves), drafts, guesses)
-        positions = rows.next[selves.long()] + 1
-        first = self.logits[0][order].to(device)
-        further = self.logits[1:][:, order[:verified]].reshape(-1, VOCAB).to(device)
-        here = step.contests[0] if step.contests else None
-        sampler.sample(first, selves, positions, kind.wants, contest=here)
-        judge(sampler, kind, step, further)
-        return self.found(order, kind)
+        model = Made(
+            self.rows, self.sampler, Draft(self.guesses(order[:verified])), logits
+        )
+        step = StepRows(torch.tensor(order, dtype=torch.int32, device=device))
+        speculative_step(model, shape, ForwardWords(None, None), step, drafts)
+        return self.found(order, shape)
 
-    def found(self, order: list[int], kind: StepShape) -> dict[int, list[int]]:
+    def found(self, order: list[int], shape: StepShape) -> dict[int, list[int]]:
         """What came of it, of the rows in this order."""
-        out, verified = self.sampler.out.tolist(), kind.verified
+        out, verified = self.sampler.out.tolist(), shape.verified
         found = {row: [out[at]] for at, row in enumerate(order)}
         owners: list[Open | None] = [self.opens[row] for row in order[:verified]]
-        behind = Further.of(kind, order[:verified], owners)
-        for row, owner, lines in behind.standing(out):
+        behind = DraftOutputs.of(shape, order[:verified], owners)
+        for row, owner, lines in behind.accepted_lines(out):
             assert owner is self.opens[row]
             found[row] += [out[line] for line in lines]
         return found
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_as_the_pure_rule_says(kind: str, seed: int) -> None:
-    check(random.Random(seed), World.make(random.Random(seed), kind), 9)
+def test_as_the_pure_rule_says(device_kind: str, seed: int) -> None:
+    check(random.Random(seed), World.make(random.Random(seed), device_kind), 9)
 
 
 def check(rng: random.Random, world: World, least: int) -> None:

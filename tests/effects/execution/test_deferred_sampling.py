@@ -1,4 +1,4 @@
-"""Rows that are sampled apart: as if they were not, but for what masks forbid."""
+"""Rows with deferred sampling: as if they had none, but for what masks forbid."""
 
 import random
 from collections import defaultdict
@@ -15,10 +15,10 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.pack_plan import Draw
 from minfer.effects.execution.running.deferred_sampling import (
-    LateDraw,
-    LatePacker,
+    DeferredDraws,
+    DeferredPacker,
     MaskError,
-    pack_late,
+    pack_deferred,
     write_masks,
 )
 from minfer.effects.execution.torch_executor import TorchExecutor
@@ -41,7 +41,7 @@ from tests.effects.execution.tiny_engine import (
 )
 from tests.effects.masking import MasksBy
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = pytest.mark.usefixtures("device_kind")
 EVERYTHING = b"\xff" * 13
 
 
@@ -94,7 +94,7 @@ def only(*tokens: int) -> bytes:
     ],
     ids=str,
 )
-def test_whoever_never_runs_ahead_draws_what_it_would(
+def test_tokens_are_the_same_without_steps_ahead(
     model: Model,
     reference: Tokens,
     settings: dict[str, int],
@@ -107,7 +107,7 @@ def test_whoever_never_runs_ahead_draws_what_it_would(
         run.driver.deferred.masks = MasksBy(
             lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.deferred)
         )
-    assert run.serve(bound(requests(0), every), apart=depth % 2) == reference
+    assert run.serve(bound(requests(0), every), arrival_gap=depth % 2) == reference
     assert not run.count(Discarded)
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
@@ -119,7 +119,7 @@ def test_log_probabilities_are_those_of_the_model(
     model: Model, reference: Tokens, every: int, at_once: bool
 ) -> None:
     run, wanted = start(model, at_once, num_blocks=20), asking(requests(0))
-    assert run.serve(bound(wanted, every), apart=1) == reference
+    assert run.serve(bound(wanted, every), arrival_gap=1) == reference
     check_scores(model, run, wanted)
 
 
@@ -158,7 +158,7 @@ def test_a_mask_that_allows_one_token_forces_it(
     run = start(model, at_once, depth=depth)
     lend = executor_of(run).mask_lines if written else None
     run.driver.deferred.masks = MasksBy(forced, late=late, lend=lend)
-    tokens = run.serve(bound(wanted, 2), apart=depth - 1)
+    tokens = run.serve(bound(wanted, 2), arrival_gap=depth - 1)
     for i, request in enumerate(wanted):
         if i % 2 == 0:
             first = len(request.prompt)
@@ -180,13 +180,13 @@ def test_what_a_mask_leaves_is_drawn_as_ever(model: Model, at_once: bool) -> Non
     wanted = [evolve(r, stop_ids=frozenset()) for r in requests(0, 6)]
     tokens = run.serve(bound(wanted))
     for request in wanted:
-        history = list(request.prompt)
+        prefill = list(request.prompt)
         for token in tokens[request.id, 0]:
-            logits = model.logits(history)
+            logits = model.logits(prefill)
             logits[1::2] = [-np.inf] * len(logits[1::2])
-            at = len(history)
+            at = len(prefill)
             assert token == sample.draw(logits, request.sampling, request.seed, 0, at)
-            history.append(token)
+            prefill.append(token)
 
 
 @pytest.mark.long
@@ -197,13 +197,13 @@ def test_others_have_their_tokens_before_the_masks_come(
     executor = executor_of(run)
     seen = defaultdict[tuple[str, int], list[tuple[int, int]]](list)
 
-    def late(plan: Plan) -> tuple[Mask, ...]:
-        flight = next(one for one in executor.flights if one.plan is plan)
-        draw = flight.slots[-1].draw
+    def draws(plan: Plan) -> tuple[Mask, ...]:
+        launched = next(one for one in executor.launched_plans if one.plan is plan)
+        draw = launched.slots[-1].draw
         assert draw is not None
         each = zip(draw.places, draw.owners, strict=True)
         for (place, owner), token in zip(
-            each, flight.slots[-1].tokens(draw), strict=True
+            each, launched.slots[-1].tokens(draw), strict=True
         ):
             assert owner is not None
             assert place not in plan.deferred
@@ -211,8 +211,8 @@ def test_others_have_their_tokens_before_the_masks_come(
             seen[owner.name].append((at, token))
         return ()
 
-    run.driver.deferred.masks = MasksBy(late)
-    assert run.serve(bound(requests(0), 2), apart=1) == reference
+    run.driver.deferred.masks = MasksBy(draws)
+    assert run.serve(bound(requests(0), 2), arrival_gap=1) == reference
     assert sum(map(len, seen.values())) > 20
     for name, some in seen.items():
         assert all(reference[name][at] == token for at, token in some)
@@ -232,7 +232,7 @@ def test_a_mask_that_allows_nothing_fails_its_step(
         return (Mask(plan.deferred[0], bytes(13)),) if len(calls) == 5 else ()
 
     run.driver.deferred.masks = MasksBy(empty_once)
-    assert run.serve(bound(requests(0), 2), apart=1) == reference
+    assert run.serve(bound(requests(0), 2), arrival_gap=1) == reference
     [voided] = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert "a mask allows no token for request 'r" in voided.error
 
@@ -248,13 +248,13 @@ def test_so_does_one_that_was_written_to_lent_memory(
         return (Mask(plan.deferred[0], bytes(13)),) if len(calls) == 5 else ()
 
     run.driver.deferred.masks = MasksBy(empty_once, lend=executor_of(run).mask_lines)
-    assert run.serve(bound(requests(0), 2), apart=1) == reference
+    assert run.serve(bound(requests(0), 2), arrival_gap=1) == reference
     [voided] = [reason for reason in run.reasons if isinstance(reason, Discarded)]
     assert "request 'r" in voided.error
 
 
 @pytest.mark.long
-def test_late_draws_that_fail_fail_their_step(
+def test_deferred_draws_that_fail_fail_their_step(
     model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
     run, calls = start(model, at_once, num_blocks=20), 0
@@ -269,7 +269,7 @@ def test_late_draws_that_fail_fail_their_step(
             raise MemoryError
 
     monkeypatch.setattr(sampler, "sample_kept", failing)
-    assert run.serve(bound(requests(0), 2), apart=1) == reference
+    assert run.serve(bound(requests(0), 2), arrival_gap=1) == reference
     voided = [reason.error for reason in run.reasons if isinstance(reason, Discarded)]
     assert set(voided) == {"MemoryError()"}
 
@@ -290,7 +290,7 @@ def prefill(step: int, name: str, token: int, *, deferred: bool) -> Plan:
     )
 
 
-def test_a_row_that_was_given_away_meanwhile_is_left_alone(model: Model) -> None:
+def test_a_reassigned_row_is_not_changed(model: Model) -> None:
     executor = executor_of(start(model, at_once=True))
     executor.launch(prefill(0, "gone", 5, deferred=True))
     executor.launch(prefill(1, "next", 9, deferred=False))
@@ -303,7 +303,7 @@ def test_a_row_that_was_given_away_meanwhile_is_left_alone(model: Model) -> None
     assert executor.collect() == Executed(2, ((second,),))
 
 
-def test_a_plan_that_fails_leaves_those_before_it_their_late_draws(model: Model) -> None:
+def test_a_failed_plan_leaves_earlier_plans_their_deferred_draws(model: Model) -> None:
     executor = executor_of(start(model, at_once=True))
     executor.launch(prefill(0, "a", 5, deferred=True))
     executor.launch(evolve(prefill(1, "b", 9, deferred=False), rows=(99,)))
@@ -315,7 +315,7 @@ def test_a_plan_that_fails_leaves_those_before_it_their_late_draws(model: Model)
     executor.sample(SampleDeferred(1))  # which is not in flight any more
 
 
-def test_what_nobody_says_or_says_wrongly_is_told(model: Model, at_once: bool) -> None:
+def test_missing_and_wrong_masks_are_errors(model: Model, at_once: bool) -> None:
     executor = executor_of(start(model, at_once))
     executor.launch(prefill(0, "a", 5, deferred=True))
     failed = executor.collect()
@@ -328,7 +328,9 @@ def test_what_nobody_says_or_says_wrongly_is_told(model: Model, at_once: bool) -
     executor.sample(SampleDeferred(1, (Mask(4, only(3)),)))
     failed = executor.collect()
     assert isinstance(failed, Failed)
-    assert "a mask is for entry 4 of step 1, which is not sampled apart" in failed.error
+    assert (
+        "a mask is for entry 4 of step 1, whose sampling is not deferred" in failed.error
+    )
 
 
 def test_logits_that_are_not_finite_name_the_request(model: Model, at_once: bool) -> None:
@@ -365,20 +367,20 @@ PLAN = Plan(
 )
 
 
-def pad(kind: StepShape) -> StepShape:
-    return kind
+def pad(shape: StepShape) -> StepShape:
+    return shape
 
 
-def test_rows_and_positions_of_late_draws() -> None:
+def test_rows_and_positions_of_deferred_draws() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([1, 2], [owners[0], owners[1]])
-    late = pack_late(PLAN, kept, SampleDeferred(7), rows, pad)
-    assert late.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
-    assert (late.draw.places, late.gone, late.masks) == ([1, 2], [], [b"", b""])
+    draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad)
+    assert draws.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
+    assert (draws.draw.places, draws.reassigned, draws.masks) == ([1, 2], [], [b"", b""])
     rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    late = pack_late(PLAN, kept, SampleDeferred(7), rows, pad)
-    assert (late.draw.places, late.gone) == ([2], [1])
-    assert late.draw.owners == [owners[1]]
+    draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad)
+    assert (draws.draw.places, draws.reassigned) == ([2], [1])
+    assert draws.draw.owners == [owners[1]]
 
 
 @pytest.mark.parametrize(
@@ -392,32 +394,32 @@ def test_where_masks_were_written_that_lie_in_lent_memory(
     kept = Draw(places, [owners[PLAN.rows[place]] for place in places])
     if taken:
         rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    late = pack_late(PLAN, kept, SampleDeferred(7, written=True), rows, pad)
-    assert (late.step, [*(late.lines or ())], late.masks) == (7, lines, [])
-    assert pack_late(PLAN, kept, SampleDeferred(7), rows, pad).lines is None
+    draws = pack_deferred(PLAN, kept, SampleDeferred(7, written=True), rows, pad)
+    assert (draws.step, [*(draws.lines or ())], draws.masks) == (7, lines, [])
+    assert pack_deferred(PLAN, kept, SampleDeferred(7), rows, pad).lines is None
 
 
-def test_late_draws_are_padded_with_the_row_that_is_nobodys() -> None:
+def test_deferred_draws_are_padded_with_the_scratch_row() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([0, 1, 2], [owners[2], owners[0], owners[1]])
-    late = pack_late(PLAN, kept, SampleDeferred(7), rows, StepShape.padded)
-    assert late.shape == StepShape(decode_rows=0, draws=4, late=True)
-    assert late.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
+    draws = pack_deferred(PLAN, kept, SampleDeferred(7), rows, StepShape.padded)
+    assert draws.shape == StepShape(decode_rows=0, draws=4, deferred_draws=True)
+    assert draws.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
 
 
 def test_what_stays_as_it_was_is_not_packed_again() -> None:
     """Step after step it is as if it were packed anew, whoever comes and goes."""
     rng = random.Random(0)
     rows, _ = rows_with("a", "b", "c")
-    packer = LatePacker(rows, StepShape.padded)
-    kept, apart = Draw([], []), tuple[int, ...]()
+    packer = DeferredPacker(rows, StepShape.padded)
+    kept, deferred = Draw([], []), tuple[int, ...]()
     counts, fills = (1, 1, 1), tuple[Fill, ...]()
     reused = 0
     for step in range(400):
         starts = tuple(rng.randrange(9) for _ in range(3))
         if not kept.places or rng.random() < 0.2 or fills:  # others, or in another order
             places = rng.sample(range(3), rng.randrange(1, 4))
-            apart = tuple(sorted(places))
+            deferred = tuple(sorted(places))
             kept = Draw(places, [rows.owners[PLAN.rows[place]] for place in places])
             counts, fills = (1, 1, 1), ()
             if (
@@ -428,18 +430,18 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
             request = Request(id=f"new {step}", prompt=(3,), max_tokens=2)
             rows.open(rng.randrange(3), opened(request, (0,)))
         plan = evolve(
-            PLAN, step=step, counts=counts, starts=starts, fills=fills, deferred=apart
+            PLAN, step=step, counts=counts, starts=starts, fills=fills, deferred=deferred
         )
-        told = SampleDeferred(step, written=rng.random() < 0.9)
-        expected = pack_late(plan, kept, told, rows, StepShape.padded)
-        before = packer._late
-        found = packer.pack(plan, kept, told)
+        command = SampleDeferred(step, written=rng.random() < 0.9)
+        expected = pack_deferred(plan, kept, command, rows, StepShape.padded)
+        before = packer._draws
+        found = packer.pack(plan, kept, command)
         reused += before is not None and found.draw is before.draw
         assert found.words.tolist() == expected.words.tolist()
         assert (found.step, found.lines) == (step, expected.lines)
-        assert (found.shape, found.gone, found.masks) == (
+        assert (found.shape, found.reassigned, found.masks) == (
             expected.shape,
-            expected.gone,
+            expected.reassigned,
             expected.masks,
         )
         assert found.draw.places == expected.draw.places
@@ -447,10 +449,10 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
     assert 100 < reused < 380
 
 
-def written(late: LateDraw) -> NDArray[np.uint8]:
+def written(draws: DeferredDraws) -> NDArray[np.uint8]:
     """The bits of its masks, a line for each draw."""
     out = np.full((5, 4), 7, np.int32)
-    count = write_masks(late, VOCAB, out)
+    count = write_masks(draws, VOCAB, out)
     assert (out[count:] == 7).all()
     return np.unpackbits(out[:count].view(np.uint8), axis=1, bitorder="little")
 
@@ -459,16 +461,18 @@ def test_bits_of_masks() -> None:
     rows, owners = rows_with("a", "b")
     kept = Draw([1, 2], [*owners])
     bits = written(
-        pack_late(PLAN, kept, SampleDeferred(7, (Mask(2, b"\x03"),)), rows, pad)
+        pack_deferred(PLAN, kept, SampleDeferred(7, (Mask(2, b"\x03"),)), rows, pad)
     )
     assert bits.sum(1).tolist() == [VOCAB, 2]
     assert bits[1, :2].all()
     bits = written(
-        pack_late(PLAN, kept, SampleDeferred(7, (Mask(2, b"\xff" * 50),)), rows, pad)
+        pack_deferred(PLAN, kept, SampleDeferred(7, (Mask(2, b"\xff" * 50),)), rows, pad)
     )
     assert bits[1].sum() == VOCAB
     for nothing in (b"\0", bytes(13), bytes(12) + b"\xe0"):
         with pytest.raises(MaskError, match="no token for request 'b' "):
             written(
-                pack_late(PLAN, kept, SampleDeferred(7, (Mask(2, nothing),)), rows, pad)
+                pack_deferred(
+                    PLAN, kept, SampleDeferred(7, (Mask(2, nothing),)), rows, pad
+                )
             )

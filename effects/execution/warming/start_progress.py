@@ -1,0 +1,32 @@
+"""Progress of an executor's start.
+
+It is reported, and logged as information by the logger `START`: a server shows that, and
+a library only where its user asks for it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from attrs import frozen
+
+WEIGHTS: Final = "loading weights"
+KERNELS: Final = "compiling kernels"
+GRAPHS: Final = "capturing graphs"
+
+
+@frozen
+class StartProgress:
+    """A stage, and how much of it is done."""
+
+    stage: str  # one of the above, or an executor's own
+    done: int
+    total: int  # 0: unknown
+
+
+Report = Callable[[StartProgress], None]
+
+
+def ignore_progress(_: StartProgress) -> None:
+    """Do nothing."""
