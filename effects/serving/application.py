@@ -19,7 +19,7 @@ from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.link.messages import Wanted
 from minfer.effects.serving.access.api_keys import Key, read_keys
 from minfer.effects.serving.access.authentication import RequireKey, caller_of, key_name
-from minfer.effects.serving.access.bounds import Bounds
+from minfer.effects.serving.access.server_bounds import Bounds
 from minfer.effects.serving.addresses import (
     NOT_ALLOWED,
     NOT_FOUND,
@@ -27,33 +27,33 @@ from minfer.effects.serving.addresses import (
     wrong_address,
     wrong_method,
 )
-from minfer.effects.serving.answer import Answer
+from minfer.effects.serving.answer_task import Answer
 from minfer.effects.serving.anthropic import errors as anthropic_errors
 from minfer.effects.serving.anthropic import models as anthropic_models
 from minfer.effects.serving.anthropic.models import speaks_anthropic
-from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.description import description
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS, ROUTES
 from minfer.effects.serving.errors import ApiError, told_of
 from minfer.effects.serving.intake import Intake
 from minfer.effects.serving.observability.health import Health
 from minfer.effects.serving.observability.live_view import LiveView
-from minfer.effects.serving.observability.lookup import Lookup
 from minfer.effects.serving.observability.metrics import Metrics
 from minfer.effects.serving.observability.records import KEPT, Records
+from minfer.effects.serving.observability.request_lookup import Lookup
 from minfer.effects.serving.observability.spans import begin
 from minfer.effects.serving.page.files import page_routes
 from minfer.effects.serving.page.icon import icon_route
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.request_parsing.limits import Limits
 from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.serving.server_state import Backend
 from minfer.effects.serving.wire import error_form as openai_errors
 from minfer.effects.serving.wire.http import failure_response
 from minfer.effects.serving.wire.origins import foreign
 from minfer.effects.serving.wire.request_ids import LONGEST, RequestIds
+from minfer.effects.serving.wire.request_targets import Targets
 from minfer.effects.serving.wire.shared_counts import Shared
 from minfer.effects.serving.wire.stamp import new_stamp
-from minfer.effects.serving.wire.targets import Targets
 from minfer.effects.serving.wire.transport import Connection, Event, Failure
 from minfer.effects.serving.wire.websocket import socket_route
 from minfer.effects.setup.folders import bundled_folder

@@ -20,7 +20,7 @@ from minfer.effects.serving.anthropic.errors import failure as anthropic_failure
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.request_parsing.bodies import ANYTHING, StrictObject
-from minfer.effects.serving.request_parsing.typed import TypedObject
+from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
 JsonObject = dict[str, Any]
 _REF: Final = "#/components/schemas/{model}"

@@ -18,15 +18,15 @@ from starlette.requests import ClientDisconnect
 from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.serving.access.authentication import Caller, caller_of
-from minfer.effects.serving.access.bounds import Bounds
-from minfer.effects.serving.backend import Backend
+from minfer.effects.serving.access.server_bounds import Bounds
 from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
-from minfer.effects.serving.input_workers.pool import Pool
 from minfer.effects.serving.input_workers.task import Prepared, Recipe, answer, prepare
+from minfer.effects.serving.input_workers.worker_pool import Pool
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Question
 from minfer.effects.serving.request_parsing.limits import Holding, Limits
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.request_parsing.structured_fields import named
+from minfer.effects.serving.server_state import Backend
 from minfer.effects.serving.wire.transport import Connection, see_nothing
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.policies.fair_queue import FairQueue

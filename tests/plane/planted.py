@@ -13,7 +13,7 @@ from attrs import evolve
 from minfer.effects.live.client import Message, News
 from minfer.effects.live.front import Front
 from minfer.effects.live.journal import journal_writer as journal
-from minfer.effects.serving.answer import Answer
+from minfer.effects.serving.answer_task import Answer
 from minfer.effects.serving.observability import metrics
 from minfer.effects.text import assembly
 

@@ -21,7 +21,7 @@ from minfer.effects.serving.request_parsing.tool_constraints import (
     Wish,
     check_names,
 )
-from minfer.effects.serving.request_parsing.typed import (
+from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
     text_or_parts,
     told_content,

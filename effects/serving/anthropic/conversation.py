@@ -24,9 +24,9 @@ from minfer.effects.serving.anthropic.blocks import (
     turns_of,
 )
 from minfer.effects.serving.protocol import Grounds
-from minfer.effects.serving.request_parsing.answer_parts import check_template
+from minfer.effects.serving.request_parsing.answer_parsing import check_template
 from minfer.effects.serving.request_parsing.bodies import ANYTHING, StrictObject
-from minfer.effects.serving.request_parsing.typed import told_content
+from minfer.effects.serving.request_parsing.typed_objects import told_content
 
 # Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {

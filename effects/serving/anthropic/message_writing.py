@@ -16,7 +16,7 @@ from typing import Any
 from attrs import frozen
 
 from minfer.effects.serving.protocol import GenerationRequest, Served, Writer
-from minfer.effects.serving.request_parsing.answer_parts import Call, Parsed, Said
+from minfer.effects.serving.request_parsing.answer_parsing import Call, Parsed, Said
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
 from minfer.effects.text.outputs import CompletionOutput

@@ -17,7 +17,7 @@ from minfer.effects.serving.protocol import (
     Grounds,
     Include,
 )
-from minfer.effects.serving.request_parsing.answer_parts import parsing_of
+from minfer.effects.serving.request_parsing.answer_parsing import parsing_of
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.request_parsing.tool_constraints import (
     Wish,

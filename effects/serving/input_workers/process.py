@@ -13,7 +13,8 @@ import msgspec
 
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.input_workers.messages import (
+from minfer.effects.serving.input_workers.task import Prepared, Recipe
+from minfer.effects.serving.input_workers.worker_messages import (
     READ,
     Ask,
     Refusal,
@@ -21,10 +22,9 @@ from minfer.effects.serving.input_workers.messages import (
     encoded,
     read_reply,
 )
-from minfer.effects.serving.input_workers.task import Prepared, Recipe
 from minfer.effects.serving.protocol import Endpoint, Question
 
-MODULE: Final = "minfer.effects.serving.input_workers.worker"
+MODULE: Final = "minfer.effects.serving.input_workers.worker_main"
 
 
 class WorkerGoneError(RuntimeError):

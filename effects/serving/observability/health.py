@@ -4,8 +4,8 @@ while new requests are taken, too.
 
 from typing import Final
 
-from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import BROKEN, SHUTTING_DOWN
+from minfer.effects.serving.server_state import Backend
 
 FAILING: Final = 8  # steps that fail in a row: no request makes progress
 

@@ -27,7 +27,10 @@ from minfer.effects.serving.openai.tools import (
     wish_of,
 )
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds
-from minfer.effects.serving.request_parsing.answer_parts import check_template, parsing_of
+from minfer.effects.serving.request_parsing.answer_parsing import (
+    check_template,
+    parsing_of,
+)
 from minfer.effects.serving.request_parsing.bodies import read_body, wrong
 from minfer.effects.serving.request_parsing.tool_constraints import (
     bound_behind,

@@ -9,7 +9,7 @@ OpenAI's API has no field for reasoning: other servers call it `reasoning_conten
 from minfer.effects.serving.openai.logprobs import chat_logprobs, told_of_prompt
 from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
 from minfer.effects.serving.protocol import GenerationRequest, Writer
-from minfer.effects.serving.request_parsing.answer_parts import Parsed, Said
+from minfer.effects.serving.request_parsing.answer_parsing import Parsed, Said
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
 from minfer.effects.text.outputs import CompletionOutput

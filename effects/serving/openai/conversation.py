@@ -13,7 +13,7 @@ from minfer.effects.serving.request_parsing.bodies import (
     shown,
     wrong,
 )
-from minfer.effects.serving.request_parsing.typed import (
+from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
     text_or_parts,
     told_content,

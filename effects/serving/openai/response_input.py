@@ -24,7 +24,7 @@ from minfer.effects.serving.openai.tools import (
     read_choice,
 )
 from minfer.effects.serving.request_parsing.bodies import ANYTHING, shown, wrong
-from minfer.effects.serving.request_parsing.typed import (
+from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
     text_or_parts,
     told_content,

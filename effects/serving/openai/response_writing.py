@@ -15,7 +15,7 @@ from typing import Final
 from minfer.effects.serving.openai.response_items import Happening, Items
 from minfer.effects.serving.openai.writing import JsonObject
 from minfer.effects.serving.protocol import GenerationRequest, Served, Writer
-from minfer.effects.serving.request_parsing.answer_parts import Parsed
+from minfer.effects.serving.request_parsing.answer_parsing import Parsed
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
 from minfer.effects.text.outputs import CompletionOutput

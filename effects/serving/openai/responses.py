@@ -37,7 +37,10 @@ from minfer.effects.serving.openai.tools import (
     wish_of,
 )
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
-from minfer.effects.serving.request_parsing.answer_parts import check_template, parsing_of
+from minfer.effects.serving.request_parsing.answer_parsing import (
+    check_template,
+    parsing_of,
+)
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     StrictObject,

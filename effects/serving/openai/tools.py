@@ -19,7 +19,7 @@ from minfer.effects.serving.request_parsing.tool_constraints import (
     Wish,
     check_names,
 )
-from minfer.effects.serving.request_parsing.typed import TypedObject
+from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _OF_CALLS: Final[Mapping[str, tuple[Any, ...]]] = {"index": (ANYTHING,)}

@@ -22,8 +22,8 @@ from attrs import field, frozen
 from starlette.types import ASGIApp
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.serving.access.bounds import Bounds, bounds_of
 from minfer.effects.serving.access.hosts import CheckHost, Hosts, hosts_of
+from minfer.effects.serving.access.server_bounds import Bounds, bounds_of
 from minfer.effects.serving.application import Application, refusal
 from minfer.effects.serving.observability.access_log import AccessLog
 from minfer.effects.serving.observability.logs import configure_logs

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.request_parsing.wording import worded
+from minfer.effects.serving.request_parsing.validation_errors import worded
 from minfer.effects.setup.nearest import nearest
 
 ANYTHING: Final = object()  # among a field's neutral values: all of them are

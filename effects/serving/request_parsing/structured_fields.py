@@ -14,7 +14,7 @@ from pydantic import Field
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.request_parsing.bodies import StrictObject
-from minfer.effects.serving.request_parsing.typed import TypedObject
+from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 from minfer.records.request import ParameterError
 from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 

@@ -17,7 +17,7 @@ from attrs import frozen
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, Grounds, Part
-from minfer.effects.serving.request_parsing.answer_parts import end_of
+from minfer.effects.serving.request_parsing.answer_parsing import end_of
 from minfer.effects.serving.request_parsing.bodies import shown, wrong
 from minfer.effects.serving.request_parsing.structured_fields import Constraint, named
 from minfer.effects.text.grammars.protocol import GrammarError

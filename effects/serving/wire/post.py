@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.wire.coding import Decoder
 from minfer.effects.serving.wire.http import HttpTransport, failure_response
-from minfer.effects.serving.wire.plain import PlainBody
+from minfer.effects.serving.wire.plain_body import PlainBody
 from minfer.effects.serving.wire.request_ids import KEY as CHOSEN_ID
 from minfer.effects.serving.wire.sse import EventStream
 from minfer.effects.serving.wire.transport import Failure, Handler, Watcher

@@ -6,7 +6,7 @@ from openai import OpenAI
 
 from minfer.effects.serving.access.api_keys import Key, Keys, digest
 from minfer.effects.serving.access.authentication import Caller, caller_of
-from minfer.effects.serving.access.bounds import Bounds
+from minfer.effects.serving.access.server_bounds import Bounds
 from minfer.records.messages import Submit
 from tests.effects.served import serving
 from tests.effects.serving.wire import SLOW

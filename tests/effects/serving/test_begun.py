@@ -16,7 +16,7 @@ from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest
 from minfer.effects.serving.request_parsing import tool_constraints as calling
-from minfer.effects.serving.request_parsing.answer_parts import Parsed, Said
+from minfer.effects.serving.request_parsing.answer_parsing import Parsed, Said
 from minfer.effects.text.outputs import CompletionOutput
 from tests.effects.serving.test_taken_back import HI, Ground, tokenizer
 from tests.effects.text.grammars.bundled import allowed, compiler

@@ -17,14 +17,14 @@ from websockets.sync.client import connect
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving.access.api_keys import Key
-from minfer.effects.serving.access.bounds import Bounds
-from minfer.effects.serving.backend import Backend
+from minfer.effects.serving.access.server_bounds import Bounds
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.intake import LONG, Intake
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing import bodies
 from minfer.effects.serving.request_parsing.limits import HELD, SHARE, UNCOUNTED, Limits
 from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.serving.server_state import Backend
 from minfer.effects.serving.wire.envelope import Envelope
 from minfer.effects.serving.wire.transport import Failure, Transport, Watcher
 from minfer.effects.serving.wire.websocket import Channel

@@ -11,7 +11,7 @@ import pytest
 from websockets.sync.client import connect
 
 from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
-from minfer.effects.serving.access.bounds import Bounds
+from minfer.effects.serving.access.server_bounds import Bounds
 from minfer.effects.serving.access.tenants import Tenants
 from tests.effects.served import Serving, serving
 from tests.effects.serving.test_server import process

@@ -10,15 +10,15 @@ import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
-from minfer.effects.serving.input_workers import worker as module
-from minfer.effects.serving.input_workers.messages import (
+from minfer.effects.serving.input_workers import worker_main as module
+from minfer.effects.serving.input_workers.task import Recipe
+from minfer.effects.serving.input_workers.worker_main import Worker, serve
+from minfer.effects.serving.input_workers.worker_messages import (
     Ask,
     Reply,
     encoded,
     read_reply,
 )
-from minfer.effects.serving.input_workers.task import Recipe
-from minfer.effects.serving.input_workers.worker import Worker, serve
 from tests.effects.test_imports import loaded_by
 
 PATH = "/v1/completions"
@@ -36,7 +36,7 @@ def asked(worker: Worker, **body: object) -> Reply:
 
 @pytest.mark.long
 def test_it_needs_no_torch() -> None:
-    code = "import minfer.effects.serving.input_workers.worker"
+    code = "import minfer.effects.serving.input_workers.worker_main"
     assert not {"torch", "transformers", "safetensors"} & loaded_by(code)
 
 

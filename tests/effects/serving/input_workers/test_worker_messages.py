@@ -7,7 +7,8 @@ import pytest
 
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import Asked
-from minfer.effects.serving.input_workers.messages import (
+from minfer.effects.serving.input_workers.task import Prepared
+from minfer.effects.serving.input_workers.worker_messages import (
     Ask,
     Refusal,
     Reply,
@@ -15,7 +16,6 @@ from minfer.effects.serving.input_workers.messages import (
     read_ask,
     read_reply,
 )
-from minfer.effects.serving.input_workers.task import Prepared
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.text.tools.formats import Parsing
 from minfer.records.request import SamplingParams

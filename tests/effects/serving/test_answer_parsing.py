@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.request_parsing.answer_parts import (
+from minfer.effects.serving.request_parsing.answer_parsing import (
     Call,
     Parsed,
     Said,

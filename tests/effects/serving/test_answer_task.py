@@ -11,8 +11,8 @@ import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import OverloadedError
-from minfer.effects.serving import answer
-from minfer.effects.serving.access.bounds import Bounds
+from minfer.effects.serving import answer_task as answer
+from minfer.effects.serving.access.server_bounds import Bounds
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.intake import LONG
 from minfer.effects.text.outputs import RequestOutput

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.cli.serve import add_options
-from minfer.effects.serving.access.bounds import Bounds, bounds_of
+from minfer.effects.serving.access.server_bounds import Bounds, bounds_of
 from minfer.values.checks import ConfigError
 
 

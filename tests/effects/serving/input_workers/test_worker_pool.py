@@ -16,11 +16,11 @@ import pytest
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError, TooLongError
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.input_workers import pool as module
 from minfer.effects.serving.input_workers import process
-from minfer.effects.serving.input_workers.messages import Reply, read_reply
-from minfer.effects.serving.input_workers.pool import SMALL, Pool
+from minfer.effects.serving.input_workers import worker_pool as module
 from minfer.effects.serving.input_workers.task import Prepared, Recipe
+from minfer.effects.serving.input_workers.worker_messages import Reply, read_reply
+from minfer.effects.serving.input_workers.worker_pool import SMALL, Pool
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.tokens.tokenize import QUESTION as TOKENIZE

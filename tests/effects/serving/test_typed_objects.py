@@ -8,7 +8,7 @@ from pydantic import Field
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
-from minfer.effects.serving.request_parsing.typed import (
+from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
     text_or_parts,
     told_content,

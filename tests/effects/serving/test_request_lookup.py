@@ -14,10 +14,11 @@ from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.messages import Wanted
 from minfer.effects.live.link.questions import Inquirer
 from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
-from minfer.effects.serving.access.bounds import Bounds
+from minfer.effects.serving.access.server_bounds import Bounds
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.observability import lookup, records
-from minfer.effects.serving.observability.lookup import Lookup
+from minfer.effects.serving.observability import records
+from minfer.effects.serving.observability import request_lookup as lookup
+from minfer.effects.serving.observability.request_lookup import Lookup
 from tests.circles import claimed, long
 from tests.effects.served import Serving, events, serving
 from tests.effects.serving.test_server import process

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving.application import refusal
-from minfer.effects.serving.wire.targets import Targets
+from minfer.effects.serving.wire.request_targets import Targets
 from tests.effects.served import Serving
 
 BODY = b'{"prompt": "x", "max_tokens": 1}'

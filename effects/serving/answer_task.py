@@ -22,7 +22,6 @@ from minfer.effects.live.constraints.grammar_masks import STUCK
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
 from minfer.effects.live.link.quarantine import GIVEN_UP
 from minfer.effects.live.request_names import prompt_name
-from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import CANCELLED, INTERNAL, SHUTTING_DOWN, ApiError
 from minfer.effects.serving.protocol import (
     Endpoint,
@@ -30,6 +29,7 @@ from minfer.effects.serving.protocol import (
     Served,
     Writer,
 )
+from minfer.effects.serving.server_state import Backend
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Connection, Event
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput

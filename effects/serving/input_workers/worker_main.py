@@ -1,6 +1,6 @@
 """A worker: one process that prepares one body after the other, until it has grown.
 
-    python -m minfer.effects.serving.input_workers.worker DESCRIPTOR
+    python -m minfer.effects.serving.input_workers.worker_main DESCRIPTOR
 
 It reads its recipe from standard input and frames from the socket that it inherited; an
 empty reply means that it is ready. It ends when the socket is closed, or when a body
@@ -26,7 +26,8 @@ from minfer.effects.live.errors import too_long
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
 from minfer.effects.serving.errors import INTERNAL, ApiError, told_of
-from minfer.effects.serving.input_workers.messages import (
+from minfer.effects.serving.input_workers.task import Likeness, Prepared, Recipe, work
+from minfer.effects.serving.input_workers.worker_messages import (
     READ,
     Ask,
     Refusal,
@@ -34,7 +35,6 @@ from minfer.effects.serving.input_workers.messages import (
     encoded,
     read_ask,
 )
-from minfer.effects.serving.input_workers.task import Likeness, Prepared, Recipe, work
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.request_parsing.model_names import Models
 

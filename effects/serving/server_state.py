@@ -10,8 +10,8 @@ from typing import Final
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.client import Died, Message
 from minfer.effects.live.errors import EngineDeadError
-from minfer.effects.serving.access.bounds import Bounds
 from minfer.effects.serving.access.retry_after import Pace
+from minfer.effects.serving.access.server_bounds import Bounds
 from minfer.effects.serving.errors import (
     INTERNAL,
     OVERLOADED,

@@ -1,6 +1,6 @@
 """A body is what its event says."""
 
-from minfer.effects.serving.wire.plain import PlainBody
+from minfer.effects.serving.wire.plain_body import PlainBody
 from minfer.effects.serving.wire.transport import Event
 
 
