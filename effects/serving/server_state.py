@@ -10,41 +10,44 @@ from typing import Final
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.client import Died, Message
 from minfer.effects.live.errors import EngineDeadError
-from minfer.effects.serving.access.retry_after import Pace
-from minfer.effects.serving.access.server_bounds import Bounds
+from minfer.effects.serving.access.retry_after import QueuePace
+from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.errors import (
     INTERNAL,
     OVERLOADED,
     SHUTTING_DOWN,
     ApiError,
-    told_of,
+    to_api_error,
 )
 from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.request_parsing.limits import Limits
 
 # Retry-After of a full queue: the time in which one in so many of its places gets free.
-_MOVED: Final = 4
+_FREED_SHARE: Final = 4
 _engine_log: Final = logging.getLogger("minfer.engine")
 
 
-class Backend:
+class ServerState:
     """A served model; `pool` is where long prompts are prepared."""
 
     log: Final = logging.getLogger("uvicorn.error")
 
     def __init__(
-        self, llm: AsyncLLM, limits: Limits | None = None, bounds: Bounds | None = None
+        self,
+        llm: AsyncLLM,
+        limits: Limits | None = None,
+        bounds: ServerBounds | None = None,
     ) -> None:
         self.llm = llm
         self.limits = limits or Limits.of(llm)
-        self.bounds = bounds or Bounds()
-        self.pace = Pace(llm.client.clock)
-        llm.front.on_end.append(self.pace.ended)
-        llm.client.listen(self._hear)
+        self.bounds = bounds or ServerBounds()
+        self.pace = QueuePace(llm.client.clock)
+        llm.front.on_end.append(self.pace.note_end)
+        llm.client.listen(self._log_death)
         self.pool = ThreadPoolExecutor(2, "minfer-edge")
         self.closing = False
 
-    def _hear(self, message: Message) -> None:
+    def _log_death(self, message: Message) -> None:
         """Log why the engine broke: errors refer clients to the log."""
         cause = self.llm.client.dead
         if isinstance(message, Died) and not isinstance(cause, EngineDeadError):
@@ -61,17 +64,17 @@ class Backend:
         least = min(most, own)
         return None if math.isinf(least) else least
 
-    def told(self, error: Exception, field: str, name: str) -> ApiError:
+    def api_error(self, error: Exception, field: str, name: str) -> ApiError:
         """The client's error for an error in the request `name`; the log has more."""
-        told = told_of(error, field)
-        if told.status == INTERNAL and not isinstance(error, ApiError):
+        api_error = to_api_error(error, field)
+        if api_error.status == INTERNAL and not isinstance(error, ApiError):
             self.log.error("%s failed", name, exc_info=error)
         # Its traceback holds the body, in a cycle that only the garbage collector frees.
-        told.__traceback__ = told.__context__ = None
-        if told.code == OVERLOADED:
-            places = math.ceil(self.limits.line / _MOVED)
-            told.retry_after = self.pace.seconds(places)
-        return told
+        api_error.__traceback__ = api_error.__context__ = None
+        if api_error.code == OVERLOADED:
+            places = math.ceil(self.limits.max_waiting / _FREED_SHARE)
+            api_error.retry_after = self.pace.seconds(places)
+        return api_error
 
     def close(self) -> None:
         """End all answers; clients are notified that the server stops."""

@@ -22,13 +22,13 @@ class _End:
 
 
 @frozen
-class Pace:
-    """The last samples that ended, and when. `ended` may be called in any thread."""
+class QueuePace:
+    """The last samples that ended, and when. `note_end` may be called in any thread."""
 
     clock: Callable[[], float]  # seconds
     _ends: deque[_End] = field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
 
-    def ended(self, job: Assembly) -> None:
+    def note_end(self, job: Assembly) -> None:
         """Note the end of a request."""
         self._ends.append(_End(self.clock(), job.request.n))
 

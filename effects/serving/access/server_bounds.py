@@ -17,7 +17,7 @@ BODY_TIMEOUT: Final = 60.0  # seconds
 
 
 @frozen(kw_only=True)
-class Bounds:
+class ServerBounds:
     """Who has access, and the time limits."""
 
     keys: Keys = field(factory=Keys)
@@ -31,33 +31,33 @@ class Bounds:
     patience: Patience = field(factory=Patience)
 
 
-def bounds_of(options: argparse.Namespace) -> Bounds:
+def read_bounds(options: argparse.Namespace) -> ServerBounds:
     """The bounds of the command line. Raises ConfigError."""
     file = options.api_keys_file
     keys = read_keys(options.api_key, None if file is None else Path(file))
-    return Bounds(
+    return ServerBounds(
         keys=keys,
         tenants=Tenants(keys, options.cache_secret),
-        workers=_whole("preparers", options.preparers, 0),
-        body_timeout=_seconds("body-timeout", options.body_timeout),
+        workers=_check_whole("preparers", options.preparers, 0),
+        body_timeout=_check_seconds("body-timeout", options.body_timeout),
         request_timeout=None
         if options.request_timeout is None
-        else _seconds("request-timeout", options.request_timeout),
+        else _check_seconds("request-timeout", options.request_timeout),
         end_late=options.enforce_deadlines,
         patience=Patience(
-            connections=_whole("max-connections", options.max_connections, 1),
-            header=_seconds("header-timeout", options.header_timeout),
+            connections=_check_whole("max-connections", options.max_connections, 1),
+            header=_check_seconds("header-timeout", options.header_timeout),
         ),
     )
 
 
-def _seconds(name: str, value: float) -> float:
+def _check_seconds(name: str, value: float) -> float:
     if not 0 < value < float("inf"):
         raise ConfigError(f"--{name} must be a number of seconds above 0, not {value}")
     return value
 
 
-def _whole(name: str, value: int, low: int) -> int:
+def _check_whole(name: str, value: int, low: int) -> int:
     if value < low:
         raise ConfigError(f"--{name} must be a whole number from {low}, not {value}")
     return value

@@ -24,18 +24,23 @@ from attrs import evolve
 
 from minfer.effects.live.errors import too_long
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
-from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
-from minfer.effects.serving.errors import INTERNAL, ApiError, told_of
-from minfer.effects.serving.input_workers.task import Likeness, Prepared, Recipe, work
+from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
+from minfer.effects.serving.errors import INTERNAL, ApiError, to_api_error
+from minfer.effects.serving.input_workers.task import (
+    ModelFacts,
+    Prepared,
+    WorkerModel,
+    work,
+)
 from minfer.effects.serving.input_workers.worker_messages import (
     READ,
-    Ask,
     Refusal,
-    Reply,
-    encoded,
-    read_ask,
+    WorkerReply,
+    WorkerRequest,
+    decode_request,
+    encode,
 )
-from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.request_parsing.model_names import Models
 
 GROWTH: Final = 2**27  # bytes that a worker may keep beyond what it had at first
@@ -48,45 +53,47 @@ TOO_LARGE: Final = "the body takes too much memory to be read; send less at once
 _RSS, _DATA = 1, 5  # columns of /proc/self/statm, in pages
 
 
-class Worker:
+class InputWorker:
     """Prepares bodies by a recipe."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._grounds = Likeness(recipe)
-        self._models = Models(recipe.names, 0, recipe.max_model_len)
-        every: list[Endpoint | Question] = [*ENDPOINTS, *QUESTIONS]
-        self._targets = {one.path: one for one in every}
+    def __init__(self, facts: ModelFacts) -> None:
+        self._grounds = WorkerModel(facts)
+        self._models = Models(facts.names, 0, facts.max_model_len)
+        endpoints: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
+        self._targets = {endpoint.path: endpoint for endpoint in endpoints}
 
-    def reply(self, ask: Ask) -> Reply:
+    def reply(self, request: WorkerRequest) -> WorkerReply:
         """The reply for a body; never raises."""
-        target = self._targets[ask.path]
+        target = self._targets[request.path]
         try:
-            found = work(target, ask.data, self._grounds, self._models)
-            if isinstance(found, Prepared):
-                able = self._grounds.recipe.max_position_embeddings
-                _check_lengths(found, self._models.max_model_len, able)
+            result = work(target, request.data, self._grounds, self._models)
+            if isinstance(result, Prepared):
+                supported = self._grounds.facts.max_position_embeddings
+                _check_lengths(result, self._models.max_model_len, supported)
         except MemoryError:
-            return Reply(refusal=_refusal(ApiError(TOO_LARGE, status=413)), last=True)
+            return WorkerReply(
+                refusal=_refusal(ApiError(TOO_LARGE, status=413)), last=True
+            )
         except Exception as error:
-            told = told_of(error, target.prompt_field)
-            if told.status == INTERNAL:
-                logging.getLogger(__name__).exception("%s: not prepared", ask.path)
-            return Reply(refusal=_refusal(told))
-        if isinstance(found, Prepared):
-            return Reply(prepared=found)
-        return Reply(answer=found)
+            api_error = to_api_error(error, target.prompt_field)
+            if api_error.status == INTERNAL:
+                logging.getLogger(__name__).exception("%s: not prepared", request.path)
+            return WorkerReply(refusal=_refusal(api_error))
+        if isinstance(result, Prepared):
+            return WorkerReply(prepared=result)
+        return WorkerReply(answer=result)
 
 
-def _check_lengths(found: Prepared, context: int, able: int) -> None:
+def _check_lengths(result: Prepared, context: int, supported: int) -> None:
     """Raise TooLongError already here: a request that cannot run is not sent."""
-    longest = max((len(prompt.ids) for prompt in found.request.prompts), default=0)
+    longest = max((len(prompt.ids) for prompt in result.request.prompts), default=0)
     if longest >= context:
-        raise too_long(longest, context, able)
+        raise too_long(longest, context, supported)
 
 
-def _refusal(told: ApiError) -> Refusal:
+def _refusal(error: ApiError) -> Refusal:
     return Refusal(
-        message=str(told), param=told.param, code=told.code, status=told.status
+        message=str(error), param=error.param, code=error.code, status=error.status
     )
 
 
@@ -98,19 +105,19 @@ def _size(column: int) -> int:
     return int(table.read_text().split()[column]) * resource.getpagesize()
 
 
-def serve(link: socket.socket, worker: Worker) -> None:
+def serve(link: socket.socket, worker: InputWorker) -> None:
     """Prepare bodies from the socket until it is closed."""
     most = _size(_RSS) + GROWTH
     reader, writer = FrameReader(), FrameWriter()
-    link.sendall(writer.frame(encoded(Reply())))
+    link.sendall(writer.frame(encode(WorkerReply())))
     while data := link.recv(READ):
-        found = reader.feed(data)
-        while found:
+        result = reader.feed(data)
+        while result:
             signal.alarm(ALARM)  # has no handler: it ends the process in any state
-            reply = worker.reply(read_ask(found.pop(0)))
+            reply = worker.reply(decode_request(result.pop(0)))
             signal.alarm(0)
             last = reply.last or _size(_RSS) > most
-            link.sendall(writer.frame(encoded(evolve(reply, last=last))))
+            link.sendall(writer.frame(encode(evolve(reply, last=last))))
             if last:
                 return
 
@@ -121,7 +128,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    worker = Worker(msgspec.json.decode(sys.stdin.buffer.read(), type=Recipe))
+    worker = InputWorker(msgspec.json.decode(sys.stdin.buffer.read(), type=ModelFacts))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_size(_DATA) + CEILING, hard))
     # OSError: the server has gone, and needs no reply.

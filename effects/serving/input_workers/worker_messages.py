@@ -1,8 +1,8 @@
 """Messages between a server and its workers, in msgpack.
 
-They have a schema (`Ask`, `Reply`, both attrs records), so that no data from a socket can
-become any other object. Frames around them are those of the link to the engine
-(`minfer.effects.live.link.frames`).
+They have a schema (`WorkerRequest`, `WorkerReply`, both attrs records), so that no data
+from a socket can become any other object. Frames around them are those of the link to the
+engine (`minfer.effects.live.link.frames`).
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ READ: Final = 2**18  # bytes of a message to read at once
 
 
 @frozen(kw_only=True)
-class Ask:
+class WorkerRequest:
     """A body, and the path it was posted to."""
 
     path: str  # of the endpoint or question
@@ -34,7 +34,7 @@ class Refusal:
 
 
 @frozen(kw_only=True)
-class Reply:
+class WorkerReply:
     """The result of a body; `last` if the worker ends now, having grown."""
 
     prepared: Prepared | None = None
@@ -43,20 +43,20 @@ class Reply:
     last: bool = False
 
 
-_asks: Final = msgspec.msgpack.Decoder(Ask)
-_replies: Final = msgspec.msgpack.Decoder(Reply)
+_request_decoder: Final = msgspec.msgpack.Decoder(WorkerRequest)
+_reply_decoder: Final = msgspec.msgpack.Decoder(WorkerReply)
 
 
-def encoded(message: Ask | Reply) -> bytes:
+def encode(message: WorkerRequest | WorkerReply) -> bytes:
     """A message as bytes."""
     return msgspec.msgpack.encode(message)
 
 
-def read_ask(data: bytes) -> Ask:
-    """The `Ask` of a message. Raises msgspec.DecodeError."""
-    return _asks.decode(data)
+def decode_request(data: bytes) -> WorkerRequest:
+    """The `WorkerRequest` of a message. Raises msgspec.DecodeError."""
+    return _request_decoder.decode(data)
 
 
-def read_reply(data: bytes) -> Reply:
-    """The `Reply` of a message. Raises msgspec.DecodeError."""
-    return _replies.decode(data)
+def decode_reply(data: bytes) -> WorkerReply:
+    """The `WorkerReply` of a message. Raises msgspec.DecodeError."""
+    return _reply_decoder.decode(data)

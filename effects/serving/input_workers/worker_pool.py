@@ -16,8 +16,8 @@ from attrs import define, field
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
-from minfer.effects.serving.input_workers.task import Prepared, Recipe, work
-from minfer.effects.serving.protocol import Endpoint, Grounds, Question
+from minfer.effects.serving.input_workers.task import ModelFacts, Prepared, work
+from minfer.effects.serving.protocol import Endpoint, ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.text.line import Line
 
@@ -32,65 +32,65 @@ _log: Final = logging.getLogger("uvicorn.error")
 
 
 @define(eq=False)
-class _Job:
+class _PendingBody:
     """A body to prepare, and the future of its waiter."""
 
-    target: Endpoint | Question
+    target: Endpoint | QueryEndpoint
     data: bytes
     done: asyncio.Future[Prepared | str]
 
 
-class _Threads:
+class _ThreadPreparer:
     """Prepares in a thread of this process, where there are no workers."""
 
-    def __init__(self, threads: Executor, grounds: Grounds, models: Models) -> None:
-        self._threads = threads
+    def __init__(self, threads: Executor, grounds: ModelInfo, models: Models) -> None:
+        self._thread_preparer = threads
         self._about = grounds, models
 
-    async def prepare(self, job: _Job) -> Prepared | str:
+    async def prepare(self, body: _PendingBody) -> Prepared | str:
         """Prepare a body. Raises the errors of `work`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._threads, work, job.target, job.data, *self._about
+            self._thread_preparer, work, body.target, body.data, *self._about
         )
 
 
-class _Worker:
+class _ProcessPreparer:
     """A worker process, replaced whenever it ends."""
 
-    def __init__(self, recipe: Recipe, limit: float) -> None:
-        self._recipe = recipe
+    def __init__(self, facts: ModelFacts, limit: float) -> None:
+        self._facts = facts
         self._limit = limit
         self._closed = False
-        self.process = Process(recipe)
+        self.process = Process(facts)
 
-    async def prepare(self, job: _Job) -> Prepared | str:
+    async def prepare(self, body: _PendingBody) -> Prepared | str:
         """Prepare a body. Raises ApiError, and WorkerGoneError if none can be started."""
-        await self._started()
+        await self._wait_until_ready()
         loop = asyncio.get_running_loop()
         current = self.process
 
-        def left(done: asyncio.Future[Prepared | str]) -> None:
+        def kill_soon(done: asyncio.Future[Prepared | str]) -> None:
             if done.cancelled():
                 timer.append(loop.call_later(GRACE, current.kill))
 
         timer: list[asyncio.TimerHandle] = []
-        job.done.add_done_callback(left)
+        body.done.add_done_callback(kill_soon)
         try:
             async with asyncio.timeout(self._limit):
-                return await current.work(job.target, job.data)
+                return await current.work(body.target, body.data)
         except TimeoutError:
             current.kill()
             raise ApiError(TOO_LONG, status=413) from None
         except WorkerGoneError:
             raise ApiError(TOO_HEAVY, status=413) from None
         finally:
-            job.done.remove_done_callback(left)
-            for one in timer:
-                one.cancel()
-            self._renew()
+            body.done.remove_done_callback(kill_soon)
+            for handle in timer:
+                handle.cancel()
+            self._replace_if_spent()
 
-    async def _started(self) -> None:
+    async def _wait_until_ready(self) -> None:
         """Wait until the worker is ready."""
         for _ in range(TRIES):
             try:
@@ -98,15 +98,15 @@ class _Worker:
                     await self.process.ready()
             except (WorkerGoneError, TimeoutError):
                 self.process.kill()
-                self._renew()
+                self._replace_if_spent()
             else:
                 return
         raise WorkerGoneError("no worker can be started")
 
-    def _renew(self) -> None:
+    def _replace_if_spent(self) -> None:
         if self.process.spent and not self._closed:
             self.process.kill()
-            self.process = Process(self._recipe)
+            self.process = Process(self._facts)
 
     def close(self) -> None:
         """End the worker, for good."""
@@ -115,16 +115,16 @@ class _Worker:
 
 
 @define(eq=False)
-class _Slot:
+class _PreparerSlot:
     """A slot that prepares one body at a time; `most`: the largest, in bytes."""
 
-    preparer: _Worker | None  # None: a thread
+    preparer: _ProcessPreparer | None  # None: a thread
     most: int | None = None
     busy: bool = False
     task: "asyncio.Task[None] | None" = field(default=None)
 
 
-class Pool:
+class WorkerPool:
     """Prepares bodies: in so many processes, or, with 0 `workers`, in `threads`.
 
     It belongs to one event loop. `grounds` and `models` are for threads, the recipe for
@@ -133,18 +133,18 @@ class Pool:
 
     def __init__(
         self,
-        recipe: Recipe,
-        grounds: Grounds,
+        facts: ModelFacts,
+        grounds: ModelInfo,
         models: Models,
         threads: Executor,
         *,
         workers: int = 0,
         limit: float = LIMIT,
     ) -> None:
-        self._line = Line[_Job]()
-        self._threads = _Threads(threads, grounds, models)
-        made = [_Slot(_Worker(recipe, limit)) for _ in range(workers)]
-        self._slots = made or [_Slot(None), _Slot(None)]
+        self._queue = Line[_PendingBody]()
+        self._thread_preparer = _ThreadPreparer(threads, grounds, models)
+        made = [_PreparerSlot(_ProcessPreparer(facts, limit)) for _ in range(workers)]
+        self._slots = made or [_PreparerSlot(None), _PreparerSlot(None)]
         if len(self._slots) > 1:
             self._slots[0].most = SMALL
         self._closed = False
@@ -156,43 +156,44 @@ class Pool:
 
     def __len__(self) -> int:
         """The number of waiting bodies."""
-        return len(self._line)
+        return len(self._queue)
 
     async def prepare(self, endpoint: Endpoint, data: bytes, client: str) -> Prepared:
         """Prepare a body, at its client's turn.
 
-        Raises ApiError, the errors of `told_of`, and EngineDeadError once it is closed.
+        Raises ApiError, the errors of `to_api_error`, and EngineDeadError once it is
+        closed.
         """
-        found = await self._done(endpoint, data, client)
-        if isinstance(found, str):
+        result = await self._run_body(endpoint, data, client)
+        if isinstance(result, str):
             raise TypeError(f"{endpoint.path} was answered like a question")
-        return found
+        return result
 
-    async def answer(self, question: Question, data: bytes, client: str) -> str:
+    async def answer(self, question: QueryEndpoint, data: bytes, client: str) -> str:
         """Answer a question in JSON, at its client's turn. Raises likewise."""
-        found = await self._done(question, data, client)
-        if not isinstance(found, str):
+        result = await self._run_body(question, data, client)
+        if not isinstance(result, str):
             raise TypeError(f"{question.path} was prepared like a request")
-        return found
+        return result
 
-    async def _done(
-        self, target: Endpoint | Question, data: bytes, client: str
+    async def _run_body(
+        self, target: Endpoint | QueryEndpoint, data: bytes, client: str
     ) -> Prepared | str:
         if self._closed:
             raise EngineDeadError(SHUTTING_DOWN)
-        job = _Job(target, data, asyncio.get_running_loop().create_future())
-        place = self._line.add(job, client, len(data))
+        body = _PendingBody(target, data, asyncio.get_running_loop().create_future())
+        place = self._queue.add(body, client, len(data))
         self._dispatch()
         try:
-            return await job.done
+            return await body.done
         finally:
-            self._line.remove(place)
+            self._queue.remove(place)
 
     def close(self) -> None:
         """End all workers, and fail the waiting bodies. May be called again."""
         self._closed = True
-        while (job := self._line.take()) is not None:
-            _settle(job, EngineDeadError(SHUTTING_DOWN))
+        while (body := self._queue.take()) is not None:
+            _settle(body, EngineDeadError(SHUTTING_DOWN))
         for slot in self._slots:
             if slot.preparer is not None:
                 slot.preparer.close()
@@ -200,39 +201,39 @@ class Pool:
     def _dispatch(self) -> None:
         """Give waiting bodies to free slots; bounded slots take only small ones."""
         for slot in self._slots:
-            if not slot.busy and (job := self._line.take(slot.most)) is not None:
+            if not slot.busy and (body := self._queue.take(slot.most)) is not None:
                 slot.busy = True
-                slot.task = asyncio.ensure_future(self._run(slot, job))
+                slot.task = asyncio.ensure_future(self._run(slot, body))
 
-    async def _run(self, slot: _Slot, job: _Job) -> None:
+    async def _run(self, slot: _PreparerSlot, body: _PendingBody) -> None:
         try:
-            _settle(job, await self._prepared(slot, job))
+            _settle(body, await self._prepare(slot, body))
         except Exception as error:
-            _settle(job, EngineDeadError(SHUTTING_DOWN) if self._closed else error)
+            _settle(body, EngineDeadError(SHUTTING_DOWN) if self._closed else error)
         finally:
             slot.busy = False
             if not self._closed:
                 self._dispatch()
 
-    async def _prepared(self, slot: _Slot, job: _Job) -> Prepared | str:
+    async def _prepare(self, slot: _PreparerSlot, body: _PendingBody) -> Prepared | str:
         if slot.preparer is not None:
             try:
-                return await slot.preparer.prepare(job)
+                return await slot.preparer.prepare(body)
             except WorkerGoneError:
                 slot.preparer.close()
                 if self._closed:
                     raise
                 _log.exception("bodies are prepared in a thread from now on")
                 slot.preparer = None
-        return await self._threads.prepare(job)
+        return await self._thread_preparer.prepare(body)
 
 
-def _settle(job: _Job, found: Prepared | str | Exception) -> None:
+def _settle(body: _PendingBody, result: Prepared | str | Exception) -> None:
     """Pass the result to the job's waiter, unless it left or the event loop is closed."""
-    if job.done.done():
+    if body.done.done():
         return
     with contextlib.suppress(RuntimeError):
-        if isinstance(found, Exception):
-            job.done.set_exception(found)
+        if isinstance(result, Exception):
+            body.done.set_exception(result)
         else:
-            job.done.set_result(found)
+            body.done.set_result(result)

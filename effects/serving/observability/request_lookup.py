@@ -13,18 +13,18 @@ from typing import Final
 from minfer.effects.live.link.messages import Wanted
 from minfer.effects.live.link.questions import Inquirer
 from minfer.effects.serving.errors import OVERLOADED, ApiError
-from minfer.effects.serving.observability.records import JsonObject, Records
+from minfer.effects.serving.observability.records import AnswerRecords, JsonObject
 from minfer.effects.serving.wire.request_ids import LONGEST
 
 PATIENCE: Final = 1.0  # seconds that other fronts have to answer
-_UNASKED: Final = "the server's other processes cannot be asked now; try again later"
+_UNREACHABLE: Final = "the server's other processes cannot be asked now; try again later"
 _SILENT: Final = "the server's other processes did not answer in time; try again later"
 
 
-class Lookup:
+class RequestLookup:
     """Finds requests, and cancels them."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: AnswerRecords) -> None:
         self._records = records
         self._inquirer: Inquirer | None = None  # where there are other fronts
 
@@ -33,29 +33,29 @@ class Lookup:
         self._inquirer = inquirer
         inquirer.answer = self._answer
 
-    async def find(self, wanted: Wanted) -> JsonObject | None:
-        """The record of a request, which is also cancelled if `wanted` requests that.
+    async def find(self, query: Wanted) -> JsonObject | None:
+        """The record of a request, which is also cancelled if `query` requests that.
         Raises ApiError if the other fronts cannot be queried, or are silent.
         """
-        found = self._here(wanted)
-        if found is None and self._inquirer is not None and len(wanted.name) <= LONGEST:
-            data = await _asked(self._inquirer, wanted)
+        found = self._find_here(query)
+        if found is None and self._inquirer is not None and len(query.name) <= LONGEST:
+            data = await _query_fronts(self._inquirer, query)
             found = json.loads(data) if data else None
         return found
 
-    def _here(self, wanted: Wanted) -> JsonObject | None:
-        find = self._records.cancel if wanted.cancel else self._records.told
-        return find(wanted.name, wanted.owner)
+    def _find_here(self, query: Wanted) -> JsonObject | None:
+        find = self._records.cancel if query.cancel else self._records.find
+        return find(query.name, query.owner)
 
-    def _answer(self, wanted: Wanted) -> bytes:
-        found = self._here(wanted)
+    def _answer(self, query: Wanted) -> bytes:
+        found = self._find_here(query)
         return b"" if found is None else json.dumps(found).encode()
 
 
-async def _asked(inquirer: Inquirer, wanted: Wanted) -> bytes:
+async def _query_fronts(inquirer: Inquirer, query: Wanted) -> bytes:
     """The record of another front, in JSON, or empty."""
     answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-    number = inquirer.ask(wanted, answer.set_result)
+    number = inquirer.ask(query, answer.set_result)
     try:
         async with asyncio.timeout(PATIENCE):
             found = await answer
@@ -64,5 +64,5 @@ async def _asked(inquirer: Inquirer, wanted: Wanted) -> bytes:
     finally:
         inquirer.forget(number)
     if found is None:
-        raise ApiError(_UNASKED, None, OVERLOADED, 503)
+        raise ApiError(_UNREACHABLE, None, OVERLOADED, 503)
     return found

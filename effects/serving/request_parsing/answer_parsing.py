@@ -10,7 +10,7 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.protocol import GenerationRequest, Grounds
+from minfer.effects.serving.protocol import GenerationRequest, ModelInfo
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tools.deltas import (
     Arguments,
@@ -28,7 +28,7 @@ _END: Final = 16  # tokens of a prompt in which its last marker is
 
 
 def parsing_of(
-    llm: Grounds,
+    llm: ModelInfo,
     prompt: Sequence[int],
     tools: Tools,
     *,
@@ -50,7 +50,7 @@ def parsing_of(
     return llm.parsers.parsing(tools, end, parallel=parallel, begun=begun)
 
 
-def end_of(llm: Grounds, prompt: Sequence[int], more: int = 0) -> str:
+def end_of(llm: ModelInfo, prompt: Sequence[int], more: int = 0) -> str:
     """The end of a prompt: its last marker, and `more` characters."""
     if llm.tokenizer is None:
         return ""
@@ -65,7 +65,7 @@ def check_template(parsers: Parsers, param: str) -> None:
         raise ApiError(f"{param}: {why}; {remedy}", param)
 
 
-class Parsed:
+class AnswerParser:
     """The parsers of an answer's choices, while they come."""
 
     def __init__(self, request: GenerationRequest) -> None:
@@ -96,7 +96,7 @@ class Parsed:
 
 
 @define
-class Call:
+class ParsedCall:
     """One call."""
 
     id: str
@@ -105,27 +105,27 @@ class Call:
 
 
 @define
-class Said:
+class ParsedAnswer:
     """All deltas of a choice, put together."""
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(factory=list)
+    calls: list[ParsedCall] = field(factory=list)
 
     @classmethod
-    def of(cls, deltas: Iterable[Delta]) -> "Said":
+    def of(cls, deltas: Iterable[Delta]) -> "ParsedAnswer":
         """Put deltas together."""
-        said = cls()
+        answer = cls()
         for delta in deltas:
             match delta:
                 case Content(text):
-                    said.content += text
+                    answer.content += text
                 case Reasoning(text):
-                    said.reasoning += text
+                    answer.reasoning += text
                 case CallStart(_, name_id, name):
-                    said.calls.append(Call(name_id, name))
+                    answer.calls.append(ParsedCall(name_id, name))
                 case Arguments(_, text):
-                    said.calls[-1].arguments += text
+                    answer.calls[-1].arguments += text
                 case CallEnd():
                     pass
-        return said
+        return answer

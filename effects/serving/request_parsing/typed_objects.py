@@ -29,12 +29,12 @@ class TypedObject(StrictObject):
     # Runs before `StrictObject._known`: validators run in reverse order of definition.
     @model_validator(mode="before")
     @classmethod
-    def _of_a_kind(cls, given: Any) -> Any:
+    def _check_type(cls, given: Any) -> Any:
         """Refuse other types."""
         if isinstance(given, dict) and given.get("type", cls.kinds[0]) not in cls.kinds:
             there = " or ".join(map(shown, cls.kinds))
-            said = f"{shown(given['type'])} is not supported; there is {there}"
-            raise wrong(said, "type")
+            message = f"{shown(given['type'])} is not supported; there is {there}"
+            raise wrong(message, "type")
         return given
 
 
@@ -50,7 +50,7 @@ def text_or_parts(kind: Any, most: Any) -> PlainValidator:
     return PlainValidator(read, json_schema_input_type=str | list[kind])
 
 
-def told_content(content: str | Sequence[Spoken]) -> str | list[dict[str, str]]:
+def template_content(content: str | Sequence[Spoken]) -> str | list[dict[str, str]]:
     """Content in the form for chat templates."""
     if isinstance(content, str):
         return content

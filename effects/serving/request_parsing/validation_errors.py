@@ -42,27 +42,27 @@ _MUST_HAVE: Final[Mapping[str, str]] = {
 _LITERALS: Final = {"True": "true", "False": "false"}  # Python's spelling, and JSON's
 
 
-def worded(error: ErrorDetails) -> str:
+def describe_error(error: ErrorDetails) -> str:
     """The error of a value, without its field's name."""
     kind = error["type"]
     if kind == "missing":
         return "is missing"
-    bounds = {name: _plain(bound) for name, bound in error.get("ctx", {}).items()}
+    bounds = {name: _json_form(bound) for name, bound in error.get("ctx", {}).items()}
     if (must := _MUST_HAVE.get(kind)) is not None:
         return f"must {must.format_map(bounds)}"
     if (must := _MUST.get(kind)) is not None:
-        return f"must {must.format_map(bounds)}{_found(error['input'])}"
+        return f"must {must.format_map(bounds)}{_shown_value(error['input'])}"
     return error["msg"]  # from `bodies.wrong`, as a rule
 
 
-def _plain(bound: object) -> str:
+def _json_form(bound: object) -> str:
     """A bound in the form of JSON."""
     whole = isinstance(bound, float) and bound.is_integer()
     text = str(int(bound)) if whole else str(bound)  # type: ignore[call-overload]
     return _LITERALS.get(text, text)
 
 
-def _found(value: object) -> str:
+def _shown_value(value: object) -> str:
     """The wrong value, if it is short enough to help."""
     if not isinstance(value, str | int | float):
         return ""

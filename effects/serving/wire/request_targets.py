@@ -22,7 +22,7 @@ _LENGTH, _CODING = b"content-length", b"transfer-encoding"
 Refuse = Callable[[Exception, Scope], Response]
 
 
-class Targets:
+class NormalizeTarget:
     """Middleware: normalizes requests for the application."""
 
     def __init__(self, app: ASGIApp, refuse: Refuse) -> None:
@@ -34,8 +34,8 @@ class Targets:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        _to_path(scope)
-        error = _wrong(scope) if scope["type"] == "http" else None
+        _normalize_target(scope)
+        error = _framing_error(scope) if scope["type"] == "http" else None
         if error is None:
             await self._app(scope, receive, send)
             return
@@ -44,7 +44,7 @@ class Targets:
         await response(scope, receive, send)
 
 
-def _to_path(scope: Scope) -> None:
+def _normalize_target(scope: Scope) -> None:
     """Make an absolute target a path, in place: outer middleware logs it, too."""
     target: bytes = scope.get("raw_path") or b""
     if not target.lower().startswith(_SCHEMES):
@@ -53,11 +53,11 @@ def _to_path(scope: Scope) -> None:
     raw = slash + path or b"/"
     scope["raw_path"] = raw
     scope["path"] = unquote_to_bytes(raw).decode(errors="replace")
-    kept = [one for one in scope["headers"] if one[0] != b"host"]
-    scope["headers"] = [(b"host", host.rpartition(b"@")[2]), *kept]
+    others = [header for header in scope["headers"] if header[0] != b"host"]
+    scope["headers"] = [(b"host", host.rpartition(b"@")[2]), *others]
 
 
-def _wrong(scope: Scope) -> ApiError | None:
+def _framing_error(scope: Scope) -> ApiError | None:
     version = scope.get("http_version", "1.1")
     if not version.startswith(_MAJOR):
         why = f"HTTP/{version} is not spoken here; use HTTP/1.1"

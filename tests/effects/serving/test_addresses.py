@@ -6,7 +6,12 @@ import anthropic
 import openai
 import pytest
 
-from minfer.effects.serving.addresses import Meant, meant, wrong_address, wrong_method
+from minfer.effects.serving.addresses import (
+    Suggestion,
+    suggest_address,
+    wrong_address,
+    wrong_method,
+)
 from minfer.effects.serving.description import description
 from tests.effects.served import Serving
 
@@ -32,19 +37,19 @@ SLIPS = {
 
 @pytest.mark.parametrize(("asked", "right"), WRONG.items())
 def test_behind_a_wrong_base_the_end_tells_what_was_meant(asked: str, right: str) -> None:
-    assert meant(asked) == Meant(right, rebased=True)
+    assert suggest_address(asked) == Suggestion(right, rebased=True)
 
 
 @pytest.mark.parametrize(("asked", "right"), SLIPS.items())
 def test_a_slip_of_the_pen_is_understood(asked: str, right: str) -> None:
-    assert meant(asked) == Meant(right, rebased=False)
+    assert suggest_address(asked) == Suggestion(right, rebased=False)
 
 
 @pytest.mark.parametrize(
     "asked", ["/docs", "/v1", "/v1/nothing", "/v1/messages/batches", "/metrics" * 999]
 )
 def test_what_cannot_be_told_is_not_guessed(asked: str) -> None:
-    assert meant(asked) is None
+    assert suggest_address(asked) is None
     said = str(wrong_address("GET", asked))
     assert said.endswith("GET /openapi.json describes all endpoints")
     assert len(said) < 200

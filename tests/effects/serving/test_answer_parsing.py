@@ -7,9 +7,9 @@ import pytest
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.request_parsing.answer_parsing import (
-    Call,
-    Parsed,
-    Said,
+    AnswerParser,
+    ParsedAnswer,
+    ParsedCall,
     check_template,
     parsing_of,
 )
@@ -23,9 +23,9 @@ CALLS = "".join(
 )
 
 
-def parsed(parsing: Parsing | None) -> Parsed:
+def parsed(parsing: Parsing | None) -> AnswerParser:
     request: Any = SimpleNamespace(parsing=parsing, stream=True)
-    return Parsed(request)
+    return AnswerParser(request)
 
 
 def output(text: str, end: str | None = None) -> CompletionOutput:
@@ -43,7 +43,7 @@ def test_choices_are_apart() -> None:
     one = parsed(Parsing(tools="hermes", names=("f",)))
     assert one.read(0, output("a <tool")) == [Content("a")]
     assert one.read(1, output("b")) == [Content("b")]
-    first = Said.of(one.read(0, output(CALLS.removeprefix("<tool"), "stop")))
+    first = ParsedAnswer.of(one.read(0, output(CALLS.removeprefix("<tool"), "stop")))
     assert [(call.name, call.arguments) for call in first.calls] == [
         ("f", '{"a": 1}'),
         ("g", '{"a": 1}'),
@@ -55,19 +55,19 @@ def test_choices_are_apart() -> None:
 
 def test_the_first_call_alone_counts_where_they_are_not_parallel() -> None:
     one = parsed(Parsing(tools="hermes", names=("f",), parallel=False))
-    said = Said.of(one.read(0, output(f"{CALLS}x", "stop")))
+    said = ParsedAnswer.of(one.read(0, output(f"{CALLS}x", "stop")))
     assert [call.name for call in said.calls] == ["f"]
     assert said.content == "x"
 
 
 def test_deltas_put_together() -> None:
     one = parsed(Parsing(tools="hermes", reasoning="think", names=("f",)))
-    said = Said.of(one.read(0, output(f"<think>a</think>b{CALLS}", "stop")))
+    said = ParsedAnswer.of(one.read(0, output(f"<think>a</think>b{CALLS}", "stop")))
     calls = [
-        Call(call.id, name, '{"a": 1}')
+        ParsedCall(call.id, name, '{"a": 1}')
         for call, name in zip(said.calls, "fg", strict=True)
     ]
-    assert said == Said("b", "a", calls)
+    assert said == ParsedAnswer("b", "a", calls)
 
 
 def test_how_an_answer_is_read() -> None:

@@ -12,7 +12,7 @@ import pytest
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving import answer_task as answer
-from minfer.effects.serving.access.server_bounds import Bounds
+from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.intake import LONG
 from minfer.effects.text.outputs import RequestOutput
@@ -143,7 +143,7 @@ SLOWLY: dict[str, Any] = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": Tru
 
 
 def limited(folder: str, **bounds: Any) -> contextlib.AbstractContextManager[Serving]:
-    return serving(folder, service={"bounds": Bounds(**bounds)}, **SLOW)
+    return serving(folder, service={"bounds": ServerBounds(**bounds)}, **SLOW)
 
 
 @pytest.mark.long
@@ -167,7 +167,7 @@ def test_an_answer_that_is_too_late_is_cut(folder: str, stream: bool) -> None:
 def test_who_only_waited_until_its_time_was_over_gets_an_error(
     folder: str, stream: bool
 ) -> None:
-    service = {"bounds": Bounds(end_late=True)}
+    service = {"bounds": ServerBounds(end_late=True)}
     with serving(folder, service=service, max_num_seqs=1, **SLOW) as served:
         link = asking(served, json.dumps(SLOWLY).encode())
         served.until(lambda: len(served.llm.worker.driver.state.running) == 1)

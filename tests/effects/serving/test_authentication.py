@@ -6,7 +6,7 @@ from openai import OpenAI
 
 from minfer.effects.serving.access.api_keys import Key, Keys, digest
 from minfer.effects.serving.access.authentication import Caller, caller_of
-from minfer.effects.serving.access.server_bounds import Bounds
+from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.records.messages import Submit
 from tests.effects.served import serving
 from tests.effects.serving.wire import SLOW
@@ -62,7 +62,7 @@ FREE = Key("free", digest(b"sk-f"))
 
 @pytest.mark.long
 def test_a_key_says_who_asks_and_how_urgent_it_is(folder: str) -> None:
-    bounds = Bounds(keys=Keys((TEAM, FREE)))
+    bounds = ServerBounds(keys=Keys((TEAM, FREE)))
     with serving(folder, service={"bounds": bounds}, **{**SLOW, "step": 0}) as served:
         for key, user in (("sk-t", "somebody"), ("sk-f", "a user")):
             found = served.http.post(

@@ -16,13 +16,16 @@ from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest
 from minfer.effects.serving.request_parsing import tool_constraints as calling
-from minfer.effects.serving.request_parsing.answer_parsing import Parsed, Said
+from minfer.effects.serving.request_parsing.answer_parsing import (
+    AnswerParser,
+    ParsedAnswer,
+)
 from minfer.effects.text.outputs import CompletionOutput
 from tests.effects.serving.test_taken_back import HI, Ground, tokenizer
 from tests.effects.text.grammars.bundled import allowed, compiler
 
 SAYS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-PLAIN = SAYS + "{% if add_generation_prompt %}<assistant>{% endif %}"
+BODYLESS = SAYS + "{% if add_generation_prompt %}<assistant>{% endif %}"
 OPENS = SAYS + "{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("add", "now")]
 CALL = '{"name": "add", "arguments": {"a": 1}}'
@@ -42,12 +45,12 @@ def generation(
     return endpoint.read(json.dumps(asked).encode()).generation(ground)
 
 
-def said(request: GenerationRequest, text: str, *, stream: bool) -> Said:
+def said(request: GenerationRequest, text: str, *, stream: bool) -> ParsedAnswer:
     """What is told of an answer that comes character by character."""
     as_sent: Any = SimpleNamespace(parsing=request.parsing, stream=stream)
-    parsed = Parsed(as_sent)
+    parsed = AnswerParser(as_sent)
     ends = ["length" if at == len(text) - 1 else None for at in range(len(text))]
-    return Said.of(
+    return ParsedAnswer.of(
         delta
         for one, end in zip(text, ends, strict=True)
         for delta in parsed.read(
@@ -57,19 +60,19 @@ def said(request: GenerationRequest, text: str, *, stream: bool) -> Said:
 
 
 GOES_ON = [
-    ("<think>\n7 + 5 =", " 12\n</think>\nIt is 12.", Said("It is 12.", " 12")),
-    ("<think>\n7 + 5 = ", "12", Said("", "12")),
-    ("<think>Hm.</think>It is ", "12 </think>", Said("12 </think>")),
-    ("It is", " 12.", Said(" 12.")),
-    ("I <think>", " so", Said(" so")),
-    ("", "12", Said("12")),
+    ("<think>\n7 + 5 =", " 12\n</think>\nIt is 12.", ParsedAnswer("It is 12.", " 12")),
+    ("<think>\n7 + 5 = ", "12", ParsedAnswer("", "12")),
+    ("<think>Hm.</think>It is ", "12 </think>", ParsedAnswer("12 </think>")),
+    ("It is", " 12.", ParsedAnswer(" 12.")),
+    ("I <think>", " so", ParsedAnswer(" so")),
+    ("", "12", ParsedAnswer("12")),
 ]
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(("begun", "more", "found"), GOES_ON)
 def test_an_answer_goes_on_where_the_prompt_ends(
-    begun: str, more: str, found: Said, stream: bool
+    begun: str, more: str, found: ParsedAnswer, stream: bool
 ) -> None:
     messages = [HI, {"role": "assistant", "content": begun}]
     parts = [HI, {"role": "assistant", "content": [{"type": "text", "text": begun}]}]
@@ -101,8 +104,8 @@ def test_a_call_goes_on_where_the_prompt_ends(before: str, stream: bool) -> None
 
 
 def test_what_a_user_says_opens_nothing() -> None:
-    asked = generation(template=PLAIN, messages=[{**HI, "content": "x <think>\n"}])
-    assert said(asked, "12", stream=True) == Said("12")
+    asked = generation(template=BODYLESS, messages=[{**HI, "content": "x <think>\n"}])
+    assert said(asked, "12", stream=True) == ParsedAnswer("12")
 
 
 # Fields, an answer that they take, and one that they do not.
@@ -160,10 +163,10 @@ def test_reasoning_is_free_and_the_answer_behind_it_is_bound(
         assert takes(asked, thought + right)
         assert not takes(asked, thought + wrong)
         assert not takes(asked, "Hm {")
-        assert asked.constrained_by.startswith(next(iter(fields)))
+        assert asked.constraint_field.startswith(next(iter(fields)))
         one = said(asked, thought + right, stream=True)
         assert (one.content.strip(), one.reasoning) == (right.strip(), "Hm {[ 5.")
-        closed = generation(template=PLAIN, more=more)
+        closed = generation(template=BODYLESS, more=more)
         assert not takes(closed, thought + right) or "structured_outputs" in fields
         assert takes(closed, right)
 
@@ -172,7 +175,7 @@ def test_a_response_is_bound_behind_its_reasoning() -> None:
     asked = generation(RESPONSES, text={"format": {"type": "json_object"}})
     assert takes(asked, 'Hm.</think>{"a": 1}')
     assert not takes(asked, '{"a": 1}')
-    assert asked.constrained_by == "text.format"
+    assert asked.constraint_field == "text.format"
 
 
 def test_reasoning_that_was_begun_is_free_to_its_end() -> None:
@@ -215,5 +218,5 @@ def test_reasoning_of_no_known_format_is_bound_and_one_warning_says_so(
                 assert takes(asked, "yes")
         assert [marker in one for one in caplog.messages] == [True]
         caplog.clear()
-    generation(template=PLAIN, form="", guided_choice=["yes"])
+    generation(template=BODYLESS, form="", guided_choice=["yes"])
     assert caplog.messages == []

@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.processes.server import bound
+from minfer.effects.serving.processes.server import listen_at
 from minfer.effects.serving.wire.connections import Connections, Patience, bounded
-from minfer.effects.serving.wire.shared_counts import Tally
+from minfer.effects.serving.wire.shared_counts import SharedCount
 
 HEADER: Final = 0.3  # seconds
 STALL: Final = 0.4  # seconds
@@ -35,7 +35,7 @@ async def app(scope: Scope, _: Receive, send: Send) -> None:
 
 
 @contextlib.contextmanager
-def server(tally: Tally | None = None, **patience: Any) -> Iterator[int]:
+def server(count: SharedCount | None = None, **patience: Any) -> Iterator[int]:
     """Serves the application with little patience; yields the port."""
     patience = {"header": HEADER, "stall": STALL, **patience}
     config = uvicorn.Config(
@@ -47,9 +47,9 @@ def server(tally: Tally | None = None, **patience: Any) -> Iterator[int]:
         timeout_keep_alive=1,
     )
     running = uvicorn.Server(config)
-    if tally is not None:
-        running.server_state.connections = Connections(tally)
-    (listener,) = bound("127.0.0.1", 0)
+    if count is not None:
+        running.server_state.connections = Connections(count)
+    (listener,) = listen_at("127.0.0.1", 0)
     with listener:
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -196,7 +196,7 @@ def test_health_is_told_however_many_wait() -> None:
 
 @pytest.mark.long
 def test_connections_of_other_processes_count_too() -> None:
-    both = Tally.of(2)
+    both = SharedCount.of(2)
     other = both.at(1)
     other.set(2)
     with server(both.at(0), connections=2, header=5.0) as port:

@@ -7,7 +7,7 @@ import pytest
 from starlette.routing import Route, WebSocketRoute
 
 from minfer.effects.serving.description import description
-from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
+from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.request_parsing.bodies import StrictObject
 from tests.effects.served import Serving
 
@@ -24,7 +24,7 @@ def test_every_route_is_in_it(bundled: Serving) -> None:
     assert sorted(told) == sorted(routes)
 
 
-@pytest.mark.parametrize("one", [*ENDPOINTS, *QUESTIONS], ids=lambda one: one.path)
+@pytest.mark.parametrize("one", [*ENDPOINTS, *QUERY_ENDPOINTS], ids=lambda one: one.path)
 def test_every_field_of_a_body_is_in_it(one: Any) -> None:
     assert issubclass(one.body, StrictObject)
     made = description()
@@ -59,7 +59,7 @@ def test_every_part_of_a_path_is_a_parameter() -> None:
             assert told == re.findall(r"{(\w+)}", path)
 
 
-@pytest.mark.parametrize("one", [*ENDPOINTS, *QUESTIONS], ids=lambda one: one.path)
+@pytest.mark.parametrize("one", [*ENDPOINTS, *QUERY_ENDPOINTS], ids=lambda one: one.path)
 def test_what_comes_too_late_is_among_the_answers(one: Any) -> None:
     told = description()["paths"][one.path]["post"]["responses"]
     assert {"408", "504"} <= told.keys()

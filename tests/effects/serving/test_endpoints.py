@@ -14,15 +14,15 @@ from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
+from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.protocol import (
+    AnswerWriter,
     Endpoint,
     GenerationRequest,
-    Grounds,
     Include,
-    Served,
-    Writer,
+    ModelInfo,
+    PromptUsage,
 )
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event, Failure
@@ -42,7 +42,7 @@ class Telegram:
     stream: bool = True
     model: str | None = None
 
-    def generation(self, llm: Grounds) -> GenerationRequest:
+    def generation(self, llm: ModelInfo) -> GenerationRequest:
         size = llm.setup.spec.vocab_size
         return GenerationRequest(
             prompts=(read_prompt(self.prompt, llm.tokenizer, size),),
@@ -63,7 +63,7 @@ class TelegramWriter:
         self.begun = True
         return [*begin, Event(json.dumps([choice, delta.text]), "words")]
 
-    def end(self, served: Sequence[Served]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         return [Event(str(served[0].metrics.output_tokens), "end")]
 
 
@@ -73,7 +73,7 @@ def read(data: bytes) -> Telegram:
     return Telegram(json.loads(data))
 
 
-def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> Writer:
+def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> AnswerWriter:
     assert request.stream
     return TelegramWriter(stamp)
 
@@ -126,5 +126,5 @@ def test_its_failures_are_its_own(app: Application) -> None:
 def test_rows_do_not_collide() -> None:
     for field in ("name", "path", "id_prefix"):
         assert len({getattr(one, field) for one in ENDPOINTS}) == len(ENDPOINTS)
-    paths = {one.path for one in ENDPOINTS} | {one.path for one in QUESTIONS}
-    assert len(paths) == len(ENDPOINTS) + len(QUESTIONS)
+    paths = {one.path for one in ENDPOINTS} | {one.path for one in QUERY_ENDPOINTS}
+    assert len(paths) == len(ENDPOINTS) + len(QUERY_ENDPOINTS)

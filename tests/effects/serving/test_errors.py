@@ -13,7 +13,7 @@ from minfer.effects.live.errors import (
     RequestError,
     TooLongError,
 )
-from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError, told_of
+from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError, to_api_error
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.records.request import ParameterError
 from tests.effects.served import serving
@@ -60,20 +60,20 @@ def test_a_full_line_is_503_with_retry_after(folder: str) -> None:
 def test_what_is_told_keeps_its_words(
     error: Exception, status: int, code: str | None, param: str | None
 ) -> None:
-    told = told_of(error, "prompt")
+    told = to_api_error(error, "prompt")
     assert (told.status, told.code, told.param) == (status, code, param)
     assert str(told) == getattr(error, "detail", str(error))
     assert told.retry_after == (1 if code == "overloaded" else None)
 
 
 def test_what_broke_the_engine_is_not_told() -> None:
-    told = told_of(EngineDeadError("the engine broke: KeyError('secret')"), "prompt")
+    told = to_api_error(EngineDeadError("the engine broke: KeyError('secret')"), "prompt")
     assert (told.status, told.code) == (503, "engine_dead")
     assert "secret" not in str(told)
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret")])
 def test_what_nobody_foresaw_is_not_told(error: Exception) -> None:
-    told = told_of(error, "prompt")
+    told = to_api_error(error, "prompt")
     assert (told.status, told.code, told.param) == (500, None, None)
     assert str(told) == "internal error"

@@ -11,7 +11,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from minfer.effects.cli.serve import add_options
-from minfer.effects.serving.access.hosts import Hosts, hosts_of
+from minfer.effects.serving.access.hosts import Hosts, read_hosts
 from minfer.values.checks import ConfigError
 from tests.circles import claimed, long
 from tests.effects.serving.test_server import process
@@ -44,7 +44,7 @@ def test_this_machines_names_are_allowed_at_any_port_and_no_others(port: str) ->
 def said(*arguments: str, has_keys: bool = False) -> Hosts | None:
     parser = argparse.ArgumentParser()
     add_options(parser)
-    return hosts_of(parser.parse_args(arguments), has_keys=has_keys)
+    return read_hosts(parser.parse_args(arguments), has_keys=has_keys)
 
 
 def test_names_are_compared_without_keys_at_a_loopback_address() -> None:

@@ -17,15 +17,20 @@ from websockets.sync.client import connect
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving.access.api_keys import Key
-from minfer.effects.serving.access.server_bounds import Bounds
+from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.intake import LONG, Intake
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing import bodies
-from minfer.effects.serving.request_parsing.limits import HELD, SHARE, UNCOUNTED, Limits
+from minfer.effects.serving.request_parsing.limits import (
+    BODY_MEMORY,
+    CLIENT_SHARE,
+    UNCOUNTED,
+    Limits,
+)
 from minfer.effects.serving.request_parsing.model_names import Models
-from minfer.effects.serving.server_state import Backend
-from minfer.effects.serving.wire.envelope import Envelope
+from minfer.effects.serving.server_state import ServerState
+from minfer.effects.serving.wire.envelope import RequestMessage
 from minfer.effects.serving.wire.transport import Failure, Transport, Watcher
 from minfer.effects.serving.wire.websocket import Channel
 from minfer.effects.text.grammars import store as grammars
@@ -51,9 +56,9 @@ class Sent:
             "headers": [(name.encode(), said.encode()) for name, said in raw],
         }
 
-    chosen = ""
+    chosen_id = ""
 
-    def announced(self, most: int) -> int:
+    def announced_size(self, most: int) -> int:
         return min(len(self.data), most)
 
     async def read(self, most: int, see: Watcher) -> bytes:
@@ -62,7 +67,7 @@ class Sent:
         see(self.data)
         return self.data
 
-    async def departed(self) -> NoReturn:
+    async def wait_for_disconnect(self) -> NoReturn:
         await self.gone.wait()
         raise ClientDisconnect
 
@@ -87,9 +92,9 @@ def taken(llm: AsyncLLM, sent: Sent, **bounds: Any) -> Any:
     """What becomes of a body."""
 
     async def whole() -> Any:
-        made = Bounds(**bounds)
+        made = ServerBounds(**bounds)
         limits = Limits.of(llm)
-        intake = Intake(Backend(llm, limits, made), MODELS, limits, made)
+        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
         try:
             return await intake.take(ENDPOINT, sent)
         finally:
@@ -162,9 +167,9 @@ def test_who_leaves_takes_its_constraint_out_of_the_line(llm: AsyncLLM) -> None:
     store = grammars.Grammars(lambda: slowly)
 
     async def whole() -> None:
-        made = Bounds()
+        made = ServerBounds()
         limits = Limits.of(llm)
-        intake = Intake(Backend(llm, limits, made), MODELS, limits, made)
+        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
         share = grammars.MOST_WAITING // grammars.SHARE
         sent = [constrained(f"x{i}") for i in range(share + grammars.THREADS)]
         doing = [asyncio.ensure_future(intake.take(ENDPOINT, one)) for one in sent]
@@ -201,7 +206,7 @@ def test_more_than_an_idle_server_can_take_is_said_so() -> None:
 
 @pytest.fixture(scope="module")
 def pooled(folder: str) -> Iterator[Serving]:
-    bounds = Bounds(workers=2)
+    bounds = ServerBounds(workers=2)
     with serving(folder, service={"bounds": bounds}, **SLOW) as made:
         yield made
 
@@ -312,21 +317,23 @@ def test_nor_is_a_large_message_on_a_socket(
 
 def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
     """As bodies are: before anything of them is read."""
-    said = Envelope("a", "completions", body(cache_salt="x" * UNCOUNTED))
+    said = RequestMessage("a", "completions", body(cache_salt="x" * UNCOUNTED))
 
     async def whole() -> None:
-        made = Bounds()
+        made = ServerBounds()
         limits = Limits.of(llm)
-        intake = Intake(Backend(llm, limits, made), MODELS, limits, made)
+        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
         channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, said)
         try:
             with (
-                intake._holding.hold("10.0.0.7", HELD // SHARE - UNCOUNTED),
+                intake._body_memory.reserve(
+                    "10.0.0.7", BODY_MEMORY // CLIENT_SHARE - UNCOUNTED
+                ),
                 pytest.raises(OverloadedError, match="too many large bodies"),
             ):
                 await intake.take(ENDPOINT, channel)
             await intake.take(ENDPOINT, channel)
-            assert channel.announced(0) == 0, "it is kept while it is answered"
+            assert channel.announced_size(0) == 0, "it is kept while it is answered"
         finally:
             intake.close()
 

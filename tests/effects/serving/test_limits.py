@@ -13,12 +13,12 @@ from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import Asked
-from minfer.effects.serving.errors import ApiError, NoRoomError
+from minfer.effects.serving.errors import ApiError, ContextLengthError
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.request_parsing.limits import (
     LEAST_BODY,
     UNCOUNTED,
-    Holding,
+    BodyMemory,
     Limits,
     largest_body,
 )
@@ -26,7 +26,9 @@ from minfer.records.request import SamplingParams
 from tests.effects.served import Serving
 from tests.effects.serving.wire import HEAD, exchange, raw
 
-LIMITS = Limits(body=LEAST_BODY, context=2048, text=40_000, seats=16, line=64)
+LIMITS = Limits(
+    body=LEAST_BODY, context=2048, text=40_000, max_running=16, max_waiting=64
+)
 
 
 def request(n: int, prompts: int) -> GenerationRequest:
@@ -61,7 +63,7 @@ def test_beams_need_places_as_samples_do() -> None:
     search = evolve(request(2, 1), params=beams.sampling, beams=beams)
     LIMITS.check_samples(search)
     with pytest.raises(ApiError, match="best_of: 8 samples") as caught:
-        evolve(LIMITS, line=7).check_samples(search)
+        evolve(LIMITS, max_waiting=7).check_samples(search)
     assert caught.value.param == "best_of"
 
 
@@ -71,25 +73,27 @@ def asked(*lengths: int, wanted: int | None, by: str = "max_tokens") -> Generati
         request(1, 1),
         prompts=tuple(Asked(None, [5] * length) for length in lengths),
         params=SamplingParams(max_tokens=wanted),
-        wanted_by=by,
+        max_tokens_field=by,
     )
 
 
 def test_more_output_than_fits_is_refused_where_it_was_asked_for() -> None:
-    LIMITS.check_room(asked(2000, wanted=48), "prompt")
-    LIMITS.check_room(asked(2000, wanted=None), "prompt")
-    LIMITS.check_room(asked(2000, wanted=49, by=""), "prompt")  # a default, which is cut
-    LIMITS.check_room(asked(2048, wanted=1), "prompt")  # too long whatever is wanted
-    with pytest.raises(NoRoomError) as caught:
-        LIMITS.check_room(asked(2000, wanted=49, by="max_output_tokens"), "input")
+    LIMITS.check_length(asked(2000, wanted=48), "prompt")
+    LIMITS.check_length(asked(2000, wanted=None), "prompt")
+    LIMITS.check_length(
+        asked(2000, wanted=49, by=""), "prompt"
+    )  # a default, which is cut
+    LIMITS.check_length(asked(2048, wanted=1), "prompt")  # too long whatever is wanted
+    with pytest.raises(ContextLengthError) as caught:
+        LIMITS.check_length(asked(2000, wanted=49, by="max_output_tokens"), "input")
     assert str(caught.value) == (
         "This model's maximum context length is 2048 tokens. However, you requested 2049 "
         "tokens (2000 in the input, 49 in the completion). Shorten the input, or lower "
         "max_output_tokens to 48"
     )
     assert (caught.value.status, caught.value.param) == (400, "max_output_tokens")
-    with pytest.raises(NoRoomError, match=r"\(2000 in the prompt\[1\], 49 in"):
-        LIMITS.check_room(asked(5, 2000, wanted=49), "prompt")
+    with pytest.raises(ContextLengthError, match=r"\(2000 in the prompt\[1\], 49 in"):
+        LIMITS.check_length(asked(5, 2000, wanted=49), "prompt")
 
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -192,20 +196,20 @@ def test_one_request_never_has_all_seats() -> None:
     assert LIMITS.window(1) == 14
     assert LIMITS.window(4) == 3
     assert LIMITS.window(128) == 1
-    assert evolve(LIMITS, line=5).window(1) == 5
-    assert evolve(LIMITS, seats=1).window(1) == 1
+    assert evolve(LIMITS, max_waiting=5).window(1) == 5
+    assert evolve(LIMITS, max_running=1).window(1) == 1
 
 
 def test_bodies_are_held_by_client() -> None:
-    holding = Holding(most=4 * UNCOUNTED)
+    holding = BodyMemory(most=4 * UNCOUNTED)
     size = 2 * UNCOUNTED
-    with holding.hold("a", size):
-        with pytest.raises(OverloadedError), holding.hold("a", size):
+    with holding.reserve("a", size):
+        with pytest.raises(OverloadedError), holding.reserve("a", size):
             pass  # that would be more than its share
-        with holding.hold("a", UNCOUNTED):
+        with holding.reserve("a", UNCOUNTED):
             pass  # small ones are always taken
-        with holding.hold("b", size):
-            assert holding.held == {"a": size, "b": size}
-            with pytest.raises(OverloadedError), holding.hold("c", UNCOUNTED + 1):
+        with holding.reserve("b", size):
+            assert holding.reserved == {"a": size, "b": size}
+            with pytest.raises(OverloadedError), holding.reserve("c", UNCOUNTED + 1):
                 pass
-    assert holding.held == {}
+    assert holding.reserved == {}

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from minfer.effects.serving.observability import stdout_lines as writing
-from minfer.effects.serving.observability.stdout_lines import Lines
+from minfer.effects.serving.observability.stdout_lines import LineWriter
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def line(number: int) -> str:
 
 def test_lines_come_in_order_and_whole(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
-    lines = Lines(writer)
+    lines = LineWriter(writer)
     for number in range(200):
         lines.put(partial(line, number))
     lines.close()
@@ -46,7 +46,7 @@ def test_processes_that_share_a_pipe_do_not_mix_lines(
         return real(file, data)
 
     monkeypatch.setattr(os, "write", write)
-    lines = Lines(writer)
+    lines = LineWriter(writer)
     for number in range(200):
         lines.put(partial(line, number))
     lines.close()
@@ -59,7 +59,7 @@ def test_before_it_is_time_nothing_is_written(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     os.set_blocking(reader, False)
     times = [False]
-    lines = Lines(writer, lambda: times[0])
+    lines = LineWriter(writer, lambda: times[0])
     lines.put(lambda: "early")
     time.sleep(3 * writing.PAUSE)
     with pytest.raises(BlockingIOError):
@@ -76,7 +76,7 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(
     reader, writer = pipe
     monkeypatch.setattr(writing, "MOST", 3)
     times = [False]
-    lines = Lines(writer, lambda: times[0])
+    lines = LineWriter(writer, lambda: times[0])
     for number in range(5):
         lines.put(partial(str, number))
     times[0] = True
@@ -87,7 +87,7 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(
 def test_a_reader_that_has_gone_harms_nobody() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    lines = Lines(writer)
+    lines = LineWriter(writer)
     lines.put(lambda: "nobody reads it")
     lines.close()
     lines.put(lambda: "nor this")

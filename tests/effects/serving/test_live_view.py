@@ -10,7 +10,7 @@ from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import ACCEPTED_AT, FIRST, GAP, Histogram, Totals
 from minfer.effects.serving.observability import live_view
 from minfer.effects.serving.observability.live_view import Figures
-from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.records.config import EngineConfig
 from tests.effects.served import Serving, events, serving
 
@@ -118,7 +118,7 @@ def test_a_stream_goes_on_and_viewers_are_counted(
 @pytest.mark.long
 def test_viewers_of_other_processes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_view, "MOST", 2)
-    fronts = Shared.of(2)
+    fronts = SharedCounts.of(2)
     other = fronts.at(1).viewers
     other.set(2)
     with serving(service={"shared": fronts.at(0)}, **DRY) as served:

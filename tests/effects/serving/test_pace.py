@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from minfer.effects.serving.access.retry_after import LATEST, SOONEST, WINDOW, Pace
+from minfer.effects.serving.access.retry_after import LATEST, SOONEST, WINDOW, QueuePace
 
 
 class Clock:
@@ -19,11 +19,11 @@ def job(n: int) -> Any:
 
 def test_the_line_moves_as_it_did() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = QueuePace(clock)
     assert pace.seconds(1000) == SOONEST  # nothing is known
     for _ in range(10):
         clock.now += 1.0
-        pace.ended(job(2))
+        pace.note_end(job(2))
     clock.now += 1.0
     assert pace.seconds(20) == 10  # 20 samples passed in the 10 s since the first
     assert pace.seconds(1) == SOONEST
@@ -32,7 +32,7 @@ def test_the_line_moves_as_it_did() -> None:
 
 def test_what_was_long_ago_is_forgotten() -> None:
     clock = Clock()
-    pace = Pace(clock)
-    pace.ended(job(1))
+    pace = QueuePace(clock)
+    pace.note_end(job(1))
     clock.now = WINDOW + 1
     assert pace.seconds(50) == SOONEST

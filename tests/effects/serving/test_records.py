@@ -115,7 +115,7 @@ def test_the_oldest_are_forgotten(
 ) -> None:
     monkeypatch.setattr(records, "KEPT", 2)
     kept = bundled.service.records
-    monkeypatch.setattr(kept, "_over", type(kept._over)())
+    monkeypatch.setattr(kept, "_finished", type(kept._finished)())
     monkeypatch.setattr(kept, "_ids", {})
     url = f"{bundled.url}/v1/completions"
     body = {"prompt": "x", "max_tokens": 1}
@@ -125,7 +125,7 @@ def test_the_oldest_are_forgotten(
     # The first "a" is gone, and the second one is found.
     found = [bundled.get(f"/v1/requests/{name}").status_code for name in "abc"]
     assert found == [200, 404, 200]
-    assert len(kept._over) == len(kept._ids) == 2
+    assert len(kept._finished) == len(kept._ids) == 2
 
 
 def test_of_many_prompts_the_first_are_told(
@@ -141,7 +141,7 @@ def test_of_one_that_had_drafts() -> None:
     """The second time what the first one was answered is looked up."""
     how = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
     settings: dict[str, Any] = {
-        "num_gpu_blocks_override": 400,
+        "num_gpu_blocks_finishedride": 400,
         "speculative_config": how,
     }
     with serving(executor="oracle", **settings) as served:

@@ -14,11 +14,11 @@ from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.messages import Wanted
 from minfer.effects.live.link.questions import Inquirer
 from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
-from minfer.effects.serving.access.server_bounds import Bounds
+from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.observability import records
 from minfer.effects.serving.observability import request_lookup as lookup
-from minfer.effects.serving.observability.request_lookup import Lookup
+from minfer.effects.serving.observability.request_lookup import RequestLookup
 from tests.circles import claimed, long
 from tests.effects.served import Serving, events, serving
 from tests.effects.serving.test_server import process
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_ends_its_beam_search(slow: Serving) -> None:
     slow.idle()
 
 
-class Records:
+class AnswerRecords:
     """As a front's, with what it was asked."""
 
     def __init__(self, known: dict[str, Any] | None = None) -> None:
@@ -123,8 +123,8 @@ def test_other_fronts_are_asked_for_what_is_not_known_here(
     monkeypatch.setattr(lookup, "PATIENCE", 0.05)
     said: list[Any] = []
     inquirer = Inquirer()
-    here: Any = Records({"a": {"id": "a"}})
-    found = Lookup(here)
+    here: Any = AnswerRecords({"a": {"id": "a"}})
+    found = RequestLookup(here)
     found.join(inquirer)
 
     async def ask() -> list[Any]:
@@ -153,7 +153,7 @@ def test_other_fronts_are_asked_for_what_is_not_known_here(
 @pytest.mark.long
 def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -> None:
     keys = read_keys(["first", "second", "third"], None)
-    with serving(folder, service={"bounds": Bounds(keys=keys)}, **SLOW) as served:
+    with serving(folder, service={"bounds": ServerBounds(keys=keys)}, **SLOW) as served:
         first, second, third = (
             {"x-api-key": key} for key in ("first", "second", "third")
         )
@@ -188,7 +188,9 @@ def test_every_key_finds_its_own_though_all_choose_one_id(
     every = [f"key-{i}" for i in range(count)]
     keys = Keys(tuple(Key(one, digest(one.encode())) for one in every))
     settings = {**SLOW, "step": 0}
-    with serving(folder, service={"bounds": Bounds(keys=keys)}, **settings) as served:
+    with serving(
+        folder, service={"bounds": ServerBounds(keys=keys)}, **settings
+    ) as served:
 
         def told(key: str, method: str, path: str, **how: Any) -> Any:
             headers = {"x-api-key": key, "x-request-id": "same"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving.application import refusal
-from minfer.effects.serving.wire.request_targets import Targets
+from minfer.effects.serving.wire.request_targets import NormalizeTarget
 from tests.effects.served import Serving
 
 BODY = b'{"prompt": "x", "max_tokens": 1}'
@@ -71,7 +71,7 @@ def test_the_host_of_an_absolute_target_counts(
 
     headers = [(b"host", b"b.example"), (b"accept", b"*")]
     scope = {"type": "http", "raw_path": target, "path": target.decode()}
-    asyncio.run(Targets(app, refusal)({**scope, "headers": headers}, None, None))  # type: ignore[arg-type]  # neither is used
+    asyncio.run(NormalizeTarget(app, refusal)({**scope, "headers": headers}, None, None))  # type: ignore[arg-type]  # neither is used
     assert (seen[0]["path"], dict(seen[0]["headers"])[b"host"]) == (path, host)
 
 

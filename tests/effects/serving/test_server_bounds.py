@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.cli.serve import add_options
-from minfer.effects.serving.access.server_bounds import Bounds, bounds_of
+from minfer.effects.serving.access.server_bounds import ServerBounds, read_bounds
 from minfer.values.checks import ConfigError
 
 
-def said(*arguments: str) -> Bounds:
+def said(*arguments: str) -> ServerBounds:
     parser = argparse.ArgumentParser()
     add_options(parser)
     options = parser.parse_args(arguments)
     options.api_key = options.api_key or []
-    return bounds_of(options)
+    return read_bounds(options)
 
 
 def test_what_is_said_is_meant(tmp_path: Path) -> None:

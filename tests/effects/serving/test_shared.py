@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from minfer.effects.serving.observability.live_view import MOST
-from minfer.effects.serving.wire.shared_counts import Shared, Tally
+from minfer.effects.serving.wire.shared_counts import SharedCount, SharedCounts
 from tests.effects.serving.deaths import FRONTS, server
 
 CONNECTIONS = 40
@@ -21,17 +21,17 @@ MORE = 8  # than are let in
 
 
 def test_a_place_is_cleared_by_who_takes_it() -> None:
-    tally = Tally.of(3)
-    first, second = tally.at(0), tally.at(1)
+    count = SharedCount.of(3)
+    first, second = count.at(0), count.at(1)
     first.set(4)
     second.set(7)
     assert (first.own, second.own, first.total, second.total) == (4, 7, 11, 11)
-    assert tally.at(1).own == 0
+    assert count.at(1).own == 0
     assert first.total == 4
 
 
 def test_what_fronts_count_is_counted_apart() -> None:
-    shared = Shared.of(2)
+    shared = SharedCounts.of(2)
     shared.at(0).viewers.set(2)
     shared.at(1).connections.set(3)
     assert (shared.viewers.total, shared.connections.total) == (2, 3)

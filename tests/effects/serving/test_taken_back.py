@@ -12,7 +12,7 @@ from minfer.effects.live.input_processing.prompts import Renders
 from minfer.effects.serving.anthropic.messages import ENDPOINT as MESSAGES
 from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
-from minfer.effects.serving.protocol import Endpoint, Served
+from minfer.effects.serving.protocol import Endpoint, PromptUsage
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics
 from minfer.effects.text.tokenizer import Tokenizer
@@ -140,7 +140,7 @@ def streamed(
         delta = CompletionOutput(index=0, text=piece, token_ids=(), finish_reason=end)
         events += writer.write(0, delta)
     metrics = RequestMetrics(arrival_time=0.0, output_tokens=1)
-    events += writer.end([Served(1, 0, metrics)])
+    events += writer.end([PromptUsage(1, 0, metrics)])
     return [json.loads(one.data) for one in events if one.data != "[DONE]"]
 
 

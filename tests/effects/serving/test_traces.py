@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from minfer.effects.serving.observability import spans as module
-from minfer.effects.serving.observability.spans import Traces, check_endpoint, traced
+from minfer.effects.serving.observability.spans import Traces, check_endpoint, with_traces
 from minfer.values.checks import ConfigError
 from tests.effects.served import Serving
 from tests.effects.serving.test_server import process
@@ -41,7 +41,9 @@ class Sent:
 @pytest.fixture
 def sent(bundled: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sent]:
     made = Sent()
-    monkeypatch.setattr(bundled.service, "app", traced(bundled.service.app, made.traces))
+    monkeypatch.setattr(
+        bundled.service, "app", with_traces(bundled.service.app, made.traces)
+    )
     yield made
     made.traces.close()
 

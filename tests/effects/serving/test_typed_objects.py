@@ -10,8 +10,8 @@ from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
+    template_content,
     text_or_parts,
-    told_content,
 )
 
 
@@ -55,7 +55,7 @@ def test_a_text_stays_a_text_and_parts_stay_parts() -> None:
         [{"type": "text", "text": ""}, {"type": "text", "text": "x"}],
     ):
         read = read_body(Says, json.dumps({"content": content}).encode())
-        assert told_content(read.content) == content
+        assert template_content(read.content) == content
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from anthropic.types import Message
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.anthropic.messages import ENDPOINT
-from minfer.effects.serving.protocol import GenerationRequest, Include, Writer
+from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, Include
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.records.request import SamplingParams
@@ -98,7 +98,7 @@ def test_a_stop_sequence_is_named(anthropic: Anthropic) -> None:
     assert text_of(message) == text[: text.index(stop)]
 
 
-def writer(stream: bool) -> Writer:
+def writer(stream: bool) -> AnswerWriter:
     request = GenerationRequest(
         prompts=(Asked(None, [1, 2, 3]),),
         params=SamplingParams(),

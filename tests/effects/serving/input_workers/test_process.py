@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
-from minfer.effects.serving.input_workers.task import Prepared, Recipe
+from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
 from minfer.effects.serving.openai.completions import ENDPOINT
 
-RECIPE = Recipe(
+RECIPE = ModelFacts(
     folder=None,
     vocab_size=9,
     hidden_size=9,
@@ -26,9 +26,9 @@ BODY = b'{"prompt": [5]}'
 
 
 async def prepared(one: Process) -> Prepared:
-    found = await one.work(ENDPOINT, BODY)
-    assert isinstance(found, Prepared)
-    return found
+    result = await one.work(ENDPOINT, BODY)
+    assert isinstance(result, Prepared)
+    return result
 
 
 def gone(pid: int) -> bool:
@@ -49,8 +49,8 @@ def test_it_prepares_until_it_is_killed() -> None:
     async def whole() -> None:
         one = Process(RECIPE)
         for _ in range(2):
-            found = await prepared(one)
-            assert found.request.prompts[0].ids == [5]
+            result = await prepared(one)
+            assert result.request.prompts[0].ids == [5]
         one.kill()
         one.kill()
         assert one.spent

@@ -11,7 +11,7 @@ import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.input_workers.task import Likeness, Recipe, prepare
+from minfer.effects.serving.input_workers.task import ModelFacts, WorkerModel, prepare
 from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
 from minfer.effects.serving.openai.completions import ENDPOINT as COMPLETIONS
 from minfer.effects.serving.protocol import Endpoint
@@ -30,11 +30,11 @@ def llm() -> Iterator[AsyncLLM]:
 
 
 @pytest.fixture(scope="module")
-def likeness(llm: AsyncLLM) -> Likeness:
-    recipe = Recipe.of(llm, ("bundled",))
-    travelled = msgspec.json.decode(msgspec.json.encode(recipe), type=Recipe)
-    assert travelled == recipe
-    return Likeness(travelled)
+def likeness(llm: AsyncLLM) -> WorkerModel:
+    facts = ModelFacts.of(llm, ("bundled",))
+    travelled = msgspec.json.decode(msgspec.json.encode(facts), type=ModelFacts)
+    assert travelled == facts
+    return WorkerModel(travelled)
 
 
 BODIES: dict[str, tuple[Endpoint, dict[str, Any]]] = {
@@ -54,12 +54,12 @@ BODIES: dict[str, tuple[Endpoint, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("endpoint", "body"), BODIES.values(), ids=BODIES)
 def test_both_prepare_alike(
-    llm: AsyncLLM, likeness: Likeness, endpoint: Endpoint, body: dict[str, Any]
+    llm: AsyncLLM, likeness: WorkerModel, endpoint: Endpoint, body: dict[str, Any]
 ) -> None:
     data = json.dumps(body).encode()
-    found = prepare(endpoint, data, likeness, MODELS)
-    assert found == prepare(endpoint, data, llm, MODELS)
-    assert found.model == "bundled"
+    result = prepare(endpoint, data, likeness, MODELS)
+    assert result == prepare(endpoint, data, llm, MODELS)
+    assert result.model == "bundled"
 
 
 def test_both_know_how_the_model_writes_calls(tmp_path: Path) -> None:
@@ -68,13 +68,15 @@ def test_both_know_how_the_model_writes_calls(tmp_path: Path) -> None:
     data = json.dumps({"messages": MESSAGES, "tools": [tool]}).encode()
     with contextlib.closing(AsyncLLM(path, executor="dry")) as llm:
         llm.read_answers(Parsers("mistral", "think"))
-        found = prepare(CHAT, data, Likeness(Recipe.of(llm, ("bundled",))), MODELS)
-        assert found == prepare(CHAT, data, llm, MODELS)
+        result = prepare(
+            CHAT, data, WorkerModel(ModelFacts.of(llm, ("bundled",))), MODELS
+        )
+        assert result == prepare(CHAT, data, llm, MODELS)
     wanted = Parsing(tools="mistral", reasoning="think", names=("f",))
-    assert found.request.parsing == wanted
+    assert result.request.parsing == wanted
 
 
-def test_the_model_is_looked_for_before_its_prompt_is_read(likeness: Likeness) -> None:
+def test_the_model_is_looked_for_before_its_prompt_is_read(likeness: WorkerModel) -> None:
     data = json.dumps({"model": "other", "prompt": "\udfff"}).encode()
     with pytest.raises(ApiError) as caught:
         prepare(COMPLETIONS, data, likeness, MODELS)
@@ -86,7 +88,7 @@ def test_the_model_is_looked_for_before_its_prompt_is_read(likeness: Likeness) -
 
 
 def test_without_a_tokenizer() -> None:
-    recipe = Recipe(
+    facts = ModelFacts(
         folder=None,
         vocab_size=9,
         hidden_size=9,
@@ -94,5 +96,5 @@ def test_without_a_tokenizer() -> None:
         default_params={},
         names=("bundled",),
     )
-    found = prepare(COMPLETIONS, b'{"prompt": [8]}', Likeness(recipe), MODELS)
-    assert found.request.prompts[0].ids == (8,)
+    result = prepare(COMPLETIONS, b'{"prompt": [8]}', WorkerModel(facts), MODELS)
+    assert result.request.prompts[0].ids == (8,)

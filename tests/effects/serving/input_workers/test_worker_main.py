@@ -11,13 +11,13 @@ import pytest
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.input_workers import worker_main as module
-from minfer.effects.serving.input_workers.task import Recipe
-from minfer.effects.serving.input_workers.worker_main import Worker, serve
+from minfer.effects.serving.input_workers.task import ModelFacts
+from minfer.effects.serving.input_workers.worker_main import InputWorker, serve
 from minfer.effects.serving.input_workers.worker_messages import (
-    Ask,
-    Reply,
-    encoded,
-    read_reply,
+    WorkerReply,
+    WorkerRequest,
+    decode_reply,
+    encode,
 )
 from tests.effects.test_imports import loaded_by
 
@@ -25,13 +25,13 @@ PATH = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def worker() -> Iterator[InputWorker]:
     with contextlib.closing(AsyncLLM(executor="dry")) as llm:
-        yield Worker(Recipe.of(llm, ("bundled",)))
+        yield InputWorker(ModelFacts.of(llm, ("bundled",)))
 
 
-def asked(worker: Worker, **body: object) -> Reply:
-    return worker.reply(Ask(path=PATH, data=json.dumps(body).encode()))
+def asked(worker: InputWorker, **body: object) -> WorkerReply:
+    return worker.reply(WorkerRequest(path=PATH, data=json.dumps(body).encode()))
 
 
 @pytest.mark.long
@@ -40,21 +40,21 @@ def test_it_needs_no_torch() -> None:
     assert not {"torch", "transformers", "safetensors"} & loaded_by(code)
 
 
-def test_what_is_wrong_is_told_in_an_errors_parts(worker: Worker) -> None:
-    told = asked(worker, prompt="x", temperature=-1).refusal
-    assert told is not None
-    assert (told.status, told.param) == (400, "temperature")
-    told = asked(worker, prompt="a" * 10**6).refusal
-    assert told is not None
-    assert (told.code, told.param) == ("context_length_exceeded", "prompt")
+def test_what_is_wrong_is_told_in_an_errors_parts(worker: InputWorker) -> None:
+    error = asked(worker, prompt="x", temperature=-1).refusal
+    assert error is not None
+    assert (error.status, error.param) == (400, "temperature")
+    error = asked(worker, prompt="a" * 10**6).refusal
+    assert error is not None
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
 
 
-def test_a_prompt_that_is_too_long_does_not_travel(worker: Worker) -> None:
+def test_a_prompt_that_is_too_long_does_not_travel(worker: InputWorker) -> None:
     assert asked(worker, prompt=[5] * 2047).prepared is not None
-    told = asked(worker, prompt=[[5], [5] * 2048]).refusal
-    assert told is not None
-    assert told.code == "context_length_exceeded"
-    assert "the prompt has 2048 tokens" in told.message
+    error = asked(worker, prompt=[[5], [5] * 2048]).refusal
+    assert error is not None
+    assert error.code == "context_length_exceeded"
+    assert "the prompt has 2048 tokens" in error.message
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_prompt_that_is_too_long_does_not_travel(worker: Worker) -> None:
     [(KeyError("secret"), 500, False), (MemoryError("secret"), 413, True)],
 )
 def test_what_goes_wrong_in_it_is_not_told(
-    worker: Worker,
+    worker: InputWorker,
     monkeypatch: pytest.MonkeyPatch,
     error: BaseException,
     status: int,
@@ -79,7 +79,7 @@ def test_what_goes_wrong_in_it_is_not_told(
 
 
 def test_it_ends_when_it_has_grown(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+    worker: InputWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("signal.alarm", lambda _: 0)  # of the main thread
     ours, theirs = socket.socketpair()
@@ -88,12 +88,12 @@ def test_it_ends_when_it_has_grown(
         thread.start()
         reader, writer = FrameReader(), FrameWriter()
         (ready,) = reader.feed(ours.recv(1000))
-        assert read_reply(ready) == Reply()
+        assert decode_reply(ready) == WorkerReply()
         for growth, last in ((2**40, False), (-(2**50), True)):
             monkeypatch.setattr(module, "_size", lambda _, more=growth: -more)
-            ask = encoded(Ask(path=PATH, data=b'{"prompt": [5]}'))
+            ask = encode(WorkerRequest(path=PATH, data=b'{"prompt": [5]}'))
             ours.sendall(writer.frame(ask))
             (data,) = reader.feed(ours.recv(10_000))
-            assert read_reply(data).last is last
+            assert decode_reply(data).last is last
         thread.join(10)
         assert not thread.is_alive()

@@ -9,12 +9,12 @@ from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import Asked
 from minfer.effects.serving.input_workers.task import Prepared
 from minfer.effects.serving.input_workers.worker_messages import (
-    Ask,
     Refusal,
-    Reply,
-    encoded,
-    read_ask,
-    read_reply,
+    WorkerReply,
+    WorkerRequest,
+    decode_reply,
+    decode_request,
+    encode,
 )
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.text.tools.formats import Parsing
@@ -33,17 +33,17 @@ REQUEST = GenerationRequest(
 
 
 def test_a_request_is_the_same_on_the_other_side() -> None:
-    reply = Reply(prepared=Prepared(model="m", request=REQUEST))
-    assert read_reply(encoded(reply)) == reply
-    refused = Reply(
+    reply = WorkerReply(prepared=Prepared(model="m", request=REQUEST))
+    assert decode_reply(encode(reply)) == reply
+    refused = WorkerReply(
         refusal=Refusal(message="no", param="n", code=None, status=400), last=True
     )
-    assert read_reply(encoded(refused)) == refused
-    ask = Ask(path="/v1/x", data=bytes(range(256)))
-    assert read_ask(encoded(ask)) == ask
+    assert decode_reply(encode(refused)) == refused
+    ask = WorkerRequest(path="/v1/x", data=bytes(range(256)))
+    assert decode_request(encode(ask)) == ask
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"{}", msgspec.msgpack.encode({"a": 1})])
 def test_nothing_else_is_read(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        read_ask(data)
+        decode_request(data)

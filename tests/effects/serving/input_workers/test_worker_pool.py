@@ -18,12 +18,12 @@ from minfer.effects.live.errors import EngineDeadError, TooLongError
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.input_workers import process
 from minfer.effects.serving.input_workers import worker_pool as module
-from minfer.effects.serving.input_workers.task import Prepared, Recipe
-from minfer.effects.serving.input_workers.worker_messages import Reply, read_reply
-from minfer.effects.serving.input_workers.worker_pool import SMALL, Pool
+from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
+from minfer.effects.serving.input_workers.worker_messages import WorkerReply, decode_reply
+from minfer.effects.serving.input_workers.worker_pool import SMALL, WorkerPool
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing.model_names import Models
-from minfer.effects.serving.tokens.tokenize import QUESTION as TOKENIZE
+from minfer.effects.serving.tokens.tokenize import QUERY_ENDPOINT as TOKENIZE
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +37,17 @@ def body(**fields: Any) -> bytes:
 
 
 def run(
-    llm: AsyncLLM, what: Callable[[Pool], Awaitable[None]], workers: int, **more: Any
+    llm: AsyncLLM,
+    what: Callable[[WorkerPool], Awaitable[None]],
+    workers: int,
+    **more: Any,
 ) -> None:
     """Do something with a pool."""
 
     async def whole(threads: ThreadPoolExecutor) -> None:
-        recipe = Recipe.of(llm, ("m",))
+        facts = ModelFacts.of(llm, ("m",))
         models = Models(("m",), 0, 2048)
-        pool = Pool(recipe, llm, models, threads, workers=workers, **more)
+        pool = WorkerPool(facts, llm, models, threads, workers=workers, **more)
         try:
             await what(pool)
         finally:
@@ -58,10 +61,10 @@ def run(
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_processes_and_threads_prepare_alike(llm: AsyncLLM, workers: int) -> None:
-    async def some(pool: Pool) -> None:
+    async def some(pool: WorkerPool) -> None:
         asked = [pool.prepare(ENDPOINT, body(n=i), f"{i % 2}") for i in range(1, 9)]
-        found = await asyncio.gather(*asked)
-        assert [one.request.params.n for one in found] == list(range(1, 9))
+        result = await asyncio.gather(*asked)
+        assert [one.request.params.n for one in result] == list(range(1, 9))
         long = body(prompt="a" * 10**6)
         with pytest.raises((ApiError, TooLongError), match="shorten it"):
             await pool.prepare(ENDPOINT, long, "me")
@@ -75,11 +78,11 @@ def test_processes_and_threads_prepare_alike(llm: AsyncLLM, workers: int) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1])
 def test_questions_are_answered_there_too(llm: AsyncLLM, workers: int) -> None:
-    async def ask(pool: Pool) -> None:
+    async def ask(pool: WorkerPool) -> None:
         data = json.dumps({"prompt": "def f("}).encode()
-        told = json.loads(await pool.answer(TOKENIZE, data, "a"))
+        error = json.loads(await pool.answer(TOKENIZE, data, "a"))
         assert llm.tokenizer is not None
-        assert told["tokens"] == llm.tokenizer.encode("def f(")
+        assert error["tokens"] == llm.tokenizer.encode("def f(")
         with pytest.raises(ApiError, match="prompt"):
             await pool.answer(TOKENIZE, b"{}", "a")
 
@@ -88,7 +91,7 @@ def test_questions_are_answered_there_too(llm: AsyncLLM, workers: int) -> None:
 
 @pytest.mark.long
 def test_a_worker_that_takes_too_long_is_replaced(llm: AsyncLLM) -> None:
-    async def hang(pool: Pool) -> None:
+    async def hang(pool: WorkerPool) -> None:
         (pid,) = pool.pids
         await pool.prepare(ENDPOINT, body(), "a")
         os.kill(pid, signal.SIGSTOP)  # as if it were busy for ever
@@ -103,7 +106,7 @@ def test_a_worker_that_takes_too_long_is_replaced(llm: AsyncLLM) -> None:
 
 @pytest.mark.long
 def test_a_worker_that_dies_takes_one_body_along(llm: AsyncLLM) -> None:
-    async def die(pool: Pool) -> None:
+    async def die(pool: WorkerPool) -> None:
         await pool.prepare(ENDPOINT, body(), "a")
         (pid,) = pool.pids
         os.kill(pid, signal.SIGSTOP)
@@ -124,7 +127,7 @@ def test_who_leaves_takes_its_work_along(
 ) -> None:
     monkeypatch.setattr(module, "GRACE", 0.05)
 
-    async def leave(pool: Pool) -> None:
+    async def leave(pool: WorkerPool) -> None:
         await pool.prepare(ENDPOINT, body(), "a")
         (pid,) = pool.pids
         os.kill(pid, signal.SIGSTOP)
@@ -146,7 +149,7 @@ def test_who_leaves_takes_its_work_along(
 
 @pytest.mark.long
 def test_one_worker_is_kept_for_small_bodies(llm: AsyncLLM) -> None:
-    async def both(pool: Pool) -> None:
+    async def both(pool: WorkerPool) -> None:
         await asyncio.gather(*(pool.prepare(ENDPOINT, body(), "x") for _ in range(4)))
         _, large = pool.pids
         os.kill(large, signal.SIGSTOP)
@@ -159,15 +162,15 @@ def test_one_worker_is_kept_for_small_bodies(llm: AsyncLLM) -> None:
             assert await pool.prepare(ENDPOINT, body(), client)
         assert not any(one.done() for one in slow)
         os.kill(large, signal.SIGCONT)
-        told = await asyncio.gather(*slow, return_exceptions=True)
-        assert all(isinstance(one, ApiError) for one in told)
+        error = await asyncio.gather(*slow, return_exceptions=True)
+        assert all(isinstance(one, ApiError) for one in error)
 
     run(llm, both, 2)
 
 
 @pytest.mark.long
 def test_who_waits_when_it_closes_is_told(llm: AsyncLLM) -> None:
-    async def close(pool: Pool) -> None:
+    async def close(pool: WorkerPool) -> None:
         await pool.prepare(ENDPOINT, body(), "a")
         os.kill(pool.pids[0], signal.SIGSTOP)
         waiting = [
@@ -175,8 +178,8 @@ def test_who_waits_when_it_closes_is_told(llm: AsyncLLM) -> None:
         ]
         await asyncio.sleep(0.01)
         pool.close()
-        told = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(one) for one in told] == [EngineDeadError] * 2
+        error = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(one) for one in error] == [EngineDeadError] * 2
         with pytest.raises(EngineDeadError):
             await pool.prepare(ENDPOINT, body(), "a")
 
@@ -190,9 +193,9 @@ def test_without_any_worker_there_are_threads(
     monkeypatch.setattr(module, "_log", log)
     monkeypatch.setattr("minfer.effects.serving.input_workers.process.MODULE", "no.such")
 
-    async def none(pool: Pool) -> None:
-        found: Prepared = await pool.prepare(ENDPOINT, body(), "a")
-        assert found.model == "m"
+    async def none(pool: WorkerPool) -> None:
+        result: Prepared = await pool.prepare(ENDPOINT, body(), "a")
+        assert result.model == "m"
         assert pool.pids == []
 
     run(llm, none, 1)
@@ -205,13 +208,13 @@ def test_a_worker_that_has_grown_is_replaced(
 ) -> None:
     """What a body leaves behind in its memory goes with it."""
 
-    def grown(data: bytes) -> Reply:
-        reply = read_reply(data)
+    def grown(data: bytes) -> WorkerReply:
+        reply = decode_reply(data)
         return attrs.evolve(reply, last=reply.prepared is not None)
 
-    monkeypatch.setattr(process, "read_reply", grown)
+    monkeypatch.setattr(process, "decode_reply", grown)
 
-    async def grow(pool: Pool) -> None:
+    async def grow(pool: WorkerPool) -> None:
         seen = set()
         for _ in range(2):
             seen.update(pool.pids)
@@ -222,5 +225,5 @@ def test_a_worker_that_has_grown_is_replaced(
 
 
 def test_the_recipe_is_plain(llm: AsyncLLM) -> None:
-    kinds = {type(value) for value in attrs.asdict(Recipe.of(llm, ("m",))).values()}
+    kinds = {type(value) for value in attrs.asdict(ModelFacts.of(llm, ("m",))).values()}
     assert kinds <= {str, int, dict, tuple}

@@ -14,7 +14,7 @@ from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import ENDPOINT as COMPLETIONS
 from minfer.effects.serving.openai.completions import CompletionBody
-from minfer.effects.serving.protocol import Served, Writer
+from minfer.effects.serving.protocol import AnswerWriter, PromptUsage
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
@@ -54,7 +54,7 @@ def writer_of(
     tokenizer: Tokenizer | None = None,
     echo: Sequence[str] = (),
     parsing: Parsing | None = None,
-) -> Writer:
+) -> AnswerWriter:
     """What writes the answer to a body that has one prompt, or as many as echoes."""
     endpoint = CHAT if isinstance(body, ChatBody) else COMPLETIONS
     prompts = [Asked(None, [5])] * max(1, len(echo))
@@ -75,10 +75,12 @@ def delta(
     )
 
 
-def served(prompt: int, output: int, cached: int) -> list[Served]:
+def served(prompt: int, output: int, cached: int) -> list[PromptUsage]:
     """What one prompt took, in tokens."""
     return [
-        Served(prompt, cached, RequestMetrics(arrival_time=0.0, output_tokens=output))
+        PromptUsage(
+            prompt, cached, RequestMetrics(arrival_time=0.0, output_tokens=output)
+        )
     ]
 
 

@@ -130,16 +130,18 @@ def test_offsets_are_of_the_text_which_special_tokens_are_not_in(
     x, y = (tokenizer.encode(one, add_special_tokens=False) for one in ("xs", "yes"))
     ids = [*x, end, *y]
     begins = len(x)
-    told = CompletionLogprobs(tokenizer).told(0, line(tokenizer, ids))
+    told = CompletionLogprobs(tokenizer).next_scores(0, line(tokenizer, ids))
     assert told["text_offset"][begins : begins + 2] == [2, 2]
     prompt: PromptLogprobs = [None, *line(tokenizer, ids[1:])]
     for text, place in (("xsyes", 2), (f"xs{END}yes", 2 + len(END))):
         scores = CompletionLogprobs(tokenizer)
-        found = scores.echoed(0, text, ids, prompt, 0)
+        found = scores.echo_scores(0, text, ids, prompt, 0)
         assert found["text_offset"][begins : begins + 2] == [2, place]
-        assert scores.told(0, line(tokenizer, x))["text_offset"][0] == len(text)
+        assert scores.next_scores(0, line(tokenizer, x))["text_offset"][0] == len(text)
     spaced = tokenizer.encode(" a", add_special_tokens=False)
-    found = CompletionLogprobs(tokenizer).echoed(0, "a", spaced, [None] * len(spaced), 0)
+    found = CompletionLogprobs(tokenizer).echo_scores(
+        0, "a", spaced, [None] * len(spaced), 0
+    )
     assert found["text_offset"][-1] <= 1, "a tokenizer may put a space before a text"
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
-from minfer.effects.serving.protocol import Writer
+from minfer.effects.serving.protocol import AnswerWriter
 from minfer.effects.text.outputs import Logprob
 from tests.effects.serving.openai.asked import (
     chat,
@@ -44,7 +44,7 @@ TIMING = (
 SCORES = [{7: Logprob(-1.0, 1)}]
 
 
-def said_by(writer: Writer) -> list[str]:
+def said_by(writer: AnswerWriter) -> list[str]:
     """The events of an answer that comes in three parts, or in one."""
     events = writer.write(0, delta("é"))
     events += writer.write(0, delta("b", None, SCORES))
@@ -53,8 +53,8 @@ def said_by(writer: Writer) -> list[str]:
 
 
 def test_a_completion_to_the_byte() -> None:
-    told = said_by(writer_of(completion(timing=True), echo=["p"]))
-    assert told == [
+    choice_json = said_by(writer_of(completion(timing=True), echo=["p"]))
+    assert choice_json == [
         '{"id": "an-id", "object": "text_completion", ' + HEAD + '"choices": '
         '[{"index": 0, "logprobs": null, "text": "", "finish_reason": "stop"}], '
         + USAGE
@@ -66,8 +66,8 @@ def test_a_completion_to_the_byte() -> None:
 
 def test_chunks_of_a_completion_to_the_byte() -> None:
     begin = '{"id": "an-id", "object": "text_completion", ' + HEAD + '"choices": [{'
-    told = said_by(writer_of(completion(stream=True, logprobs=0), echo=["p"]))
-    assert told == [
+    choice_json = said_by(writer_of(completion(stream=True, logprobs=0), echo=["p"]))
+    assert choice_json == [
         begin + '"index": 0, "logprobs": null, "text": "p\\u00e9", '
         '"finish_reason": null}]}',
         begin + '"index": 0, "logprobs": {"tokens": ["token_id:7"], '
@@ -79,8 +79,8 @@ def test_chunks_of_a_completion_to_the_byte() -> None:
 
 
 def test_a_conversation_to_the_byte() -> None:
-    told = said_by(writer_of(chat()))
-    assert told == [
+    choice_json = said_by(writer_of(chat()))
+    assert choice_json == [
         '{"id": "an-id", "object": "chat.completion", ' + HEAD + '"choices": '
         '[{"index": 0, "logprobs": null, "message": {"role": "assistant", '
         '"content": "", "refusal": null}, "finish_reason": "stop"}], ' + USAGE + "}"

@@ -27,10 +27,10 @@ CODED = {
 
 def decoded(coding: str, *parts: bytes) -> bytes:
     decoder = Decoder(coding)
-    pieces = [piece for part in parts for piece in decoder.pieces(part)]
-    assert all(len(piece) <= PIECE for piece in pieces)
+    decode = [decoded for part in parts for decoded in decoder.decode(part)]
+    assert all(len(decoded) <= PIECE for decoded in decode)
     decoder.end()
-    return b"".join(pieces)
+    return b"".join(decode)
 
 
 @pytest.mark.parametrize("coding", CODED)

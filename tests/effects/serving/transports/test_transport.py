@@ -29,10 +29,10 @@ class Socket:
         self.send = send
 
     @property
-    def chosen(self) -> str:
+    def chosen_id(self) -> str:
         return ""
 
-    def announced(self, most: int) -> int:
+    def announced_size(self, most: int) -> int:
         return most
 
     async def read(self, most: int, see: Watcher) -> bytes:
@@ -46,7 +46,7 @@ class Socket:
         see(data)
         return data
 
-    async def departed(self) -> NoReturn:
+    async def wait_for_disconnect(self) -> NoReturn:
         while (await self.receive())["type"] != "websocket.disconnect":
             pass
         raise ClientDisconnect

@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from minfer.effects.serving.wire import websocket
-from minfer.effects.serving.wire.transport import Connection, Event, see_nothing
+from minfer.effects.serving.wire.transport import Connection, Event, ignore_part
 from minfer.effects.serving.wire.websocket import Socket
 from tests.effects.served import Serving, serving
 from tests.effects.serving.wire import NEIGHBOUR
@@ -289,7 +289,7 @@ SCOPE: Scope = {"type": "websocket", "headers": []}
 
 async def echo(connection: Connection) -> None:
     """Answers with what it reads, in three parts; it breaks at "break"."""
-    data = await connection.read(100, see_nothing)
+    data = await connection.read(100, ignore_part)
     if b"break" in data:
         raise ValueError("secret")
     transport = connection.transport(stream=True, name="x")

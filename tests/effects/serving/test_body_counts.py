@@ -7,7 +7,11 @@ import pytest
 
 from minfer.effects.live.errors import TooLongError
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.request_parsing.body_counts import CONTAINERS, ITEMS, Tally
+from minfer.effects.serving.request_parsing.body_counts import (
+    CONTAINERS,
+    ITEMS,
+    BodyCounter,
+)
 
 TEXT: Final = 40_000  # characters
 PART: Final = 2**16  # bytes
@@ -38,17 +42,17 @@ def parts(body: Any) -> list[bytes]:
     return [data[begin : begin + PART] for begin in range(0, len(data), PART)]
 
 
-def add_all(tally: Tally, some: list[bytes]) -> None:
+def add_all(counter: BodyCounter, some: list[bytes]) -> None:
     for part in some:
-        tally.add(part)
+        counter.add(part)
 
 
 def count(body: Any) -> int:
     """How many parts were taken."""
-    tally = Tally(2048, TEXT)
+    counter = BodyCounter(2048, TEXT)
     for taken, part in enumerate(parts(body)):
         try:
-            tally.add(part)
+            counter.add(part)
         except (ApiError, TooLongError):
             return taken
     return len(parts(body))
@@ -63,16 +67,16 @@ def test_what_could_be_valid_passes(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_could_not_is_refused_before_it_is_there(name: str) -> None:
     body, why = HOSTILE[name]
-    tally = Tally(2048, TEXT)
+    counter = BodyCounter(2048, TEXT)
     kind = TooLongError if why == FAR else ApiError
     with pytest.raises(kind, match=why):
-        add_all(tally, parts(body))
+        add_all(counter, parts(body))
     assert count(body) < 0.6 * len(parts(body))
 
 
 def test_how_a_body_is_cut_does_not_matter() -> None:
     data = json.dumps({"messages": ALONE * 50, "prompt": [7, 8]}).encode()
-    whole, bytewise = Tally(2048, TEXT), Tally(2048, TEXT)
+    whole, bytewise = BodyCounter(2048, TEXT), BodyCounter(2048, TEXT)
     whole.add(data)
     for byte in data:
         bytewise.add(bytes([byte]))
@@ -83,7 +87,7 @@ def test_how_a_body_is_cut_does_not_matter() -> None:
 
 
 def test_lists_are_bounded() -> None:
-    tally = Tally(2048, TEXT)
-    tally.add(b"[" * CONTAINERS)
+    counter = BodyCounter(2048, TEXT)
+    counter.add(b"[" * CONTAINERS)
     with pytest.raises(ApiError, match="lists and objects"):
-        tally.add(b"{")
+        counter.add(b"{")
