@@ -115,7 +115,7 @@ _STATUSES: Final[Mapping[str, str]] = {
     "404": "There is no such model.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
-    "415": "The body is not said to be JSON.",
+    "415": "The Content-Type is not application/json.",
     "500": "Something failed here.",
     "503": "Too many requests wait, or the server stops.",
     "504": "The answer was not there in time.",

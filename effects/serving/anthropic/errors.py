@@ -21,8 +21,8 @@ def failure(error: ApiError) -> Failure:
     """An error in the format of Anthropic's API; in a stream it is an event "error"."""
     other = "invalid_request_error" if error.status < INTERNAL else "api_error"
     kind = _KINDS.get(error.status, other)
-    told = {"type": "error", "error": {"type": kind, "message": _message(error)}}
-    data = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    body = {"type": "error", "error": {"type": kind, "message": _message(error)}}
+    data = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     return Failure(error.status, Event(data, "error"), error.retry_after)
 
 

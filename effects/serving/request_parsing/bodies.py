@@ -24,7 +24,7 @@ _LONGEST_VALUE: Final = 80  # of a value as JSON
 
 def wrong(message: str, field: str | None = None) -> PydanticCustomError:
     """An error about a value, or about a field of it; to be raised in a validator."""
-    return PydanticCustomError("wrong", "{said}", {"said": message, "field": field})
+    return PydanticCustomError("wrong", "{reason}", {"reason": message, "field": field})
 
 
 def shown(value: object) -> str:

@@ -31,7 +31,7 @@ def test_the_view_moves_and_listens_only_while_it_is_seen(
     assert "of at most 256" in cards["Sequences"]
     assert "of 400 blocks" in cards["KV cache"]
     assert "median" in cards["Time between tokens"]
-    assert "Nobody waits." in cards["Waiting in line"]
+    assert "No sequence waits." in cards["Waiting queue"]
     assert "preemptions0" in cards["Since the start"]
     labels = "[...document.querySelectorAll('.card svg')].map((one) => one.ariaLabel)"
     assert all(chromium.value(labels))

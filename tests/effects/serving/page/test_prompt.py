@@ -157,7 +157,7 @@ def test_a_server_that_stops_or_is_gone_is_said(chromium: Browser) -> None:
 def test_a_key_is_asked_for_once_and_kept(chromium: Browser) -> None:
     with serving(names=("bundled",), service={"api_key": "secret"}, **DRY) as served:
         visit(chromium, served)
-        for key, title in (("wrong", "asks for a key"), ("secret", "is not right")):
+        for key, title in (("wrong", "needs an API key"), ("secret", "is wrong")):
             chromium.wait("document.querySelector('#key').open")
             assert title in text(chromium, "#key-title")[0]
             chromium.value("document.querySelector('#key-input').focus()")
