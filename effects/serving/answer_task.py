@@ -3,7 +3,7 @@
     begin: prompts become the engine's requests, in a thread if they are long
        |
     follow: one task for each prompt, which writes the outputs of each engine turn;
-       |    a window of them at once, so that one request never has all seats
+       |    a window of them at once, so that one request never has all rows
     the end of the last prompt, or an error, ends the answer
 
 An early end, as when the client disconnects, closes the engine's iterators: the request

@@ -174,17 +174,15 @@ class Application:
                 record = self.records.find(stamp.id, owner)
                 span.end(endpoint, stamp, request, record)
 
-    async def _answer_query(
-        self, question: QueryEndpoint, connection: Connection
-    ) -> None:
+    async def _answer_query(self, query: QueryEndpoint, connection: Connection) -> None:
         """Read a question, and answer it."""
         try:
-            answer = await self.intake.answer_query(question, connection)
+            answer = await self.intake.answer_query(query, connection)
         except ClientDisconnect:
             return
         except Exception as error:
-            failure = self.state.api_error(error, question.prompt_field, question.path)
-            await connection.refuse(question.failure(failure))
+            failure = self.state.api_error(error, query.prompt_field, query.path)
+            await connection.refuse(query.failure(failure))
             return
         transport = connection.transport(stream=False, name="")
         await transport.write([Event(answer)], last=True)

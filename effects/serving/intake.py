@@ -1,6 +1,6 @@
 """Intake: from a body on a connection to a request that could run at once.
 
-    announced --> held --> received, and counted part by part --> prepared
+    announced --> reserved --> received, and counted part by part --> prepared
        413        503        408                  400             400, 413
 
 Each bound is checked before the work that it bounds. A small body is prepared here, in
@@ -86,14 +86,14 @@ class Intake:
         request = attrs.evolve(prepared.request, urgency=urgency, prompts=prompts)
         return attrs.evolve(prepared, request=request)
 
-    async def answer_query(self, question: QueryEndpoint, connection: Connection) -> str:
+    async def answer_query(self, query: QueryEndpoint, connection: Connection) -> str:
         """The answer to a question, in JSON. Raises as `take` does."""
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
             data = await self._receive(connection)
             if len(data) <= LONG:
-                return answer(question, data, self._state.llm, self._models)
-            work = self.pool.answer(question, data, caller.name)
+                return answer(query, data, self._state.llm, self._models)
+            work = self.pool.answer(query, data, caller.name)
             return await _while_connected(connection, work)
 
     async def _compile(self, request: GenerationRequest, client: str) -> None:

@@ -1,15 +1,15 @@
 """The protocol of an endpoint: a body becomes one request, outputs become events.
 
-    bytes --read--> Inquiry --generation--> GenerationRequest --> engine
-    Event <----------- Writer.write, Writer.end <----- RequestOutput
+    bytes --read--> ParsedBody --generation--> GenerationRequest --> engine
+    Event <---- AnswerWriter.write, AnswerWriter.end <---- RequestOutput
 
 An endpoint is a module that has an `Endpoint`, and `endpoints.py` has a row for it. One
 that needs no generated tokens, such as counting a prompt's tokens, is a `QueryEndpoint`
 instead: its body is answered at once, with one object. Reading has two steps: `read`
 checks fields, `generation` renders and tokenizes. Both may take a while for a long body,
-and then run in a process of their own (`preparing`), without an engine: a body is checked
-against `ModelInfo` only. Nothing here, and nothing in an endpoint's module, depends on
-how events reach a client.
+and then run in a process of their own (`input_workers`), without an engine: a body is
+checked against `ModelInfo` only. Nothing here, and nothing in an endpoint's module,
+depends on how events reach a client.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -56,7 +56,7 @@ class Tenants:
         self._epochs[self._indices[key.tenant]] = 1 + secrets.randbits(_EPOCH_BITS - 1)
 
     def describe(self) -> str:
-        """A line about who shares the prefix cache, for people."""
+        """A line for people: which tenants share the prefix cache."""
         if not self._indices:
             return "the prefix cache is shared by all: there are no API keys"
         if self._shared:

@@ -204,7 +204,7 @@ class AnthropicToolChoice(TypedObject):
         return self
 
     def requirements(self) -> CallRequirements:
-        """Which calls are wanted."""
+        """Which calls are required."""
         return CallRequirements(
             must=self.type in ("any", "tool"),
             only=None if self.name is None else frozenset([self.name]),

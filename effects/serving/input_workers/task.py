@@ -101,29 +101,29 @@ class WorkerModel(Renders):
 
 
 def prepare(
-    endpoint: Endpoint, data: bytes, grounds: ModelInfo, models: Models
+    endpoint: Endpoint, data: bytes, model_info: ModelInfo, models: Models
 ) -> Prepared:
     """Read a body and make its request. Raises ApiError, and the errors of
     `to_api_error`.
     """
-    inquiry = endpoint.read(data)
-    model = models.resolve(inquiry.model)
-    return Prepared(model=model, request=inquiry.generation(grounds))
+    parsed = endpoint.read(data)
+    model = models.resolve(parsed.model)
+    return Prepared(model=model, request=parsed.generation(model_info))
 
 
 def answer(
-    question: QueryEndpoint, data: bytes, grounds: ModelInfo, models: Models
+    query: QueryEndpoint, data: bytes, model_info: ModelInfo, models: Models
 ) -> str:
     """Read a question, and answer it in JSON. Raises as `prepare` does."""
-    asking = question.read(data)
-    models.resolve(asking.model)
-    return json.dumps(asking.answer(grounds))
+    parsed = query.read(data)
+    models.resolve(parsed.model)
+    return json.dumps(parsed.answer(model_info))
 
 
 def work(
-    target: Endpoint | QueryEndpoint, data: bytes, grounds: ModelInfo, models: Models
+    target: Endpoint | QueryEndpoint, data: bytes, model_info: ModelInfo, models: Models
 ) -> Prepared | str:
     """Prepare or answer a body."""
     if isinstance(target, Endpoint):
-        return prepare(target, data, grounds, models)
-    return answer(target, data, grounds, models)
+        return prepare(target, data, model_info, models)
+    return answer(target, data, model_info, models)

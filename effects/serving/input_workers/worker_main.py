@@ -57,7 +57,7 @@ class InputWorker:
     """Prepares bodies by a recipe."""
 
     def __init__(self, facts: ModelFacts) -> None:
-        self._grounds = WorkerModel(facts)
+        self._model_info = WorkerModel(facts)
         self._models = Models(facts.names, 0, facts.max_model_len)
         endpoints: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
         self._targets = {endpoint.path: endpoint for endpoint in endpoints}
@@ -66,9 +66,9 @@ class InputWorker:
         """The reply for a body; never raises."""
         target = self._targets[request.path]
         try:
-            result = work(target, request.data, self._grounds, self._models)
+            result = work(target, request.data, self._model_info, self._models)
             if isinstance(result, Prepared):
-                supported = self._grounds.facts.max_position_embeddings
+                supported = self._model_info.facts.max_position_embeddings
                 _check_lengths(result, self._models.max_model_len, supported)
         except MemoryError:
             return WorkerReply(

@@ -43,9 +43,9 @@ class _PendingBody:
 class _ThreadPreparer:
     """Prepares in a thread of this process, where there are no workers."""
 
-    def __init__(self, threads: Executor, grounds: ModelInfo, models: Models) -> None:
+    def __init__(self, threads: Executor, model_info: ModelInfo, models: Models) -> None:
         self._thread_preparer = threads
-        self._about = grounds, models
+        self._about = model_info, models
 
     async def prepare(self, body: _PendingBody) -> Prepared | str:
         """Prepare a body. Raises the errors of `work`."""
@@ -127,14 +127,14 @@ class _PreparerSlot:
 class WorkerPool:
     """Prepares bodies: in so many processes, or, with 0 `workers`, in `threads`.
 
-    It belongs to one event loop. `grounds` and `models` are for threads, the recipe for
-    processes; both describe the same model.
+    It belongs to one event loop. `model_info` and `models` are for threads, the recipe
+    for processes; both describe the same model.
     """
 
     def __init__(
         self,
         facts: ModelFacts,
-        grounds: ModelInfo,
+        model_info: ModelInfo,
         models: Models,
         threads: Executor,
         *,
@@ -142,7 +142,7 @@ class WorkerPool:
         limit: float = LIMIT,
     ) -> None:
         self._queue = Line[_PendingBody]()
-        self._thread_preparer = _ThreadPreparer(threads, grounds, models)
+        self._thread_preparer = _ThreadPreparer(threads, model_info, models)
         made = [_PreparerSlot(_ProcessPreparer(facts, limit)) for _ in range(workers)]
         self._slots = made or [_PreparerSlot(None), _PreparerSlot(None)]
         if len(self._slots) > 1:
@@ -169,11 +169,11 @@ class WorkerPool:
             raise TypeError(f"{endpoint.path} was answered like a question")
         return result
 
-    async def answer(self, question: QueryEndpoint, data: bytes, client: str) -> str:
+    async def answer(self, query: QueryEndpoint, data: bytes, client: str) -> str:
         """Answer a question in JSON, at its client's turn. Raises likewise."""
-        result = await self._run_body(question, data, client)
+        result = await self._run_body(query, data, client)
         if not isinstance(result, str):
-            raise TypeError(f"{question.path} was prepared like a request")
+            raise TypeError(f"{query.path} was prepared like a request")
         return result
 
     async def _run_body(

@@ -1,8 +1,8 @@
 """Records of requests: those in progress, and the last ones that ended.
 
-    begun ---> Record ---> over             by the task that answers
-                 ^  what its prompts took
-    Front.on_end +                          in the thread of the engine's messages
+    begin ---> AnswerRecord ---> finished   by the task that answers
+                  ^  figures of its prompts
+    Front.on_end -+                         in the thread of the engine's messages
 
 An answer is looked up by its own id, by the x-request-id that its client chose, or by the
 id of one of its parts in the engine, as journals have them; only with the key of the

@@ -17,7 +17,9 @@ from minfer.effects.serving.observability.records import AnswerRecords, JsonObje
 from minfer.effects.serving.wire.request_ids import LONGEST
 
 PATIENCE: Final = 1.0  # seconds that other fronts have to answer
-_UNREACHABLE: Final = "the server's other processes cannot be asked now; try again later"
+_UNREACHABLE: Final = (
+    "the server's other processes cannot be reached now; try again later"
+)
 _SILENT: Final = "the server's other processes did not answer in time; try again later"
 
 

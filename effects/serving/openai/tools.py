@@ -129,7 +129,7 @@ def check_tools(tools: Sequence[ChatTool], choice: ToolChoice | None) -> None:
 
 
 def call_requirements(choice: ToolChoice | None, *, several: bool) -> CallRequirements:
-    """Which calls are wanted; `several`, whether there may be more than one."""
+    """Which calls are required; `several`, whether there may be more than one."""
     match choice:
         case NamedTool():
             name = frozenset([choice.function.name])

@@ -19,7 +19,7 @@ from minfer.effects.serving.request_parsing.body_counts import BodyCounter
 
 LEAST_BODY: Final = 2**22  # bytes that are accepted for any model
 ID_BYTES: Final = 8  # of a token id in JSON, with its comma
-FREE_SHARE: Final = 8  # of the seats, one in so many is left free by any one request
+FREE_SHARE: Final = 8  # of the rows, one in so many is left free by any one request
 BODY_MEMORY: Final = 2**28  # bytes of bodies that are being received or prepared
 CLIENT_SHARE: Final = 2  # a client's share of these: one in so many
 UNCOUNTED: Final = 2**16  # bytes of a body that is too small to be counted

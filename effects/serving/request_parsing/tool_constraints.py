@@ -1,6 +1,6 @@
 """Required and strict tool calls: the constraint that an answer must match.
 
-    tools, which calls are wanted --> a grammar in the model's own format
+    tools, which calls are required --> a grammar in the model's own format
 
 Every protocol has its own fields for the tools (`OfferedTool`) and for the wanted calls
 (`CallRequirements`); errors name those. Where nothing has to be enforced, answers are
@@ -74,7 +74,7 @@ def check_names(names: Sequence[str]) -> None:
 
 @frozen(kw_only=True)
 class CallRequirements:
-    """Which calls are wanted."""
+    """Which calls are required."""
 
     must: bool = False  # at least one
     only: frozenset[str] | None = None  # of these tools; None: of all

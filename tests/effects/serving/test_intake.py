@@ -198,7 +198,7 @@ def test_who_leaves_takes_its_constraint_out_of_the_line(llm: AsyncLLM) -> None:
 
 def test_more_than_an_idle_server_can_take_is_said_so() -> None:
     with contextlib.closing(AsyncLLM(executor="dry", max_waiting=2)) as llm:
-        with pytest.raises(ApiError, match="line, which holds 2") as caught:
+        with pytest.raises(ApiError, match="waiting queue, which holds 2") as caught:
             taken(llm, Sent(body(n=3)))
         assert (caught.value.status, caught.value.param) == (400, "n")
         assert taken(llm, Sent(body(n=2))).request.params.n == 2

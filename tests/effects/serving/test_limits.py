@@ -51,7 +51,7 @@ def test_the_largest_body_holds_a_context_of_ids() -> None:
 def test_more_samples_than_an_idle_server_could_take() -> None:
     LIMITS.check_samples(request(64, 1))
     LIMITS.check_samples(request(1, 80))
-    with pytest.raises(ApiError, match="line, which holds 64") as caught:
+    with pytest.raises(ApiError, match="waiting queue, which holds 64") as caught:
         LIMITS.check_samples(request(65, 1))
     assert (caught.value.status, caught.value.param) == (400, "n")
     with pytest.raises(ApiError, match="81 prompts of 1 samples each"):

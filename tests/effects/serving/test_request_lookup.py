@@ -105,16 +105,16 @@ def test_a_client_that_leaves_ends_its_beam_search(slow: Serving) -> None:
     slow.idle()
 
 
-class AnswerRecords:
+class FixedRecords:
     """As a front's, with what it was asked."""
 
     def __init__(self, known: dict[str, Any] | None = None) -> None:
         self.known = known or {}
 
-    def told(self, name: str, owner: str) -> Any:
+    def find(self, name: str, owner: str) -> Any:
         return self.known.get(name) if owner == "Ann" else None
 
-    cancel = told
+    cancel = find
 
 
 def test_other_fronts_are_asked_for_what_is_not_known_here(
@@ -123,12 +123,12 @@ def test_other_fronts_are_asked_for_what_is_not_known_here(
     monkeypatch.setattr(lookup, "PATIENCE", 0.05)
     said: list[Any] = []
     inquirer = Inquirer()
-    here: Any = AnswerRecords({"a": {"id": "a"}})
+    here: Any = FixedRecords({"a": {"id": "a"}})
     found = RequestLookup(here)
     found.join(inquirer)
 
     async def ask() -> list[Any]:
-        with pytest.raises(ApiError, match="cannot be asked now"):
+        with pytest.raises(ApiError, match="cannot be reached now"):
             await found.find(Wanted("b", "Ann"))
         inquirer.connect(said.append)
         known = await found.find(Wanted("a", "Ann"))

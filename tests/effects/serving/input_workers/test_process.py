@@ -78,7 +78,7 @@ def test_it_does_not_outlive_its_server() -> None:
     code = f"""
 import asyncio, os
 from minfer.effects.serving.input_workers.process import Process
-from minfer.effects.serving.input_workers.task import Recipe
+from minfer.effects.serving.input_workers.task import ModelFacts
 async def whole():
     one = Process({RECIPE!r})
     await one.ready()
