@@ -39,7 +39,7 @@ def test_nothing_is_looked_for() -> None:
     assert not one.calls(0)
 
 
-def test_choices_are_apart() -> None:
+def test_choices_are_parsed_separately() -> None:
     one = parsed(Parsing(tools="hermes", names=("f",)))
     assert one.read(0, output("a <tool")) == [Content("a")]
     assert one.read(1, output("b")) == [Content("b")]
@@ -53,7 +53,7 @@ def test_choices_are_apart() -> None:
     assert one.read(1, output(" ", "stop")) == [Content(" ")]
 
 
-def test_the_first_call_alone_counts_where_they_are_not_parallel() -> None:
+def test_only_the_first_call_counts_if_they_are_not_parallel() -> None:
     one = parsed(Parsing(tools="hermes", names=("f",), parallel=False))
     said = ParsedAnswer.of(one.read(0, output(f"{CALLS}x", "stop")))
     assert [call.name for call in said.calls] == ["f"]

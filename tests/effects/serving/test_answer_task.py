@@ -82,7 +82,7 @@ def test_a_client_that_goes_away_while_its_prompts_are_prepared(folder: str) -> 
 
 
 @pytest.mark.long
-def test_who_was_cancelled_by_other_hands_is_told(folder: str) -> None:
+def test_a_request_cancelled_elsewhere_gets_an_error(folder: str) -> None:
     with serving(folder, **SLOW) as served:
         body = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True, "stream": True}
         url = f"{served.url}/v1/completions"
@@ -164,7 +164,7 @@ def test_an_answer_that_is_too_late_is_cut(folder: str, stream: bool) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_only_waited_until_its_time_was_over_gets_an_error(
+def test_a_request_that_only_waited_until_its_timeout_gets_an_error(
     folder: str, stream: bool
 ) -> None:
     service = {"bounds": ServerBounds(end_late=True)}
@@ -195,7 +195,7 @@ def test_an_engine_that_does_nothing_is_a_timeout(
 
 
 @pytest.mark.long
-def test_a_requests_own_deadline_ends_it_if_asked(folder: str) -> None:
+def test_a_requests_own_deadline_ends_it_if_enforced(folder: str) -> None:
     with limited(folder, end_late=True) as served:
         found = served.post("completions", **SLOWLY, deadline=0.2)
         assert found.json()["choices"][0]["finish_reason"] == "length"

@@ -61,7 +61,7 @@ FREE = Key("free", digest(b"sk-f"))
 
 
 @pytest.mark.long
-def test_a_key_says_who_asks_and_how_urgent_it_is(folder: str) -> None:
+def test_a_key_gives_client_name_and_priority(folder: str) -> None:
     bounds = ServerBounds(keys=Keys((TEAM, FREE)))
     with serving(folder, service={"bounds": bounds}, **{**SLOW, "step": 0}) as served:
         for key, user in (("sk-t", "somebody"), ("sk-f", "a user")):
@@ -76,6 +76,6 @@ def test_a_key_says_who_asks_and_how_urgent_it_is(folder: str) -> None:
     assert asked == [("team", -4), ("free", 7)]
 
 
-def test_who_has_no_key_is_known_by_its_address() -> None:
+def test_a_client_without_a_key_is_identified_by_its_address() -> None:
     assert caller_of({"client": ("10.0.0.7", 5)}) == Caller("10.0.0.7")
     assert caller_of({"client": None}) == caller_of({}) == Caller("")

@@ -268,7 +268,7 @@ def test_a_schema_that_is_too_long_is_refused(
     assert error["message"].endswith("of at most 2000; make it smaller")
 
 
-def test_what_nobody_has_to_keep_to_is_taken(bundled: Serving) -> None:
+def test_schemas_that_are_not_enforced_are_accepted(bundled: Serving) -> None:
     assert chat(bundled, tools=function(parameters=ODD), max_tokens=1)
 
 

@@ -123,7 +123,7 @@ def test_the_second_head_of_a_connection_has_as_much_time(port: int) -> None:
 
 
 @pytest.mark.long
-def test_the_rest_of_a_body_that_nobody_wants_may_not_drip(port: int) -> None:
+def test_the_unread_rest_of_a_body_has_a_time_limit(port: int) -> None:
     with link(port) as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
@@ -131,7 +131,7 @@ def test_the_rest_of_a_body_that_nobody_wants_may_not_drip(port: int) -> None:
 
 
 @pytest.mark.long
-def test_who_does_not_read_is_cut_off(port: int) -> None:
+def test_a_client_that_does_not_read_is_disconnected(port: int) -> None:
     ended.clear()
     with link(port) as sock:
         begun = time.monotonic()
@@ -143,7 +143,7 @@ def test_who_does_not_read_is_cut_off(port: int) -> None:
         assert len(answer(sock)) < len(LARGE)
 
 
-def test_who_reads_slowly_gets_all(port: int) -> None:
+def test_a_slow_reader_gets_everything(port: int) -> None:
     with link(port) as sock:
         sock.sendall(GET % b"large")
         count = 0
@@ -153,7 +153,7 @@ def test_who_reads_slowly_gets_all(port: int) -> None:
 
 
 @pytest.mark.long
-def test_who_comes_while_there_are_too_many_is_told() -> None:
+def test_connections_beyond_the_limit_get_503() -> None:
     with server(connections=2, header=5.0) as port:
         with link(port) as first, link(port), link(port) as third:
             told = answer(third)
@@ -172,7 +172,7 @@ def test_who_comes_while_there_are_too_many_is_told() -> None:
 
 
 @pytest.mark.long
-def test_health_is_told_however_many_wait() -> None:
+def test_health_is_answered_however_many_wait() -> None:
     upgrade = GET.replace(b"host", b"connection: upgrade\r\nupgrade: websocket\r\nhost")
     with server(connections=2, header=5.0) as port, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(link(port)) for _ in range(40)]

@@ -84,9 +84,7 @@ def test_while_a_model_is_loaded_health_says_so(served: Server) -> None:
 
 
 @pytest.mark.parametrize(("kills", "tokens"), [*long([(2, 150)]), *claimed([(20, 300)])])
-def test_engines_that_are_killed_cost_nobody_anything(
-    served: Server, kills: int, tokens: int
-) -> None:
+def test_killed_engines_lose_no_request(served: Server, kills: int, tokens: int) -> None:
     rng = Random(kills)
     load = Load(served.url, bodies(1, tokens))
     interrupted: list[Told] = []
@@ -168,7 +166,7 @@ KILLERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.claimed  # test_remote asks it of links in one process
 @pytest.mark.parametrize("kind", KILLERS)
-def test_a_request_that_kills_engines_is_told_so_and_costs_few(kind: str) -> None:
+def test_a_request_that_kills_engines_fails_after_few_deaths(kind: str) -> None:
     path, body = KILLERS[kind]
     more = {} if path == "embeddings" else {"max_tokens": 200, "ignore_eos": True}
     module = "tests.effects.serving.poisoned"
@@ -201,7 +199,7 @@ def test_a_request_that_kills_engines_is_told_so_and_costs_few(kind: str) -> Non
 
 
 @pytest.mark.claimed  # test_supervisor asks it of children that load nothing
-def test_an_engine_that_hangs_is_started_again_and_costs_nobody_anything() -> None:
+def test_a_hanging_engine_is_restarted_and_loses_no_request() -> None:
     limit = 1.0
     with server(FLOAT, f"--engine-timeout={limit}") as served:
         load = Load(served.url, bodies(1, 200))
@@ -247,7 +245,7 @@ def test_what_a_killed_server_leaves_behind_is_removed_with_the_next_start(
 
 
 @pytest.mark.long  # test_supervisor asks it of children that load nothing
-def test_nobody_is_cut_off_when_the_server_is_told_to_end(tmp_path: Path) -> None:
+def test_a_server_that_drains_cuts_off_no_request(tmp_path: Path) -> None:
     with server(FLOAT, f"--journal={tmp_path}") as served:
         load = Load(served.url, bodies(1, 300))
 

@@ -65,7 +65,7 @@ def test_what_comes_too_late_is_among_the_answers(one: Any) -> None:
     assert {"408", "504"} <= told.keys()
 
 
-def test_a_stream_is_not_said_to_be_of_strings() -> None:
+def test_a_stream_is_not_described_as_strings() -> None:
     paths = description()["paths"]
     streams = [one.path for one in ENDPOINTS if one.streams]
     assert streams
@@ -74,7 +74,7 @@ def test_a_stream_is_not_said_to_be_of_strings() -> None:
         assert content["text/event-stream"] == {}
 
 
-def test_what_is_said_of_fields() -> None:
+def test_descriptions_of_fields() -> None:
     made = description()["components"]["schemas"]
     chat = made["ChatBody"]
     assert chat["required"] == ["messages"]

@@ -13,7 +13,7 @@ from tests.effects.serving.wire import SLOW
 
 
 @pytest.mark.long
-def test_a_broken_engine_is_told_and_unhealthy(
+def test_a_broken_engine_is_reported_and_unhealthy(
     folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(folder, **SLOW) as served:

@@ -104,7 +104,9 @@ def taken(llm: AsyncLLM, sent: Sent, **bounds: Any) -> Any:
 
 
 @pytest.mark.parametrize("length", [1, LONG + 1])
-def test_who_asks_is_known_by_its_address_or_says_so(llm: AsyncLLM, length: int) -> None:
+def test_a_client_is_known_by_its_address_or_its_own_name(
+    llm: AsyncLLM, length: int
+) -> None:
     data = body(cache_salt="x" * length)
     assert taken(llm, Sent(data)).request.urgency.client == "10.0.0.7"
     told = taken(llm, Sent(body(user="me", priority=3))).request.urgency
@@ -138,7 +140,7 @@ def test_a_body_that_does_not_come_in_time(llm: AsyncLLM) -> None:
     assert caught.value.status == 408
 
 
-def test_who_leaves_while_its_body_is_prepared(llm: AsyncLLM) -> None:
+def test_a_disconnect_while_the_body_is_prepared(llm: AsyncLLM) -> None:
     sent = Sent(body(cache_salt="x" * LONG))
     sent.gone.set()
     with pytest.raises(ClientDisconnect):
@@ -162,7 +164,7 @@ def constrained(name: str) -> Sent:
     return Sent(body(structured_outputs={"regex": name}))
 
 
-def test_who_leaves_takes_its_constraint_out_of_the_line(llm: AsyncLLM) -> None:
+def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> None:
     slowly = Slowly()
     store = grammars.Grammars(lambda: slowly)
 
@@ -196,7 +198,7 @@ def test_who_leaves_takes_its_constraint_out_of_the_line(llm: AsyncLLM) -> None:
         asyncio.run(whole())
 
 
-def test_more_than_an_idle_server_can_take_is_said_so() -> None:
+def test_more_than_an_idle_server_can_take_is_refused() -> None:
     with contextlib.closing(AsyncLLM(executor="dry", max_waiting=2)) as llm:
         with pytest.raises(ApiError, match="waiting queue, which holds 2") as caught:
             taken(llm, Sent(body(n=3)))

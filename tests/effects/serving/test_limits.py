@@ -77,7 +77,7 @@ def asked(*lengths: int, wanted: int | None, by: str = "max_tokens") -> Generati
     )
 
 
-def test_more_output_than_fits_is_refused_where_it_was_asked_for() -> None:
+def test_more_output_than_fits_is_refused_by_its_field() -> None:
     LIMITS.check_length(asked(2000, wanted=48), "prompt")
     LIMITS.check_length(asked(2000, wanted=None), "prompt")
     LIMITS.check_length(
@@ -122,7 +122,7 @@ def test_each_endpoint_refuses_it_by_its_own_field(
     assert bundled.post(path, **body, **{field: fits}, **stop).status_code == 200
 
 
-def test_what_is_wrong_with_a_prompt_is_told_first(bundled: Serving) -> None:
+def test_errors_of_a_prompt_come_first(bundled: Serving) -> None:
     for prompt, code in (("", None), ("a " * 3000, "context_length_exceeded")):
         error = bundled.post("completions", prompt=prompt, max_tokens=9999).json()[
             "error"
@@ -133,14 +133,14 @@ def test_what_is_wrong_with_a_prompt_is_told_first(bundled: Serving) -> None:
 
 
 @pytest.mark.long
-def test_who_does_not_say_how_much_gets_what_fits(bundled: Serving) -> None:
+def test_without_max_tokens_a_request_gets_what_fits(bundled: Serving) -> None:
     prompt = [5] * 2045
     found = bundled.post("completions", prompt=prompt, ignore_eos=True).json()
     assert found["usage"]["completion_tokens"] == 3  # not the 16 of the default
     assert found["choices"][0]["finish_reason"] == "length"
 
 
-def test_anthropics_clients_are_told_in_the_words_that_they_know(
+def test_anthropics_clients_get_its_message(
     bundled: Serving,
 ) -> None:
     found = bundled.post("messages", **CHAT, max_tokens=2048)
@@ -179,7 +179,7 @@ def test_a_prompt_that_is_too_long_is_one_error_however_it_comes(
     assert "maximum context length is 2048 tokens" in error["message"]
 
 
-def test_a_prompt_of_any_length_is_told_alike_by_whoever_prepares_it(
+def test_too_long_prompts_have_equal_errors_in_thread_and_worker(
     bundled: Serving,
 ) -> None:
     for length in (2048, 3000, 9000):
@@ -200,7 +200,7 @@ def test_one_request_never_has_all_seats() -> None:
     assert evolve(LIMITS, max_running=1).window(1) == 1
 
 
-def test_bodies_are_held_by_client() -> None:
+def test_bodies_are_counted_by_client() -> None:
     holding = BodyMemory(most=4 * UNCOUNTED)
     size = 2 * UNCOUNTED
     with holding.reserve("a", size):

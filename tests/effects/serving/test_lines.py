@@ -70,7 +70,7 @@ def test_before_it_is_time_nothing_is_written(pipe: tuple[int, int]) -> None:
     lines.close()
 
 
-def test_lines_that_nobody_reads_are_dropped_and_counted(
+def test_unread_lines_are_dropped_and_counted(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = pipe
@@ -84,7 +84,7 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(
     assert os.read(reader, 99) == b"0\n1\n2\nminfer: 2 lines were dropped\n"
 
 
-def test_a_reader_that_has_gone_harms_nobody() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     lines = LineWriter(writer)

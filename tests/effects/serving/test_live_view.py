@@ -130,7 +130,7 @@ def test_viewers_of_other_processes_count_too(monkeypatch: pytest.MonkeyPatch) -
             assert fronts.viewers.total == 2
 
 
-def test_viewers_share_a_look_and_nobody_looking_costs_nothing(
+def test_viewers_share_a_snapshot_and_without_viewers_none_is_taken(
     served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live, looks = served.service.live, list[float]()

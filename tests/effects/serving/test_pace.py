@@ -17,7 +17,7 @@ def job(n: int) -> Any:
     return SimpleNamespace(request=SimpleNamespace(n=n))
 
 
-def test_the_line_moves_as_it_did() -> None:
+def test_the_estimate_follows_the_pace_of_the_queue() -> None:
     clock = Clock()
     pace = QueuePace(clock)
     assert pace.seconds(1000) == SOONEST  # nothing is known

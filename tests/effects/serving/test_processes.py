@@ -37,7 +37,7 @@ def served(fronts: int = 2) -> Processes:
     return made
 
 
-def test_all_are_started_and_ready_is_said_once() -> None:
+def test_all_are_started_and_ready_is_reported_once() -> None:
     made = Processes(2)
     assert made.begin() == [Start(ENGINE), Start(ONE), Start(TWO)]
     made = served()
@@ -48,7 +48,7 @@ def test_all_are_started_and_ready_is_said_once() -> None:
 
 
 @pytest.mark.parametrize("name", [ENGINE, ONE])
-def test_who_was_ready_and_ended_is_started_again_at_once(name: str) -> None:
+def test_a_ready_process_that_ended_is_restarted_at_once(name: str) -> None:
     made = served()
     for _ in range(3 * MOST_FAILURES):
         assert made.note_ended(name, 137) == [Start(name, FIRST_PAUSE)]
@@ -57,7 +57,7 @@ def test_who_was_ready_and_ended_is_started_again_at_once(name: str) -> None:
     assert made.phase == "watching"
 
 
-def test_who_fails_to_be_ready_again_and_again_is_given_up() -> None:
+def test_a_process_that_is_never_ready_is_given_up() -> None:
     made = served()
     made.note_ended(ENGINE, 137)
     for count in range(1, MOST_FAILURES):
@@ -86,7 +86,7 @@ def test_one_that_becomes_ready_between_has_not_failed_in_a_row() -> None:
 
 @pytest.mark.parametrize(("code", "told"), [(2, 2), (137, 137), (0, FAILED)])
 @pytest.mark.parametrize("name", [ENGINE, ONE])
-def test_a_server_that_cannot_begin_ends_with_the_code_of_who_failed(
+def test_a_server_that_cannot_begin_ends_with_the_failed_processs_code(
     name: str, code: int, told: int
 ) -> None:
     made = begun()
@@ -151,7 +151,7 @@ def test_an_engine_that_cannot_be_kept_up_is_given_up_while_fronts_drain() -> No
     assert made.note_ended(ENGINE, 1) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
 
 
-def test_who_does_not_hear_is_killed() -> None:
+def test_a_process_that_ignores_signals_is_killed() -> None:
     made = served()
     made.note_signal(interrupt=False)
     killed = made.note_timeout()
@@ -159,7 +159,7 @@ def test_who_does_not_hear_is_killed() -> None:
     assert made.phase == "stopping"
 
 
-def test_who_hangs_is_killed_unless_it_was_told_to_end() -> None:
+def test_a_hanging_process_is_killed_unless_it_is_stopping() -> None:
     made = served()
     assert made.note_hang(ENGINE) == [Signal(ENGINE, "kill")]
     assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE)]

@@ -95,7 +95,7 @@ def test_of_one_that_came_to_nothing(bundled: Serving) -> None:
     assert (found["state"], found["prompts"]) == ("refused", [])
 
 
-def test_of_one_that_nobody_knows(bundled: Serving) -> None:
+def test_an_unknown_request_has_no_record(bundled: Serving) -> None:
     found = bundled.get(f"/v1/requests/{'x' * 500}")
     assert found.status_code == 404
     error = found.json()["error"]
@@ -128,7 +128,7 @@ def test_the_oldest_are_forgotten(
     assert len(kept._finished) == len(kept._ids) == 2
 
 
-def test_of_many_prompts_the_first_are_told(
+def test_a_record_has_the_first_of_many_prompts(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "PARTS", 3)

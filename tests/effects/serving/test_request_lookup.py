@@ -51,7 +51,7 @@ def test_a_request_is_cancelled_by_its_id(slow: Serving) -> None:
     assert cancelled(slow, "nobody's").status_code == 404
 
 
-def test_an_answer_in_one_piece_ends_with_a_status_that_nobody_retries(
+def test_a_cancelled_whole_answer_has_a_status_that_is_not_retried(
     slow: Serving,
 ) -> None:
     found: list[httpx.Response] = []
@@ -117,7 +117,7 @@ class FixedRecords:
     cancel = find
 
 
-def test_other_fronts_are_asked_for_what_is_not_known_here(
+def test_other_fronts_are_queried_for_unknown_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lookup, "PATIENCE", 0.05)

@@ -143,7 +143,7 @@ def test_a_signal_ends_what_runs_politely(
         assert re.search(rf" ms id={name} key=key tokens=1\+\d+$", line)
 
 
-def test_an_occupied_port_is_told_before_anything_is_loaded(
+def test_an_occupied_port_is_reported_before_loading(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "AsyncLLM", None)  # loading would fail

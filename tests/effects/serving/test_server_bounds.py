@@ -18,7 +18,7 @@ def said(*arguments: str) -> ServerBounds:
     return read_bounds(options)
 
 
-def test_what_is_said_is_meant(tmp_path: Path) -> None:
+def test_options_become_bounds(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[[keys]]\nname = "a"\nkey = "b"\n')
     made = said(

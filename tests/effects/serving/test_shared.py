@@ -20,7 +20,7 @@ CONNECTIONS = 40
 MORE = 8  # than are let in
 
 
-def test_a_place_is_cleared_by_who_takes_it() -> None:
+def test_a_new_process_clears_its_place() -> None:
     count = SharedCount.of(3)
     first, second = count.at(0), count.at(1)
     first.set(4)
@@ -30,7 +30,7 @@ def test_a_place_is_cleared_by_who_takes_it() -> None:
     assert first.total == 4
 
 
-def test_what_fronts_count_is_counted_apart() -> None:
+def test_fronts_count_separately() -> None:
     shared = SharedCounts.of(2)
     shared.at(0).viewers.set(2)
     shared.at(1).connections.set(3)

@@ -159,7 +159,7 @@ def test_no_protocol_tells_a_tenant_what_another_has_sent(
 
 
 @pytest.mark.long
-def test_who_shares_all_may_not_reset_it_without_being_an_admin() -> None:
+def test_a_shared_cache_is_reset_only_by_an_admin() -> None:
     keys = Keys(KEYS.known, share_all=True)
     with serving(
         service={"bounds": ServerBounds(keys=keys)}, **SLOW | {"step": 0}

@@ -45,7 +45,7 @@ class Form(StrictObject):
         ("needed", None, "is missing"),
     ],
 )
-def test_a_flaw_is_told_in_plain_words(field: str, value: Any, words: str) -> None:
+def test_validation_errors_are_in_plain_words(field: str, value: Any, words: str) -> None:
     given = {"needed": 1, field: value}
     with pytest.raises(ApiError) as caught:
         read_body(Form, json.dumps(given).encode())

@@ -94,7 +94,9 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
         ),
     ],
 )
-def test_what_is_wanted(choice: dict[str, Any], requirements: CallRequirements) -> None:
+def test_call_requirements(
+    choice: dict[str, Any], requirements: CallRequirements
+) -> None:
     given = body(tools=[TOOL], tool_choice=choice).tool_choice
     assert given is not None
     assert given.requirements() == requirements

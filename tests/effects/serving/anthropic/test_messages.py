@@ -162,7 +162,7 @@ def test_a_field_that_makes_no_sense(
     assert words in str(error)
 
 
-def test_what_is_asked_for_reaches_the_engine(bundled: Serving) -> None:
+def test_requested_parameters_reach_the_engine(bundled: Serving) -> None:
     asked = body(
         temperature=0.5,
         top_p=0.25,

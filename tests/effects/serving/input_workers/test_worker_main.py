@@ -40,7 +40,7 @@ def test_it_needs_no_torch() -> None:
     assert not {"torch", "transformers", "safetensors"} & loaded_by(code)
 
 
-def test_what_is_wrong_is_told_in_an_errors_parts(worker: InputWorker) -> None:
+def test_a_refusal_has_the_parts_of_the_error(worker: InputWorker) -> None:
     error = asked(worker, prompt="x", temperature=-1).refusal
     assert error is not None
     assert (error.status, error.param) == (400, "temperature")
@@ -61,7 +61,7 @@ def test_a_prompt_that_is_too_long_does_not_travel(worker: InputWorker) -> None:
     ("error", "status", "last"),
     [(KeyError("secret"), 500, False), (MemoryError("secret"), 413, True)],
 )
-def test_what_goes_wrong_in_it_is_not_told(
+def test_an_internal_error_is_not_reported_to_the_client(
     worker: InputWorker,
     monkeypatch: pytest.MonkeyPatch,
     error: BaseException,

@@ -122,7 +122,7 @@ def test_a_worker_that_dies_takes_one_body_along(llm: AsyncLLM) -> None:
 
 
 @pytest.mark.long
-def test_who_leaves_takes_its_work_along(
+def test_a_disconnect_ends_the_work_on_its_body(
     llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GRACE", 0.05)
@@ -169,7 +169,7 @@ def test_one_worker_is_kept_for_small_bodies(llm: AsyncLLM) -> None:
 
 
 @pytest.mark.long
-def test_who_waits_when_it_closes_is_told(llm: AsyncLLM) -> None:
+def test_waiting_bodies_fail_when_the_pool_closes(llm: AsyncLLM) -> None:
     async def close(pool: WorkerPool) -> None:
         await pool.prepare(ENDPOINT, body(), "a")
         os.kill(pool.pids[0], signal.SIGSTOP)

@@ -24,7 +24,7 @@ def test_fragments_of_arguments_are_chunks() -> None:
     assert all(one.keys() == {"index", "function"} for one in calls[1:])
 
 
-def test_scores_come_with_what_is_new_even_if_it_is_held() -> None:
+def test_scores_come_with_new_tokens_even_if_text_is_withheld() -> None:
     writer = writer_of(chat(stream=True, logprobs=True), parsing=PARSING)
     texts = ["<think>", "a", "</think>b<tool", '_call>{"name": "add", "arguments": {"a"']
     payload = [

@@ -58,7 +58,7 @@ def test_a_body_that_makes_no_sense(fields: dict[str, Any], param: str) -> None:
     assert error.param == param
 
 
-def test_what_may_be_asked_for_is_what_the_engine_pools() -> None:
+def test_the_pooling_field_has_the_values_of_the_engine() -> None:
     assert get_args(EmbeddingBody.model_fields["pooling"].annotation) == POOLINGS
 
 

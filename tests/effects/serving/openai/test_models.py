@@ -24,7 +24,7 @@ def test_the_bundled_model_is_named_as_such(bundled: Serving) -> None:
     assert {card["bundled"] for card in cards} == {True}
 
 
-def test_the_first_name_is_meant_where_none_is_asked_for() -> None:
+def test_the_first_name_is_the_default() -> None:
     models = Models(("a", "b"), created=5, max_model_len=99)
     assert [models.resolve(name) for name in (None, "", "b")] == ["a", "a", "b"]
     for name in ("c", ""):

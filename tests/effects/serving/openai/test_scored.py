@@ -77,7 +77,7 @@ def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
 
 
 @pytest.mark.long
-def test_an_echo_is_told_of_as_its_output_is(client: OpenAI) -> None:
+def test_an_echo_is_scored_as_its_output(client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "bundled",
         "prompt": [TEXT, f"x = 1{END}y = 2\n"],
@@ -146,7 +146,7 @@ def test_offsets_are_of_the_text_which_special_tokens_are_not_in(
 
 
 @pytest.mark.long
-def test_a_prompt_is_told_of_as_vllm_does(client: OpenAI, tokenizer: Tokenizer) -> None:
+def test_prompt_logprobs_have_vllms_format(client: OpenAI, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT)
     more = {"prompt_logprobs": 2}
     completed: Any = client.completions.create(
@@ -182,7 +182,7 @@ def test_a_prompt_is_told_of_as_vllm_does(client: OpenAI, tokenizer: Tokenizer) 
 
 
 @pytest.mark.long
-def test_a_prompt_may_be_computed_for_the_cache_alone(client: OpenAI) -> None:
+def test_a_prompt_may_be_computed_only_for_the_cache(client: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "bundled", "prompt": COUNTED}
     asked["extra_body"] = {"cache_salt": "warmed"}
     asked["extra_body"]["timing"] = True

@@ -131,7 +131,7 @@ def refused(**fields: Any) -> ApiError:
         ({"guided_decoding_backend": "x"}, "guided_decoding_backend"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused_by_its_name(
+def test_unsupported_constraints_are_refused_by_name(
     fields: dict[str, Any], param: str
 ) -> None:
     assert refused(**fields).param == param
@@ -264,7 +264,7 @@ def test_long_bodies_are_compiled_as_well(bundled: Serving) -> None:
 
 
 @pytest.mark.long
-def test_a_grammar_that_cannot_go_on_is_told_to_its_client_alone(
+def test_a_stuck_grammar_fails_only_its_own_request(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of another constraint: a matcher that served others would be tried anew.

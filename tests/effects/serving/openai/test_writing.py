@@ -104,7 +104,7 @@ def test_chunks_of_a_conversation_to_the_byte() -> None:
 
 
 @pytest.mark.parametrize("body", [chat(stream=True), completion(stream=True)])
-def test_a_stream_of_which_nothing_more_is_asked_ends_at_once(
+def test_a_stream_without_usage_ends_at_once(
     body: ChatBody | CompletionBody,
 ) -> None:
     assert read(writer_of(body).end(served(1, 1, 0))) == ["[DONE]"]

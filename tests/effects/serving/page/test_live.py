@@ -41,9 +41,7 @@ def test_the_view_moves_and_listens_only_while_it_is_seen(
 
 
 @pytest.mark.long
-def test_a_server_that_stops_looking_well_is_told_of(
-    chromium: Browser, dry: Serving
-) -> None:
+def test_an_unhealthy_server_is_shown(chromium: Browser, dry: Serving) -> None:
     visit(chromium, dry, "live")
     chromium.wait("document.querySelector('#health').dataset.state === 'well'")
     dry.service.live._illness = lambda: "requests wait, and no step for 61 s"
@@ -105,7 +103,7 @@ def test_rates_and_percentiles_are_differences(chromium: Browser, dry: Serving) 
 
 
 @pytest.mark.long
-def test_a_window_is_as_long_as_somebody_has_listened(
+def test_a_window_is_as_long_as_the_view_listened(
     chromium: Browser, dry: Serving
 ) -> None:
     go(chromium, dry.url)

@@ -73,7 +73,7 @@ NO_SENSE: dict[str, tuple[Any, str | None, str]] = {
 
 
 @pytest.mark.parametrize(("said", "name", "words"), NO_SENSE.values(), ids=NO_SENSE)
-def test_what_makes_no_sense(said: Any, name: str | None, words: str) -> None:
+def test_invalid_messages(said: Any, name: str | None, words: str) -> None:
     message = open_message(json.dumps(said))
     assert message.name == name
     with pytest.raises(ApiError, match=words) as caught:

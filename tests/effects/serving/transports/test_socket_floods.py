@@ -279,7 +279,7 @@ def test_others_have_their_turn_between_two_messages() -> None:
 
 
 @pytest.mark.parametrize("progress", [0, 100])
-def test_who_reads_nothing_for_a_while_is_cut_off(progress: int) -> None:
+def test_a_client_that_reads_nothing_is_disconnected(progress: int) -> None:
     async def conversation() -> None:
         async with open_socket() as peer:
             peer.protocol.stop_keepalive()

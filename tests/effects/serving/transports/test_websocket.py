@@ -182,7 +182,7 @@ def test_one_is_cancelled_and_the_other_does_not_notice(
     assert slow.available() == 4000
 
 
-def test_who_leaves_is_cancelled(slow: Serving) -> None:
+def test_a_disconnect_cancels_the_request(slow: Serving) -> None:
     with socket(slow) as link:
         for name in ("a", "b"):
             ask(link, name, "completions", **ENDLESS)
@@ -223,7 +223,7 @@ def test_so_many_may_be_open(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.long
-def test_a_key_is_asked_for_and_pages_of_others_are_turned_away(folder: str) -> None:
+def test_a_key_is_required_and_foreign_pages_are_refused(folder: str) -> None:
     service = {"api_key": "secret", "max_body": 1000}
     with serving(
         folder, service=service, executor="oracle", num_gpu_blocks_override=4000
@@ -311,7 +311,7 @@ async def served_by(client: Client) -> AsyncIterator[None]:
     await asyncio.wait_for(task, 5)
 
 
-def test_a_slow_reader_is_waited_for_alone() -> None:
+def test_a_slow_reader_delays_no_other() -> None:
     async def conversation() -> None:
         slow, quick = Client(), Client()
         async with served_by(slow), served_by(quick):
@@ -327,7 +327,7 @@ def test_a_slow_reader_is_waited_for_alone() -> None:
     asyncio.run(conversation())
 
 
-def test_a_handler_that_breaks_harms_nobody_else() -> None:
+def test_a_handler_that_breaks_affects_no_other() -> None:
     async def conversation() -> None:
         client = Client()
         async with served_by(client):
@@ -341,7 +341,7 @@ def test_a_handler_that_breaks_harms_nobody_else() -> None:
     asyncio.run(conversation())
 
 
-def test_a_client_that_goes_while_it_is_told_something() -> None:
+def test_a_client_that_disconnects_during_a_write() -> None:
     async def conversation() -> None:
         client = Client()
         async with served_by(client):
