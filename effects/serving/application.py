@@ -17,7 +17,7 @@ import minfer
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.link.messages import Wanted
-from minfer.effects.serving.access.api_keys import Key, read_keys
+from minfer.effects.serving.access.api_keys import Key, Keys, read_keys
 from minfer.effects.serving.access.authentication import RequireKey, caller_of, key_name
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.addresses import (
@@ -97,16 +97,7 @@ class Application:
             lambda: state.closing,
             (shared or SharedCounts()).viewers,
         )
-        errors = (ApiError, HTTPException, Exception)
-        app = Starlette(
-            routes=self._routes(),
-            middleware=[Middleware(RequireKey, bounds.keys, refusal)],
-            exception_handlers=dict.fromkeys(
-                errors, lambda request, error: refusal(error, request.scope)
-            ),
-        )
-        # A redirect would send clients, and their keys, to whatever their own Host names.
-        app.router.redirect_slashes = False
+        app = self._with_routes(bounds.keys)
         self.app = RequestIds(NormalizeTarget(app, refusal))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,6 +108,20 @@ class Application:
         """End all answers; clients are notified that the server stops."""
         self.intake.close()
         self.state.close()
+
+    def _with_routes(self, keys: Keys) -> Starlette:
+        """The application that checks keys, routes requests and formats errors."""
+        errors = (ApiError, HTTPException, Exception)
+        app = Starlette(
+            routes=self._routes(),
+            middleware=[Middleware(RequireKey, keys, refusal)],
+            exception_handlers=dict.fromkeys(
+                errors, lambda request, error: refusal(error, request.scope)
+            ),
+        )
+        # A redirect would send clients, and their keys, to whatever their own Host names.
+        app.router.redirect_slashes = False
+        return app
 
     def _routes(self) -> list[BaseRoute]:
         serve = {

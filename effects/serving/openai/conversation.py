@@ -57,9 +57,8 @@ class ChatMessage(StrictObject):
             ],
         ),
     ]
-    content: Annotated[str | list[TextPart] | None, text_or_parts(TextPart, Few)] = (
-        None  # only beside calls or reasoning
-    )
+    # None only beside calls or reasoning.
+    content: Annotated[str | list[TextPart] | None, text_or_parts(TextPart, Few)] = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Few] | None = None
     tool_call_id: str | None = None  # of the call that a tool message answers
