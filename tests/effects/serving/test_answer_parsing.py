@@ -80,16 +80,16 @@ def test_how_an_answer_is_read() -> None:
 
     tokenizer = SimpleNamespace(decode=decode)
 
-    def asked(parsers: Parsers) -> Parsing | None:
+    def parsing_for(parsers: Parsers) -> Parsing | None:
         llm: Any = SimpleNamespace(tokenizer=tokenizer, parsers=parsers)
         return parsing_of(llm, [7] * 10_000, {"f": None}, parallel=False)
 
-    assert asked(Parsers(NONE, NONE)) is None
-    assert asked(Parsers("hermes", NONE)) == Parsing(
+    assert parsing_for(Parsers(NONE, NONE)) is None
+    assert parsing_for(Parsers("hermes", NONE)) == Parsing(
         tools="hermes", names=("f",), parallel=False
     )
     assert ends == []
-    made = asked(Parsers(NONE, "think"))
+    made = parsing_for(Parsers(NONE, "think"))
     assert made is not None
     assert made.opened
     assert len(ends[0]) < 100

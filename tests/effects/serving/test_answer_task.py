@@ -19,7 +19,7 @@ from minfer.effects.text.outputs import RequestOutput
 from minfer.runs.oracle import Oracle
 from tests.effects.crowd import compared
 from tests.effects.served import Serving, events, serving
-from tests.effects.serving.wire import SLOW, asking
+from tests.effects.serving.raw_requests import SLOW, asking
 
 
 @pytest.mark.long

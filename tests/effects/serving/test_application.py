@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from minfer.effects.live.errors import EngineDeadError
 from tests.effects.served import Serving, events
-from tests.effects.serving.wire import NEIGHBOUR, raw
+from tests.effects.serving.raw_requests import NEIGHBOUR, raw
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from minfer.effects.serving.access.authentication import Caller, caller_of
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.records.messages import Submit
 from tests.effects.served import serving
-from tests.effects.serving.wire import SLOW
+from tests.effects.serving.raw_requests import SLOW
 
 
 @pytest.mark.long

@@ -29,7 +29,7 @@ from minfer.effects.serving.wire.transport import Event, Failure
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.request import SamplingParams
-from tests.effects.serving.wire import asgi
+from tests.effects.serving.raw_requests import asgi
 
 # --- what would be a protocol's module --------------------------------------------------
 
@@ -103,13 +103,13 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Application]:
         yield Application(llm, ["dry"])
 
 
-def told(app: Application, said: Any) -> tuple[int, str]:
-    start, *parts = asyncio.run(asgi(app, TELEGRAM.path, json.dumps(said).encode()))
+def posted(app: Application, content: Any) -> tuple[int, str]:
+    start, *parts = asyncio.run(asgi(app, TELEGRAM.path, json.dumps(content).encode()))
     return start["status"], b"".join(part["body"] for part in parts).decode()
 
 
 def test_its_answer_is_its_own_over_a_transport_that_was_there(app: Application) -> None:
-    status, text = told(app, "hello")
+    status, text = posted(app, "hello")
     assert status == 200
     first, *words, last = text.removesuffix("\n\n").split("\n\n")
     assert first.startswith("event: begin\ndata: telegram-")
@@ -118,9 +118,9 @@ def test_its_answer_is_its_own_over_a_transport_that_was_there(app: Application)
 
 
 def test_its_failures_are_its_own(app: Application) -> None:
-    assert told(app, ["no string"]) == (400, "STOP None STOP")
-    assert told(app, "") == (400, "STOP the whole STOP")  # of the engine's, prepared
-    assert told(app, "long " * 10**4) == (400, "STOP the whole STOP")  # in a thread
+    assert posted(app, ["no string"]) == (400, "STOP None STOP")
+    assert posted(app, "") == (400, "STOP the whole STOP")  # of the engine's, prepared
+    assert posted(app, "long " * 10**4) == (400, "STOP the whole STOP")  # in a thread
 
 
 def test_rows_do_not_collide() -> None:

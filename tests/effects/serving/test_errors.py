@@ -17,7 +17,7 @@ from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError, to_api_error
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.records.request import ParameterError
 from tests.effects.served import serving
-from tests.effects.serving.wire import SLOW, asking
+from tests.effects.serving.raw_requests import SLOW, asking
 
 
 @pytest.mark.long

@@ -8,8 +8,8 @@ import pytest
 
 from minfer.effects.serving.errors import BROKEN
 from tests.effects.served import events, serving
+from tests.effects.serving.raw_requests import SLOW
 from tests.effects.serving.test_connections import until
-from tests.effects.serving.wire import SLOW
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ from minfer.effects.text.grammars import store as grammars
 from minfer.records.messages import Submit
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.served import Serving, events, serving
-from tests.effects.serving.wire import NEIGHBOUR, SLOW, raw
+from tests.effects.serving.raw_requests import NEIGHBOUR, SLOW, raw
 from tests.effects.text.grammars.one_by_one import OneByOne
 
 MODELS = Models(("m",), 0, 2048)
@@ -152,10 +152,10 @@ class Slowly(OneByOne):
 
     def __init__(self) -> None:
         self.go = threading.Event()
-        self.asked: list[str] = []
+        self.clients: list[str] = []
 
     def compile(self, asked: StructuredOutputs) -> Any:
-        self.asked.append(asked.text)
+        self.clients.append(asked.text)
         assert self.go.wait(60)
         return self
 
@@ -176,7 +176,7 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
         sent = [constrained(f"x{i}") for i in range(share + grammars.THREADS)]
         doing = [asyncio.ensure_future(intake.take(ENDPOINT, one)) for one in sent]
         async with asyncio.timeout(60):
-            while len(slowly.asked) < grammars.THREADS or not store.crowded("10.0.0.7"):
+            while len(slowly.clients) < grammars.THREADS or not store.crowded("10.0.0.7"):
                 await asyncio.sleep(0.001)
         with pytest.raises(OverloadedError, match="constraints wait"):
             await intake.take(ENDPOINT, constrained("one more"))
@@ -189,7 +189,7 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
         assert store.pending == grammars.THREADS + 1
         slowly.go.set()
         assert (await doing[-1]).request.prompts
-        assert sorted(slowly.asked) == ["other", "x0", "x1"]
+        assert sorted(slowly.clients) == ["other", "x0", "x1"]
         for left in doing[:-1]:
             assert isinstance(left.exception(), ClientDisconnect)
         intake.close()

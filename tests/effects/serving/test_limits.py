@@ -24,7 +24,7 @@ from minfer.effects.serving.request_parsing.limits import (
 )
 from minfer.records.request import SamplingParams
 from tests.effects.served import Serving
-from tests.effects.serving.wire import HEAD, exchange, raw
+from tests.effects.serving.raw_requests import HEAD, exchange, raw
 
 LIMITS = Limits(
     body=LEAST_BODY, context=2048, text=40_000, max_running=16, max_waiting=64
@@ -67,7 +67,9 @@ def test_beams_need_places_as_samples_do() -> None:
     assert caught.value.param == "best_of"
 
 
-def asked(*lengths: int, wanted: int | None, by: str = "max_tokens") -> GenerationRequest:
+def request_of(
+    *lengths: int, wanted: int | None, by: str = "max_tokens"
+) -> GenerationRequest:
     """A request with prompts of these lengths, for so many tokens of output."""
     return evolve(
         request(1, 1),
@@ -78,14 +80,15 @@ def asked(*lengths: int, wanted: int | None, by: str = "max_tokens") -> Generati
 
 
 def test_more_output_than_fits_is_refused_by_its_field() -> None:
-    LIMITS.check_length(asked(2000, wanted=48), "prompt")
-    LIMITS.check_length(asked(2000, wanted=None), "prompt")
+    LIMITS.check_length(request_of(2000, wanted=48), "prompt")
+    LIMITS.check_length(request_of(2000, wanted=None), "prompt")
+    # A default, which is cut.
+    LIMITS.check_length(request_of(2000, wanted=49, by=""), "prompt")
     LIMITS.check_length(
-        asked(2000, wanted=49, by=""), "prompt"
-    )  # a default, which is cut
-    LIMITS.check_length(asked(2048, wanted=1), "prompt")  # too long whatever is wanted
+        request_of(2048, wanted=1), "prompt"
+    )  # too long whatever is wanted
     with pytest.raises(ContextLengthError) as caught:
-        LIMITS.check_length(asked(2000, wanted=49, by="max_output_tokens"), "input")
+        LIMITS.check_length(request_of(2000, wanted=49, by="max_output_tokens"), "input")
     assert str(caught.value) == (
         "This model's maximum context length is 2048 tokens. However, you requested 2049 "
         "tokens (2000 in the input, 49 in the completion). Shorten the input, or lower "
@@ -93,7 +96,7 @@ def test_more_output_than_fits_is_refused_by_its_field() -> None:
     )
     assert (caught.value.status, caught.value.param) == (400, "max_output_tokens")
     with pytest.raises(ContextLengthError, match=r"\(2000 in the prompt\[1\], 49 in"):
-        LIMITS.check_length(asked(5, 2000, wanted=49), "prompt")
+        LIMITS.check_length(request_of(5, 2000, wanted=49), "prompt")
 
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}

@@ -21,8 +21,8 @@ from minfer.effects.serving.observability import request_lookup as lookup
 from minfer.effects.serving.observability.request_lookup import RequestLookup
 from tests.circles import claimed, long
 from tests.effects.served import Serving, events, serving
+from tests.effects.serving.raw_requests import NEIGHBOUR, SLOW
 from tests.effects.serving.test_server import process
-from tests.effects.serving.wire import NEIGHBOUR, SLOW
 
 BEAMS: dict[str, Any] = {"use_beam_search": True, "best_of": 3, "ignore_eos": True}
 
@@ -83,8 +83,8 @@ def test_a_beam_search_is_one_request(slow: Serving) -> None:
     thread.start()
 
     def running() -> bool:
-        told = slow.get("/v1/requests/search").json()
-        return told.get("state") == "running" and len(told["prompts"]) == 1
+        record = slow.get("/v1/requests/search").json()
+        return record.get("state") == "running" and len(record["prompts"]) == 1
 
     slow.until(running)
     slow.until(lambda: slow.llm.worker.driver.state.next_step > 4)
@@ -141,8 +141,8 @@ def test_other_fronts_are_queried_for_unknown_requests(
         return [known, await waiting, await found.find(Wanted("x" * 500))]
 
     assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None]
-    asked = [one.wanted for one in said]
-    assert asked == [Wanted("b", "Ann", True), Wanted("c", "Ann")]
+    queries = [one.wanted for one in said]
+    assert queries == [Wanted("b", "Ann", True), Wanted("c", "Ann")]
     assert not inquirer._open
     inquirer.asked(wire.Asked(1, 7, 2, Wanted("a", "Ann")))
     inquirer.asked(wire.Asked(1, 8, 2, Wanted("a", "Bob")))
@@ -158,7 +158,7 @@ def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -
             {"x-api-key": key} for key in ("first", "second", "third")
         )
 
-        def asked(key: dict[str, str], chosen: str) -> str:
+        def send(key: dict[str, str], chosen: str) -> str:
             headers = {**key, "x-request-id": chosen}
             body = {"prompt": "x", "max_tokens": 1}
             url = f"{served.url}/v1/completions"
@@ -170,9 +170,9 @@ def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -
             url = f"{served.url}/v1/requests/{name}"
             return served.http.request(method, url, headers=key).json().get("id")
 
-        hers, his = asked(first, "mine"), asked(second, "mine")
+        hers, his = send(first, "mine"), send(second, "mine")
         # One key's id is what another key's client has chosen.
-        theirs = asked(third, hers)
+        theirs = send(third, hers)
         for method in ("GET", "DELETE"):
             each = [found(key, "mine", method) for key in (first, second, third)]
             assert each == [hers, his, None]
@@ -192,7 +192,7 @@ def test_every_key_finds_its_own_though_all_choose_one_id(
         folder, service={"bounds": ServerBounds(keys=keys)}, **settings
     ) as served:
 
-        def told(key: str, method: str, path: str, **how: Any) -> Any:
+        def answer_of(key: str, method: str, path: str, **how: Any) -> Any:
             headers = {"x-api-key": key, "x-request-id": "same"}
             url = served.url + path
             answer = served.http.request(method, url, headers=headers, **how)
@@ -200,15 +200,17 @@ def test_every_key_finds_its_own_though_all_choose_one_id(
 
         body = {"prompt": "x", "max_tokens": 1}
         path = "/v1/completions"
-        names = {key: told(key, "POST", path, json=body) for key in every}
+        names = {key: answer_of(key, "POST", path, json=body) for key in every}
         # A key that asks for as many as are remembered takes nobody's away.
         for _ in range(count):
-            names["key-0"] = told("key-0", "POST", path, json=body)
+            names["key-0"] = answer_of("key-0", "POST", path, json=body)
         for method in ("GET", "DELETE"):
-            found = {key: told(key, method, "/v1/requests/same") for key in every}
+            found = {key: answer_of(key, method, "/v1/requests/same") for key in every}
             assert found == names
         others = {key: names[f"key-{count - 1 - i}"] for i, key in enumerate(every)}
-        each = [told(key, "GET", f"/v1/requests/{one}") for key, one in others.items()]
+        each = [
+            answer_of(key, "GET", f"/v1/requests/{one}") for key, one in others.items()
+        ]
         assert each == [None] * count
 
 
@@ -243,7 +245,7 @@ def test_a_running_request_is_cancelled_at_any_front_with_its_own_key(
             headers = {"x-api-key": key, "x-request-id": "same"}
             return httpx.stream(method, url + path, headers=headers, timeout=60, **how)
 
-        def told(method: str, key: str) -> Any:
+        def answer_of(method: str, key: str) -> Any:
             with request(method, "/v1/requests/same", key) as found:
                 return json.loads(found.read())
 
@@ -255,10 +257,10 @@ def test_a_running_request_is_cancelled_at_any_front_with_its_own_key(
             ids = {key: next(events(each))["id"] for key, each in lines.items()}
             for key, name in ids.items():
                 for _ in range(8):  # each on a connection of its own
-                    found = told("GET", key)
+                    found = answer_of("GET", key)
                     assert (found["id"], found["state"]) == (name, "running")
             for key, each in lines.items():
-                assert told("DELETE", key)["cancelled"] == 1
+                assert answer_of("DELETE", key)["cancelled"] == 1
                 last = [line for line in each if line][-1]
                 error = json.loads(last.removeprefix("data: "))["error"]
                 assert error["code"] == "cancelled"

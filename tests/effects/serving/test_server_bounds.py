@@ -10,7 +10,7 @@ from minfer.effects.serving.access.server_bounds import ServerBounds, read_bound
 from minfer.values.checks import ConfigError
 
 
-def said(*arguments: str) -> ServerBounds:
+def parse(*arguments: str) -> ServerBounds:
     parser = argparse.ArgumentParser()
     add_options(parser)
     options = parser.parse_args(arguments)
@@ -21,7 +21,7 @@ def said(*arguments: str) -> ServerBounds:
 def test_options_become_bounds(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[[keys]]\nname = "a"\nkey = "b"\n')
-    made = said(
+    made = parse(
         *("--api-key", "x", "--api-key", "y", "--api-keys-file", str(file)),
         *("--preparers", "3", "--body-timeout", "4", "--request-timeout", "5"),
         *("--enforce-deadlines", "--max-connections", "6", "--header-timeout", "7"),
@@ -33,7 +33,7 @@ def test_options_become_bounds(tmp_path: Path) -> None:
 
 
 def test_the_defaults() -> None:
-    made = said()
+    made = parse()
     assert made.keys.known == ()
     assert made.workers >= 1
     assert (made.body_timeout, made.request_timeout, made.end_late) == (60, None, False)
@@ -41,9 +41,9 @@ def test_the_defaults() -> None:
 
 
 def test_servers_with_one_secret_find_what_the_others_have_cached() -> None:
-    first, second = (said("--api-key", "x", "--cache-secret", "s") for _ in range(2))
-    third = said("--api-key", "y", "--cache-secret", "s")
-    others = [said("--api-key", "x"), said("--api-key", "x", "--cache-secret", "t")]
+    first, second = (parse("--api-key", "x", "--cache-secret", "s") for _ in range(2))
+    third = parse("--api-key", "y", "--cache-secret", "s")
+    others = [parse("--api-key", "x"), parse("--api-key", "x", "--cache-secret", "t")]
     salts = [
         made.tenants.salt(made.keys.known[0], b"")
         for made in (first, second, third, *others)
@@ -65,4 +65,4 @@ def test_servers_with_one_secret_find_what_the_others_have_cached() -> None:
 )
 def test_what_cannot_be_is_named(option: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{option} must be"):
-        said(option, value)
+        parse(option, value)

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.effects.served import serving
-from tests.effects.serving.wire import SLOW
+from tests.effects.serving.raw_requests import SLOW
 
 
 @pytest.mark.long

@@ -14,8 +14,8 @@ from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.access.tenants import Tenants
 from tests.effects.served import Serving, serving
+from tests.effects.serving.raw_requests import SLOW
 from tests.effects.serving.test_server import process
-from tests.effects.serving.wire import SLOW
 
 
 def key(name: str, **more: Any) -> Key:

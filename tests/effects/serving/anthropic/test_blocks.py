@@ -6,7 +6,7 @@ import pytest
 
 from minfer.effects.serving.anthropic.blocks import offered_tools, turns_of
 from minfer.effects.serving.request_parsing.tool_constraints import CallRequirements
-from tests.effects.serving.anthropic.asked import HI, body, refused
+from tests.effects.serving.anthropic.helpers import HI, body, refused
 
 USE = {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": [1, None]}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "5"}

@@ -6,7 +6,7 @@ import pytest
 
 from minfer.effects.serving.anthropic.blocks import MAX_ITEMS
 from minfer.effects.text.tools.formats import Parsers
-from tests.effects.serving.anthropic.asked import HI, body, refused
+from tests.effects.serving.anthropic.helpers import HI, body, refused
 
 
 class Listener:

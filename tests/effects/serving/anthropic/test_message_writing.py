@@ -13,7 +13,7 @@ from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.tools.formats import Parsing
 from minfer.records.request import SamplingParams
 from tests.effects.scripted import hermes
-from tests.effects.serving.openai.asked import delta, served
+from tests.effects.serving.openai.helpers import delta, served
 
 TEXT = "<think>So</think>Yes" + hermes(("add", {"a": 1}), ("now", {}))
 PARSING = Parsing(tools="hermes", reasoning="think", names=("add",))

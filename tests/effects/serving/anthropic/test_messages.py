@@ -16,8 +16,8 @@ from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.records.request import SamplingParams
 from tests.effects.served import Serving
-from tests.effects.serving.anthropic.asked import HI, body, refused
-from tests.effects.serving.openai.asked import served
+from tests.effects.serving.anthropic.helpers import HI, body, refused
+from tests.effects.serving.openai.helpers import served
 
 ASKED: dict[str, Any] = {
     "model": "bundled",

@@ -30,7 +30,7 @@ def worker() -> Iterator[InputWorker]:
         yield InputWorker(ModelFacts.of(llm, ("bundled",)))
 
 
-def asked(worker: InputWorker, **body: object) -> WorkerReply:
+def reply_to(worker: InputWorker, **body: object) -> WorkerReply:
     return worker.reply(WorkerRequest(path=PATH, data=json.dumps(body).encode()))
 
 
@@ -41,17 +41,17 @@ def test_it_needs_no_torch() -> None:
 
 
 def test_a_refusal_has_the_parts_of_the_error(worker: InputWorker) -> None:
-    error = asked(worker, prompt="x", temperature=-1).refusal
+    error = reply_to(worker, prompt="x", temperature=-1).refusal
     assert error is not None
     assert (error.status, error.param) == (400, "temperature")
-    error = asked(worker, prompt="a" * 10**6).refusal
+    error = reply_to(worker, prompt="a" * 10**6).refusal
     assert error is not None
     assert (error.code, error.param) == ("context_length_exceeded", "prompt")
 
 
 def test_a_prompt_that_is_too_long_does_not_travel(worker: InputWorker) -> None:
-    assert asked(worker, prompt=[5] * 2047).prepared is not None
-    error = asked(worker, prompt=[[5], [5] * 2048]).refusal
+    assert reply_to(worker, prompt=[5] * 2047).prepared is not None
+    error = reply_to(worker, prompt=[[5], [5] * 2048]).refusal
     assert error is not None
     assert error.code == "context_length_exceeded"
     assert "the prompt has 2048 tokens" in error.message
@@ -72,7 +72,7 @@ def test_an_internal_error_is_not_reported_to_the_client(
         raise error
 
     monkeypatch.setattr(module, "work", broken)
-    reply = asked(worker, prompt="x")
+    reply = reply_to(worker, prompt="x")
     assert reply.refusal is not None
     assert (reply.refusal.status, reply.last) == (status, last)
     assert "secret" not in reply.refusal.message

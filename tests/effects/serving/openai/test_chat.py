@@ -11,7 +11,7 @@ from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.fields import MAX_ITEMS
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import (
+from tests.effects.serving.openai.helpers import (
     GREEDY,
     HI,
     chat,

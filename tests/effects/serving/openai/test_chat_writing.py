@@ -2,7 +2,7 @@
 
 from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.tools.formats import Parsing
-from tests.effects.serving.openai.asked import chat, delta, read, served, writer_of
+from tests.effects.serving.openai.helpers import chat, delta, read, served, writer_of
 
 PARSING = Parsing(tools="hermes", reasoning="think", names=("add",))
 TEXT = '<think>So</think>Yes<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'

@@ -7,7 +7,7 @@ import pytest
 
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.conversation import have_tool_calls
-from tests.effects.serving.openai.asked import HI, chat, refused
+from tests.effects.serving.openai.helpers import HI, chat, refused
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}

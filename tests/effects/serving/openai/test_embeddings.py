@@ -18,7 +18,7 @@ from minfer.effects.serving.openai.embeddings import (
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.records.plan import POOLINGS
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import STAMP, delta, refused
+from tests.effects.serving.openai.helpers import STAMP, delta, refused
 
 
 def body(**fields: Any) -> EmbeddingBody:

@@ -10,7 +10,7 @@ from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.records.request import ParameterError
 from minfer.sampling.params import ADVISED, SamplingParams
-from tests.effects.serving.openai.asked import HI, chat, completion, refused
+from tests.effects.serving.openai.helpers import HI, chat, completion, refused
 
 
 def test_sampling_parameters_are_those_that_were_given() -> None:

@@ -10,7 +10,7 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import (
+from tests.effects.serving.openai.helpers import (
     chat,
     completion,
     delta,

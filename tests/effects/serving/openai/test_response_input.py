@@ -8,7 +8,7 @@ import pytest
 from minfer.effects.serving.openai.response_input import turns_of
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
-from tests.effects.serving.openai.asked import refused
+from tests.effects.serving.openai.helpers import refused
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "5"}

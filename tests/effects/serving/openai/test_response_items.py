@@ -15,7 +15,7 @@ from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.tools.formats import Parsing
 from minfer.records.request import SamplingParams
 from tests.effects.scripted import hermes
-from tests.effects.serving.openai.asked import delta, served
+from tests.effects.serving.openai.helpers import delta, served
 
 ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TEXT = "<think>So</think>Yes" + hermes(("f", {"a": 1}), ("g", {})) + "Done"

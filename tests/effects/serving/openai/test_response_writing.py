@@ -14,7 +14,7 @@ from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
 from minfer.records.request import SamplingParams
-from tests.effects.serving.openai.asked import delta, served
+from tests.effects.serving.openai.helpers import delta, served
 
 ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 

@@ -10,7 +10,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from minfer.effects.serving.openai.responses import ResponsesBody
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import refused
+from tests.effects.serving.openai.helpers import refused
 
 QUERY_ENDPOINT = "Write a Python function is_prime."
 ASKED: dict[str, Any] = {

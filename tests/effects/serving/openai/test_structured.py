@@ -12,7 +12,7 @@ from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.sampling.structured import MAX_CONSTRAINT, StructuredOutputs
 from tests.effects.live.stuck import stick_at_the_end
 from tests.effects.served import Serving, events
-from tests.effects.serving.openai.asked import HI, chat, completion
+from tests.effects.serving.openai.helpers import HI, chat, completion
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -28,7 +28,7 @@ TAGS = {
 }
 
 
-def asked(body: Any) -> Any:
+def payload(body: Any) -> Any:
     return body.sampling().get("structured_outputs")
 
 
@@ -66,7 +66,7 @@ def test_each_field_asks_for_the_same(
     fields: dict[str, Any], right: dict[str, Any] | None
 ) -> None:
     expected = None if right is None else StructuredOutputs(**right)
-    assert asked(chat(**fields)) == asked(completion(**fields)) == expected
+    assert payload(chat(**fields)) == payload(completion(**fields)) == expected
 
 
 def refused(**fields: Any) -> ApiError:
@@ -74,7 +74,7 @@ def refused(**fields: Any) -> ApiError:
     told = list[ApiError]()
     for make in (chat, completion):
         with pytest.raises(ApiError) as caught:
-            asked(make(**fields))
+            payload(make(**fields))
         told.append(caught.value)
     assert str(told[0]) == str(told[1])
     assert told[0].status == 400

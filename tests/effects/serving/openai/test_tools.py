@@ -8,7 +8,7 @@ import pytest
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.tools import call_requirements, offered_tools
 from minfer.effects.serving.request_parsing.tool_constraints import CallRequirements
-from tests.effects.serving.openai.asked import HI, chat, refused
+from tests.effects.serving.openai.helpers import HI, chat, refused
 
 SCHEMA = {"type": "object", "properties": {"a": {"default": None}}}
 ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.serving.openai.usage import timing_of, usage_of
-from tests.effects.serving.openai.asked import (
+from tests.effects.serving.openai.helpers import (
     chat,
     completion,
     read,

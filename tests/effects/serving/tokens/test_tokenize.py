@@ -7,7 +7,7 @@ import pytest
 
 from minfer.effects.serving.tokens.tokenize import TokenizeBody
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import HI, refused
+from tests.effects.serving.openai.helpers import HI, refused
 
 
 def ask(bundled: Serving, **body: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.wire.coding import PIECE, Decoder
 from tests.effects.served import Serving
+from tests.effects.serving.raw_requests import raw
 from tests.effects.serving.transports.test_post import come
-from tests.effects.serving.wire import raw
 
 BODY = b'{"prompt": "x", "max_tokens": 1}'
 _RAW = zlib.compressobj(wbits=-15)

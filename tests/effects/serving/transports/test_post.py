@@ -11,7 +11,7 @@ from minfer.effects.serving.wire import post
 from minfer.effects.serving.wire.post import Post
 from minfer.effects.serving.wire.transport import ignore_part
 from tests.effects.served import Serving, events
-from tests.effects.serving.wire import HEAD, NEIGHBOUR, exchange
+from tests.effects.serving.raw_requests import HEAD, NEIGHBOUR, exchange
 
 
 async def come(*parts: bytes, **headers: str) -> bytes:

@@ -151,7 +151,7 @@ class Peer:
             await asyncio.sleep(0)
         return data
 
-    def heard(self) -> list[Frame]:
+    def receive(self) -> list[Frame]:
         """The frames that came behind the handshake."""
         _, _, data = bytes(self.wire.sent).partition(b"\r\n\r\n")
         reader = ServerProtocol()
@@ -232,9 +232,9 @@ def test_nothing_more_is_read_while_answers_are_not(name: str) -> None:
             for _ in range(100):
                 rest = await peer.send(rest)
             assert not rest
-            while len(peer.heard()) < answers * count:
+            while len(peer.receive()) < answers * count:
                 await asyncio.sleep(0)
-            assert len(peer.heard()) == answers * count
+            assert len(peer.receive()) == answers * count
 
     asyncio.run(conversation())
 
@@ -251,7 +251,7 @@ def test_a_message_in_many_frames_is_kept_as_its_bytes() -> None:
             assert len(peer.protocol.frames) == 2
             assert sum(map(len, peer.protocol.frames)) == len(body)
             await peer.send(frame(Opcode.CONT))
-            assert json.loads(bytes(peer.heard()[0].data))["event"] == {"size": 2009}
+            assert json.loads(bytes(peer.receive()[0].data))["event"] == {"size": 2009}
 
     asyncio.run(conversation())
 
@@ -270,7 +270,7 @@ def test_others_have_their_turn_between_two_messages() -> None:
             ticking = asyncio.create_task(count())
             flood, _ = FLOODS["no request"]
             await peer.send(flood * 100)
-            while len(peer.heard()) < 100:
+            while len(peer.receive()) < 100:
                 await asyncio.sleep(0)
             ticking.cancel()
             assert turns >= 100
@@ -323,7 +323,7 @@ def test_a_message_that_does_not_end_is_refused(
             assert not peer.wire.is_closing()
             peer.clock.pass_(0.6 * stall)
             assert peer.wire.is_closing()
-            last = peer.heard()[-1]
+            last = peer.receive()[-1]
             assert last.opcode is Opcode.CLOSE
             assert bytes(last.data).startswith((1008).to_bytes(2, "big"))
 

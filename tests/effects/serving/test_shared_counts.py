@@ -14,7 +14,7 @@ import pytest
 
 from minfer.effects.serving.observability.live_view import MOST
 from minfer.effects.serving.wire.shared_counts import SharedCount, SharedCounts
-from tests.effects.serving.deaths import FRONTS, server
+from tests.effects.serving.process_deaths import FRONTS, server
 
 CONNECTIONS = 40
 MORE = 8  # than are let in
@@ -37,7 +37,7 @@ def test_fronts_count_separately() -> None:
     assert (shared.viewers.total, shared.connections.total) == (2, 3)
 
 
-def asked(url: str, key: str) -> int:
+def status_of(url: str, key: str) -> int:
     """The status of a request on a connection of its own."""
     head = {"authorization": f"Bearer {key}", "connection": "close"}
     body = {"prompt": [5], "max_tokens": 1}
@@ -58,7 +58,7 @@ def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
     path.write_text(json.dumps([{"name": "free", "key": "sk-f"}]))
     options = ("--dry-run", f"--api-keys-file={path}", "--access-log=json")
     with server(*options, f"--max-connections={CONNECTIONS}") as made:
-        assert [asked(made.url, "sk-f") for _ in range(24)] == [200] * 24
+        assert [status_of(made.url, "sk-f") for _ in range(24)] == [200] * 24
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(httpx.Client(timeout=20))
             head = {"authorization": "Bearer sk-f"}
@@ -75,7 +75,7 @@ def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
             before = [views() for _ in range(MOST)]
             assert 0 < before.count(200) < MOST, "those of the front that died are free"
         host, port = made.url.removeprefix("http://").split(":")
-        until(lambda: asked(made.url, "sk-f") == 200)
+        until(lambda: status_of(made.url, "sk-f") == 200)
         time.sleep(0.3)  # for what was closed to be noticed
         with contextlib.ExitStack() as stack:
             links = [

@@ -125,7 +125,7 @@ def bodies(count: int, tokens: int) -> list[dict[str, Any]]:
 
 
 @define(eq=False)
-class Told:
+class ClientAnswer:
     """An answer, as its client heard it."""
 
     text: dict[int, str] = field(factory=dict)  # by choice
@@ -153,7 +153,7 @@ class Told:
                 self.offsets.setdefault(index, []).extend(beside["text_offset"])
                 self.logprobs += beside["token_logprobs"]
 
-    def equals(self, other: "Told") -> bool:
+    def equals(self, other: "ClientAnswer") -> bool:
         """Whether a client would see no difference."""
         near = zip(self.logprobs, other.logprobs, strict=False)
         return (
@@ -205,21 +205,23 @@ async def events(
                 yield json.loads(line.removeprefix("data: "))
 
 
-async def ask(url: str, body: dict[str, Any], told: Told | None = None) -> Told:
-    """Ask, and hear all of the answer; `told` has what came so far."""
-    told = told or Told()
+async def ask(
+    url: str, body: dict[str, Any], answer: ClientAnswer | None = None
+) -> ClientAnswer:
+    """Ask, and hear all of the answer; `answer` has what came so far."""
+    answer = answer or ClientAnswer()
     async with httpx.AsyncClient(timeout=SOON) as client:
         try:
             async for event in events(client, url, body):
                 if event is None:
-                    told.done = True
+                    answer.done = True
                 else:
-                    told.take(event)
+                    answer.take(event)
         except BROKEN as error:
-            told.error = told.error or repr(error)
-    if not told.done and not told.error:
-        told.error = "it was cut"
-    return told
+            answer.error = answer.error or repr(error)
+    if not answer.done and not answer.error:
+        answer.error = "it was cut"
+    return answer
 
 
 @define(eq=False)
@@ -228,26 +230,28 @@ class Load:
 
     url: str
     bodies: Sequence[dict[str, Any]]
-    right: list[Told] = field(factory=list)
-    live: list[Told] = field(factory=list)  # answers that are under way
-    ended: list[tuple[int, Told]] = field(factory=list)  # which body, and its answer
+    right: list[ClientAnswer] = field(factory=list)
+    live: list[ClientAnswer] = field(factory=list)  # answers that are under way
+    ended: list[tuple[int, ClientAnswer]] = field(
+        factory=list
+    )  # which body, and its answer
     stopping: bool = False
 
     async def learn(self) -> None:
         """Ask for everything while nothing happens."""
         for body in self.bodies:
-            told = await ask(self.url, body)
-            assert told.done, told.error
-            self.right.append(told)
+            answer = await ask(self.url, body)
+            assert answer.done, answer.error
+            self.right.append(answer)
 
-    async def once(self, number: int) -> Told:
+    async def once(self, number: int) -> ClientAnswer:
         """Ask for one of the bodies."""
-        told = Told()
-        self.live.append(told)
-        await ask(self.url, self.bodies[number % len(self.bodies)], told)
-        self.live.remove(told)
-        self.ended.append((number % len(self.bodies), told))
-        return told
+        answer = ClientAnswer()
+        self.live.append(answer)
+        await ask(self.url, self.bodies[number % len(self.bodies)], answer)
+        self.live.remove(answer)
+        self.ended.append((number % len(self.bodies), answer))
+        return answer
 
     async def client(self, number: int, step: int) -> None:
         """Ask until the load ends."""
@@ -257,21 +261,23 @@ class Load:
 
     def lost(self) -> list[str]:
         """Why requests were not answered."""
-        return [told.error for _, told in self.ended if not told.done]
+        return [answer.error for _, answer in self.ended if not answer.done]
 
-    def different(self) -> list[tuple[dict[str, Any], Told]]:
+    def different(self) -> list[tuple[dict[str, Any], ClientAnswer]]:
         """What was answered otherwise than while nothing happened."""
-        done = [(which, told) for which, told in self.ended if told.done]
+        done = [(which, answer) for which, answer in self.ended if answer.done]
         return [
-            (self.bodies[which], told)
-            for which, told in done
-            if not told.equals(self.right[which])
+            (self.bodies[which], answer)
+            for which, answer in done
+            if not answer.equals(self.right[which])
         ]
 
     def flawed(self) -> list[tuple[dict[str, Any], str]]:
         """Which answers cannot be right, and why."""
-        done = [(self.bodies[which], told) for which, told in self.ended if told.done]
-        return [(body, why) for body, told in done if (why := told.flaw(body))]
+        done = [
+            (self.bodies[which], answer) for which, answer in self.ended if answer.done
+        ]
+        return [(body, why) for body, answer in done if (why := answer.flaw(body))]
 
     async def flows(self, since: float) -> None:
         """Wait until some stream goes on."""

@@ -18,13 +18,13 @@ import pytest
 
 from minfer.effects.live.journal.journal_files import read_journal
 from tests.circles import claimed, long
-from tests.effects.serving.deaths import (
+from tests.effects.serving.process_deaths import (
     ENGINE,
     FRONTS,
     SOON,
+    ClientAnswer,
     Load,
     Server,
-    Told,
     ask,
     bodies,
     server,
@@ -49,30 +49,30 @@ def served() -> Iterator[Server]:
         yield made
 
 
-def heard(*tokens: str, end: str = "length") -> Told:
+def answer_of(*tokens: str, end: str = "length") -> ClientAnswer:
     """The answer that has these tokens, in events of one each."""
-    told = Told()
+    answer = ClientAnswer()
     at = 0
     for number, token in enumerate(tokens):
         beside = {"tokens": [token], "text_offset": [at], "token_logprobs": [-1.0]}
         choice = {"index": 0, "text": token, "logprobs": beside}
         last = number == len(tokens) - 1
-        told.take({"choices": [{**choice, "finish_reason": end if last else None}]})
+        answer.take({"choices": [{**choice, "finish_reason": end if last else None}]})
         at += len(token)
-    return told
+    return answer
 
 
 def test_what_is_lost_or_comes_twice_is_seen_whichever_tokens_there_should_be() -> None:
     body = {"max_tokens": 3, "logprobs": 0}
-    assert not heard("a", "bc", "d").flaw(body)
-    assert heard("a", "bc").flaw(body) == "choice 0 has 2 tokens"
-    assert heard("a", "bc", "bc", "d").flaw(body) == "choice 0 has 4 tokens"
-    assert not heard("a", end="stop").flaw(body)
-    assert heard("a", "bc", "d").flaw({**body, "n": 2}) == "choices [0] ended"
-    shifted = heard("a", "bc", "d")
+    assert not answer_of("a", "bc", "d").flaw(body)
+    assert answer_of("a", "bc").flaw(body) == "choice 0 has 2 tokens"
+    assert answer_of("a", "bc", "bc", "d").flaw(body) == "choice 0 has 4 tokens"
+    assert not answer_of("a", end="stop").flaw(body)
+    assert answer_of("a", "bc", "d").flaw({**body, "n": 2}) == "choices [0] ended"
+    shifted = answer_of("a", "bc", "d")
     shifted.offsets[0][2] = 2
     assert "do not follow" in shifted.flaw(body)
-    cut = heard("a", "bc", "d")
+    cut = answer_of("a", "bc", "d")
     cut.text[0] = "ad"
     assert "the text 'ad' and the tokens" in cut.flaw(body)
 
@@ -87,7 +87,7 @@ def test_while_a_model_is_loaded_health_says_so(served: Server) -> None:
 def test_killed_engines_lose_no_request(served: Server, kills: int, tokens: int) -> None:
     rng = Random(kills)
     load = Load(served.url, bodies(1, tokens))
-    interrupted: list[Told] = []
+    interrupted: list[ClientAnswer] = []
 
     async def run() -> None:
         await served.until_ready()
@@ -108,8 +108,8 @@ def test_killed_engines_lose_no_request(served: Server, kills: int, tokens: int)
     assert load.lost() == []
     assert load.different() == []
     assert load.flawed() == []
-    ended = [told for _, told in load.ended]
-    resumed = [told for told in interrupted if told.times and told in ended]
+    ended = [answer for _, answer in load.ended]
+    resumed = [answer for answer in interrupted if answer.times and answer in ended]
     assert len(resumed) >= kills, "few streams ran when their engines died"
 
 
@@ -127,11 +127,11 @@ def test_a_front_that_is_killed_costs_the_other_one_nothing(served: Server) -> N
         await served.successor(FRONTS[0], before)
         await served.until_ready()
         again = await asyncio.gather(*[ask(served.url, load.bodies[0]) for _ in range(6)])
-        assert all(told.equals(load.right[0]) for told in again)
+        assert all(answer.equals(load.right[0]) for answer in again)
 
     asyncio.run(run())
     # Those of the front that died ended with it; all others are whole.
-    whole = [told for _, told in load.ended if told.done]
+    whole = [answer for _, answer in load.ended if answer.done]
     assert 0 < len(whole) < len(load.ended)
     assert load.different() == []
 
@@ -148,8 +148,8 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
             assert time.monotonic() < end, "nobody has noticed"
         assert (ready.status_code, served.get("/health").status_code) == (503, 200)
         assert ready.json()["status"]
-        told = await ask(served.url, bodies(1, 10)[0])
-        assert told.done
+        answer = await ask(served.url, bodies(1, 10)[0])
+        assert answer.done
         await served.successor(ENGINE, before)
         await served.until_ready()
 
@@ -169,7 +169,7 @@ KILLERS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_request_that_kills_engines_fails_after_few_deaths(kind: str) -> None:
     path, body = KILLERS[kind]
     more = {} if path == "embeddings" else {"max_tokens": 200, "ignore_eos": True}
-    module = "tests.effects.serving.poisoned"
+    module = "tests.effects.serving.dying_engine"
     with server(FLOAT, "--num-gpu-blocks-override=128", module=module) as served:
         load = Load(served.url, bodies(1, 150))
 

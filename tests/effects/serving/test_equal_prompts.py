@@ -15,7 +15,7 @@ from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.tokens.tokenize import TokenizeBody
 from minfer.effects.text.tools.formats import NONE
-from tests.effects.serving.test_taken_back import HI, Ground, tokenizer
+from tests.effects.serving.test_round_trips import HI, Ground, tokenizer
 from tests.effects.text.grammars.bundled import FOLDER
 
 EACH = "{% for p in m.content %}{{ p.text }}{% endfor %}"

@@ -1,5 +1,5 @@
-"""A server whose engine dies of some prompts: `python -m tests.effects.serving.poisoned`,
-and then what follows `minfer`. Prompts of the tokens 7, 7, N kill it after N steps.
+"""A server whose engine dies of some prompts. Prompts of the tokens 7, 7, N kill it after
+N steps. `python -m tests.effects.serving.dying_engine` takes the arguments of `minfer`.
 """
 
 import os

@@ -21,7 +21,7 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
     ParsedAnswer,
 )
 from minfer.effects.text.outputs import CompletionOutput
-from tests.effects.serving.test_taken_back import HI, Ground, tokenizer
+from tests.effects.serving.test_round_trips import HI, Ground, tokenizer
 from tests.effects.text.grammars.bundled import allowed, compiler
 
 SAYS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -45,7 +45,7 @@ def generation(
     return endpoint.read(json.dumps(asked).encode()).generation(ground)
 
 
-def said(request: GenerationRequest, text: str, *, stream: bool) -> ParsedAnswer:
+def parsed_text(request: GenerationRequest, text: str, *, stream: bool) -> ParsedAnswer:
     """What is told of an answer that comes character by character."""
     as_sent: Any = SimpleNamespace(parsing=request.parsing, stream=stream)
     parsed = AnswerParser(as_sent)
@@ -83,7 +83,7 @@ def test_an_answer_goes_on_where_the_prompt_ends(
         generation(MESSAGES, messages=messages, max_tokens=5),
         generation(MESSAGES, messages=parts, max_tokens=5),
     ):
-        assert said(asked, more, stream=stream) == found
+        assert parsed_text(asked, more, stream=stream) == found
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -97,7 +97,7 @@ def test_a_call_goes_on_where_the_prompt_ends(before: str, stream: bool) -> None
             tools=TOOLS,
             continue_final_message=True,
         )
-        one = said(asked, f"{CALL[at:]}\n</tool_call>Done.", stream=stream)
+        one = parsed_text(asked, f"{CALL[at:]}\n</tool_call>Done.", stream=stream)
         calls = [(call.name, call.arguments) for call in one.calls]
         assert calls == [("add", '{"a": 1}')]
         assert (one.content, one.reasoning) == ("Done.", "")
@@ -105,7 +105,7 @@ def test_a_call_goes_on_where_the_prompt_ends(before: str, stream: bool) -> None
 
 def test_what_a_user_says_opens_nothing() -> None:
     asked = generation(template=BODYLESS, messages=[{**HI, "content": "x <think>\n"}])
-    assert said(asked, "12", stream=True) == ParsedAnswer("12")
+    assert parsed_text(asked, "12", stream=True) == ParsedAnswer("12")
 
 
 # Fields, an answer that they take, and one that they do not.
@@ -164,7 +164,7 @@ def test_reasoning_is_free_and_the_answer_behind_it_is_bound(
         assert not takes(asked, thought + wrong)
         assert not takes(asked, "Hm {")
         assert asked.constraint_field.startswith(next(iter(fields)))
-        one = said(asked, thought + right, stream=True)
+        one = parsed_text(asked, thought + right, stream=True)
         assert (one.content.strip(), one.reasoning) == (right.strip(), "Hm {[ 5.")
         closed = generation(template=BODYLESS, more=more)
         assert not takes(closed, thought + right) or "structured_outputs" in fields
