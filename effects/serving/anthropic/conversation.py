@@ -82,7 +82,7 @@ class ConversationBody(StrictObject):
         return [] if none else self.tools or []
 
     @property
-    def begun(self) -> str:
+    def prefix(self) -> str:
         """The beginning of the answer: the last text of an assistant's last turn."""
         last = self.messages[-1]
         if last.role != "assistant":
@@ -105,10 +105,10 @@ class ConversationBody(StrictObject):
         elif any("tool_calls" in turn or turn["role"] == "tool" for turn in turns):
             check_template(llm.parsers, "messages")
         # After a call the answer is a turn of its own.
-        begun = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
+        continues = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
         return llm.render(
             turns,
             tools=[tool.to_json() for tool in self.offered] or None,
-            add_generation_prompt=not begun,
-            continue_final_message=begun,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
         )

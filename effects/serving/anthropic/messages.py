@@ -59,7 +59,7 @@ class MessagesBody(ConversationBody):
             else self.tool_choice.requirements()
         )
         parsing = parsing_of(
-            llm, ids, tools, parallel=requirements.several, begun=self.begun
+            llm, ids, tools, parallel=requirements.several, prefix=self.prefix
         )
         request = GenerationRequest(
             prompts=(Asked(None, ids),),

@@ -102,8 +102,8 @@ class ChatBody(GenerationBody):
         several = self.parallel_tool_calls
         offers = offered_tools(self.offered)
         tools = {one.name: one.parameters for one in offers}
-        begun = self.messages[-1].text if self.continue_final_message else ""
-        parsing = parsing_of(llm, ids, tools, parallel=several, begun=begun)
+        prefix = self.messages[-1].text if self.continue_final_message else ""
+        parsing = parsing_of(llm, ids, tools, parallel=several, prefix=prefix)
         # By default, an answer may take the rest of the context.
         given = {"max_tokens": None, **self.sampling()}
         params = llm.setup.default_sampling_params(**given)

@@ -264,7 +264,7 @@ class NamedFunction(TypedObject):
     kinds = ("function",)
     name: str
 
-    def named(self) -> NamedTool:
+    def to_chat(self) -> NamedTool:
         """The tool choice in the form of a chat."""
         return NamedTool(type="function", function=FunctionName(name=self.name))
 
@@ -276,9 +276,9 @@ class AllowedFunctions(TypedObject):
     mode: Mode
     tools: Annotated[list[NamedFunction], Few, Field(min_length=1)]
 
-    def named(self) -> AllowedTools:
+    def to_chat(self) -> AllowedTools:
         """The tool choice in the form of a chat."""
-        tools = [one.named() for one in self.tools]
+        tools = [one.to_chat() for one in self.tools]
         return AllowedTools(
             type="allowed_tools",
             allowed_tools=AllowedToolList(mode=self.mode, tools=tools),

@@ -54,7 +54,7 @@ def usage_of(served: PromptUsage) -> JsonObject:
     }
 
 
-class _ResponseFormat:
+class _ResponseBuilder:
     """The format of a response, at any time."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
@@ -93,7 +93,7 @@ class ResponseEvents:
     """Writes a stream."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
-        self._format = _ResponseFormat(stamp, request)
+        self._format = _ResponseBuilder(stamp, request)
         self._items = OutputItems(stamp.id.removeprefix("resp"))
         self._parser = AnswerParser(request)
         self._plain = request.parsing is None
@@ -135,7 +135,7 @@ class ResponseObject:
     """Writes a response as one object."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
-        self._format = _ResponseFormat(stamp, request)
+        self._format = _ResponseBuilder(stamp, request)
         self._items = OutputItems(stamp.id.removeprefix("resp"))
         self._parser = AnswerParser(request)
         self._status = _RUNNING

@@ -184,7 +184,7 @@ class ResponsesBody(StrictObject):
     @property
     def _choice(self) -> ToolChoice | None:
         choice = self.tool_choice
-        return choice if isinstance(choice, str | None) else choice.named()
+        return choice if isinstance(choice, str | None) else choice.to_chat()
 
     @property
     def offered(self) -> list[FunctionTool]:

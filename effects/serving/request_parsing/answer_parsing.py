@@ -33,21 +33,21 @@ def parsing_of(
     tools: Tools,
     *,
     parallel: bool = True,
-    begun: str = "",
+    prefix: str = "",
 ) -> Parsing | None:
     """How to parse an answer to a prompt with these tools, if the prompt ends with
-    `begun`, the beginning of the answer.
+    `prefix`, the beginning of the answer.
     """
     end = ""
-    if llm.tokenizer is not None and (begun or llm.parsers.reasoning != NONE):
-        end = end_of(llm, prompt, len(begun))
+    if llm.tokenizer is not None and (prefix or llm.parsers.reasoning != NONE):
+        end = end_of(llm, prompt, len(prefix))
         before, found, _ = (
-            end.rpartition(begun.strip()) if begun.strip() else ("", "", "")
+            end.rpartition(prefix.strip()) if prefix.strip() else ("", "", "")
         )
         # A template may have changed it: then the beginning is unknown.
-        begun = end[len(before) :] if found else ""
+        prefix = end[len(before) :] if found else ""
         end = before if found else end
-    return llm.parsers.parsing(tools, end, parallel=parallel, begun=begun)
+    return llm.parsers.parsing(tools, end, parallel=parallel, begun=prefix)
 
 
 def end_of(llm: ModelInfo, prompt: Sequence[int], more: int = 0) -> str:

@@ -70,12 +70,12 @@ GOES_ON = [
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(("begun", "more", "found"), GOES_ON)
+@pytest.mark.parametrize(("prefix", "more", "found"), GOES_ON)
 def test_an_answer_goes_on_where_the_prompt_ends(
-    begun: str, more: str, found: ParsedAnswer, stream: bool
+    prefix: str, more: str, found: ParsedAnswer, stream: bool
 ) -> None:
-    messages = [HI, {"role": "assistant", "content": begun}]
-    parts = [HI, {"role": "assistant", "content": [{"type": "text", "text": begun}]}]
+    messages = [HI, {"role": "assistant", "content": prefix}]
+    parts = [HI, {"role": "assistant", "content": [{"type": "text", "text": prefix}]}]
     how = {"continue_final_message": True, "add_generation_prompt": False}
     for asked in (
         generation(messages=messages, more=how),
@@ -91,9 +91,9 @@ def test_an_answer_goes_on_where_the_prompt_ends(
 def test_a_call_goes_on_where_the_prompt_ends(before: str, stream: bool) -> None:
     """Unless its arguments are whole there."""
     for at in range(len(CALL) - 1):
-        begun = f"{before}<tool_call>\n{CALL[:at]}"
+        prefix = f"{before}<tool_call>\n{CALL[:at]}"
         asked = generation(
-            messages=[HI, {"role": "assistant", "content": begun}],
+            messages=[HI, {"role": "assistant", "content": prefix}],
             tools=TOOLS,
             continue_final_message=True,
         )
@@ -181,8 +181,8 @@ def test_a_response_is_bound_behind_its_reasoning() -> None:
 def test_reasoning_that_was_begun_is_free_to_its_end() -> None:
     how = {"continue_final_message": True, "guided_choice": ["12"]}
     open_, closed = (
-        generation(messages=[HI, {"role": "assistant", "content": begun}], more=how)
-        for begun in ("<think>\n7 + 5 =", "<think>\n7 + 5 = 12</think>\n")
+        generation(messages=[HI, {"role": "assistant", "content": prefix}], more=how)
+        for prefix in ("<think>\n7 + 5 =", "<think>\n7 + 5 = 12</think>\n")
     )
     assert takes(open_, " 12\n</think>\n12")
     assert not takes(open_, "12")
