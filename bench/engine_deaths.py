@@ -23,7 +23,14 @@ import numpy
 from attrs import define, field
 
 from bench.results import run, show
-from tests.effects.serving.deaths import ENGINE, Load, Server, Told, bodies, server
+from tests.effects.serving.process_deaths import (
+    ENGINE,
+    ClientAnswer,
+    Load,
+    Server,
+    bodies,
+    server,
+)
 
 LONGEST = 1.0  # seconds at most from when streams go on to the next kill
 
@@ -33,14 +40,14 @@ class Death:
     """An engine that was killed, and the streams that it had."""
 
     time: float
-    streams: list[Told]
+    streams: list[ClientAnswer]
     born: float = 0.0  # when the next one's process was there
 
     def pauses(self) -> list[float]:
         """For each stream that went on: seconds from the kill to its next event."""
         found = []
-        for told in self.streams:
-            after = [moment for moment in told.times if moment > self.born]
+        for answer in self.streams:
+            after = [moment for moment in answer.times if moment > self.born]
             if after:
                 found.append(after[0] - self.time)
         return found
@@ -77,8 +84,13 @@ class Trial:
 
     def figures(self) -> dict[str, Any]:
         pauses = [pause for death in self.deaths for pause in death.pauses()]
-        hit = {id(told) for death in self.deaths for told in death.streams if told.times}
-        done = {id(told) for _, told in self.load.ended if told.done}
+        hit = {
+            id(answer)
+            for death in self.deaths
+            for answer in death.streams
+            if answer.times
+        }
+        done = {id(answer) for _, answer in self.load.ended if answer.done}
         high = float(numpy.percentile(pauses, 99)) if pauses else 0.0
         return {
             "requests": len(self.load.ended),
@@ -106,8 +118,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         asyncio.run(trial.run(args.kills, args.clients, args.seed))
         for why in trial.load.lost():
             print("lost:", why)
-        for body, told in trial.load.different() if exact else ():
-            print("different:", body, told.text)
+        for body, answer in trial.load.different() if exact else ():
+            print("different:", body, answer.text)
         for body, why in trial.load.flawed():
             print("flawed:", body, why)
     return {

@@ -283,6 +283,6 @@ def run(options: argparse.Namespace) -> int:
         fronts = server.fronts_by_cores()
     if fronts:
         return serve_in_processes(args, http, host, port, fronts, guarded)
-    (listener,) = server.bound(host, port)
+    (listener,) = server.listen_at(host, port)
     with listener:
         return server.serve_in_process(args, listener, http)

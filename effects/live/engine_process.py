@@ -20,6 +20,7 @@ from typing import Final
 import attrs
 
 from minfer.effects.execution.warming.start_progress import StartProgress
+from minfer.effects.execution.warming.start_progress import log as start_log
 from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host

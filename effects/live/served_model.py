@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Never, Self
 
 import attrs
 
-from minfer.effects.execution.warming.start_progress import Report, ignore_progress
+from minfer.effects.execution.warming.start_progress import (
+    Report,
+    ignore_progress,
+    logged,
+)
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks

@@ -11,8 +11,8 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.serving.description import PLAIN
-from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
+from minfer.effects.serving.description import BODYLESS
+from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.errors import ApiError
 
 ANTHROPIC: Final = "/v1/messages"  # the address of its endpoint, and of all below
@@ -25,21 +25,21 @@ _ALIKE: Final = 0.85  # how similar two paths are if one is a typo of the other
 _SHOWN: Final = "GET /openapi.json describes all endpoints"
 _KNOWN: Final = frozenset(
     {one.path for one in ENDPOINTS}
-    | {one.path for one in QUESTIONS}
-    | {one.path for one in PLAIN}
+    | {one.path for one in QUERY_ENDPOINTS}
+    | {one.path for one in BODYLESS}
 )
 _WHOLE: Final = sorted(path for path in _KNOWN if "{" not in path)
 
 
 @frozen
-class Meant:
+class Suggestion:
     """An address that exists, and why another was requested."""
 
     path: str
     rebased: bool  # the base URL was wrong; else there was a typo
 
 
-def meant(path: str) -> Meant | None:
+def suggest_address(path: str) -> Suggestion | None:
     """The address that an unknown one probably meant, if it can be derived."""
     if len(path) > _LONGEST:
         return None
@@ -48,9 +48,9 @@ def meant(path: str) -> Meant | None:
         for base in _BASES:
             likely = "/".join((base, *parts[i:]))
             if likely != path and _is_address(likely):
-                return Meant(likely, rebased=bool(i or base))
+                return Suggestion(likely, rebased=bool(i or base))
     near = get_close_matches(path, _WHOLE, 1, _ALIKE)
-    return Meant(near[0], rebased=False) if near else None
+    return Suggestion(near[0], rebased=False) if near else None
 
 
 def _is_address(path: str) -> bool:
@@ -61,7 +61,7 @@ def _is_address(path: str) -> bool:
 def wrong_address(method: str, path: str) -> ApiError:
     """The error for an unknown address."""
     why = f"there is nothing at {method} {path[:_LONGEST]}"
-    found = meant(path)
+    found = suggest_address(path)
     if found is None:
         return ApiError(f"{why}; {_SHOWN}", None, "not_found", NOT_FOUND)
     why = f"{why}; did you mean {found.path}?"

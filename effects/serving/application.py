@@ -17,43 +17,43 @@ import minfer
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.link.link_messages import RequestQuery
-from minfer.effects.serving.access.api_keys import Key, read_keys
+from minfer.effects.serving.access.api_keys import Key, Keys, read_keys
 from minfer.effects.serving.access.authentication import RequireKey, caller_of, key_name
-from minfer.effects.serving.access.bounds import Bounds
+from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.addresses import (
     NOT_ALLOWED,
     NOT_FOUND,
-    meant,
+    suggest_address,
     wrong_address,
     wrong_method,
 )
-from minfer.effects.serving.answer import Answer
+from minfer.effects.serving.answer_task import AnswerTask
 from minfer.effects.serving.anthropic import errors as anthropic_errors
 from minfer.effects.serving.anthropic import models as anthropic_models
 from minfer.effects.serving.anthropic.models import speaks_anthropic
-from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.description import description
-from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS, ROUTES
-from minfer.effects.serving.errors import ApiError, told_of
+from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS, ROUTES
+from minfer.effects.serving.errors import ApiError, to_api_error
 from minfer.effects.serving.intake import Intake
 from minfer.effects.serving.observability.health import Health
 from minfer.effects.serving.observability.live_view import LiveView
-from minfer.effects.serving.observability.lookup import Lookup
 from minfer.effects.serving.observability.metrics import Metrics
-from minfer.effects.serving.observability.records import KEPT, Records
+from minfer.effects.serving.observability.records import KEPT, AnswerRecords
+from minfer.effects.serving.observability.request_lookup import RequestLookup
 from minfer.effects.serving.observability.spans import begin
 from minfer.effects.serving.page.files import page_routes
 from minfer.effects.serving.page.icon import icon_route
-from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.request_parsing.limits import Limits
 from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire import error_form as openai_errors
 from minfer.effects.serving.wire.http import failure_response
 from minfer.effects.serving.wire.origins import foreign
 from minfer.effects.serving.wire.request_ids import LONGEST, RequestIds
-from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.serving.wire.request_targets import NormalizeTarget
+from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.stamp import new_stamp
-from minfer.effects.serving.wire.targets import Targets
 from minfer.effects.serving.wire.transport import Connection, Event, Failure
 from minfer.effects.serving.wire.websocket import socket_route
 from minfer.effects.setup.folders import bundled_folder
@@ -72,42 +72,33 @@ class Application:
         api_key: str = "",
         max_body: int | None = None,
         stall: float = 60.0,
-        bounds: Bounds | None = None,
-        shared: Shared | None = None,
+        bounds: ServerBounds | None = None,
+        shared: SharedCounts | None = None,
         parsers: Parsers | None = None,
     ) -> None:
         llm.set_parsers(parsers or Parsers())
-        bounds = bounds or Bounds(keys=read_keys([api_key], None))
+        bounds = bounds or ServerBounds(keys=read_keys([api_key], None))
         limits = Limits.of(llm, max_body)
-        self.backend = Backend(llm, limits, bounds)
+        self.state = ServerState(llm, limits, bounds)
         chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
         bundled = llm.setup.folder == bundled_folder()
         self.models = Models(names, int(time.time()), limits.context, chat, bundled)
-        self.intake = Intake(self.backend, self.models, limits, bounds)
+        self.intake = Intake(self.state, self.models, limits, bounds)
         self.metrics = Metrics(llm, names[0])
-        self.records = Records(llm)
-        self.lookup = Lookup(self.records)
-        self.health = Health(self.backend, stall)
+        self.records = AnswerRecords(llm)
+        self.lookup = RequestLookup(self.records)
+        self.health = Health(self.state, stall)
         self._tenants = bounds.tenants
-        backend, illness = self.backend, self.health.illness
+        state, illness = self.state, self.health.illness
         self.live = LiveView(
             llm.client,
             llm.setup.config,
             illness,
-            lambda: backend.closing,
-            (shared or Shared()).viewers,
+            lambda: state.closing,
+            (shared or SharedCounts()).viewers,
         )
-        errors = (ApiError, HTTPException, Exception)
-        app = Starlette(
-            routes=self._routes(),
-            middleware=[Middleware(RequireKey, bounds.keys, refusal)],
-            exception_handlers=dict.fromkeys(
-                errors, lambda request, error: refusal(error, request.scope)
-            ),
-        )
-        # A redirect would send clients, and their keys, to whatever their own Host names.
-        app.router.redirect_slashes = False
-        self.app = RequestIds(Targets(app, refusal))
+        app = self._with_routes(bounds.keys)
+        self.app = RequestIds(NormalizeTarget(app, refusal))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -116,17 +107,37 @@ class Application:
     def close(self) -> None:
         """End all answers; clients are notified that the server stops."""
         self.intake.close()
-        self.backend.close()
+        self.state.close()
+
+    def _with_routes(self, keys: Keys) -> Starlette:
+        """The application that checks keys, routes requests and formats errors."""
+        errors = (ApiError, HTTPException, Exception)
+        app = Starlette(
+            routes=self._routes(),
+            middleware=[Middleware(RequireKey, keys, refusal)],
+            exception_handlers=dict.fromkeys(
+                errors, lambda request, error: refusal(error, request.scope)
+            ),
+        )
+        # A redirect would send clients, and their keys, to whatever their own Host names.
+        app.router.redirect_slashes = False
+        return app
 
     def _routes(self) -> list[BaseRoute]:
-        serve = {one.name: partial(self._generate, one) for one in ENDPOINTS}
+        serve = {
+            endpoint.name: partial(self._generate, endpoint) for endpoint in ENDPOINTS
+        }
         return [
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
-            *(route(one.path, serve[one.name]) for one in ENDPOINTS for route in ROUTES),
             *(
-                route(one.path, partial(self._ask, one))
-                for one in QUESTIONS
+                route(endpoint.path, serve[endpoint.name])
+                for endpoint in ENDPOINTS
+                for route in ROUTES
+            ),
+            *(
+                route(endpoint.path, partial(self._answer_query, endpoint))
+                for endpoint in QUERY_ENDPOINTS
                 for route in ROUTES
             ),
             socket_route("/v1/stream", serve),
@@ -150,41 +161,41 @@ class Application:
         except ClientDisconnect:
             return  # the client has disconnected
         except Exception as error:
-            told = self.backend.told(error, endpoint.prompt_field, endpoint.path)
-            await connection.refuse(endpoint.failure(told))
+            failure = self.state.api_error(error, endpoint.prompt_field, endpoint.path)
+            await connection.refuse(endpoint.failure(failure))
             if span is not None:
-                span.refuse(endpoint, told.code or str(told.status))
+                span.refuse(endpoint, failure.code or str(failure.status))
             return
         stamp = new_stamp(endpoint.id_prefix, prepared.model)
         owner = key_name(connection.scope)
-        self.records.begin(stamp, endpoint.path, connection.chosen, owner)
+        self.records.begin(stamp, endpoint.path, connection.chosen_id, owner)
         request = prepared.request
         try:
-            answer = Answer(self.backend, endpoint, request, stamp, connection)
+            answer = AnswerTask(self.state, endpoint, request, stamp, connection)
             await answer.run()
         finally:
             self.records.close(stamp.id)
             if span is not None:
-                record = self.records.told(stamp.id, owner)
+                record = self.records.find(stamp.id, owner)
                 span.end(endpoint, stamp, request, record)
 
-    async def _ask(self, question: Question, connection: Connection) -> None:
+    async def _answer_query(self, query: QueryEndpoint, connection: Connection) -> None:
         """Read a question, and answer it."""
         try:
-            answer = await self.intake.ask(question, connection)
+            answer = await self.intake.answer_query(query, connection)
         except ClientDisconnect:
             return
         except Exception as error:
-            told = self.backend.told(error, question.prompt_field, question.path)
-            await connection.refuse(question.failure(told))
+            failure = self.state.api_error(error, query.prompt_field, query.path)
+            await connection.refuse(query.failure(failure))
             return
         transport = connection.transport(stream=False, name="")
         await transport.write([Event(answer)], last=True)
 
     async def _models(self, request: Request) -> Response:
         if speaks_anthropic(request.scope):
-            return JSONResponse(anthropic_models.listed(self.models))
-        return JSONResponse(self.models.listed())
+            return JSONResponse(anthropic_models.list_json(self.models))
+        return JSONResponse(self.models.list_json())
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -197,12 +208,12 @@ class Application:
         cancel = request.method == "DELETE"
         if cancel and foreign(request.scope):
             raise ApiError("a page of another address may not do this", status=403)
-        wanted = RequestQuery(name, key_name(request.scope), cancel)
-        told = await self.lookup.find(wanted)
-        if told is None:
+        query = RequestQuery(name, key_name(request.scope), cancel)
+        failure = await self.lookup.find(query)
+        if failure is None:
             why = f"nothing is known of a request {name[:LONGEST]!r}; the last {KEPT} are"
             raise ApiError(f"{why} remembered", "id", "request_not_found", 404)
-        return JSONResponse(told)
+        return JSONResponse(failure)
 
     # Not async, as below: an engine may be far away.
     def _reset(self, request: Request) -> Response:
@@ -213,9 +224,9 @@ class Application:
             self._reset_tenant(key)
             return JSONResponse({"success": True})
         try:
-            self.backend.llm.reset_prefix_cache()
+            self.state.llm.reset_prefix_cache()
         except EngineDeadError as error:
-            raise told_of(error) from None
+            raise to_api_error(error) from None
         return JSONResponse({"success": True})
 
     def _reset_tenant(self, key: Key) -> None:
@@ -248,30 +259,34 @@ class Application:
 def refusal(error: Exception, scope: Scope) -> Response:
     """The response for an error outside of an endpoint, in the client's protocol."""
     path = scope["path"]
-    told = told_of(error)
+    failure = to_api_error(error)
     headers = getattr(error, "headers", None) or {}
     if isinstance(error, HTTPException):  # of the routes: all else here has other errors
         if error.status_code == NOT_FOUND:
-            told = wrong_address(scope["method"], path)
+            failure = wrong_address(scope["method"], path)
         elif error.status_code == NOT_ALLOWED:
-            told = wrong_method(scope["method"], path, headers["Allow"])
-    response = failure_response(_spelled(scope)(told))
+            failure = wrong_method(scope["method"], path, headers["Allow"])
+    response = failure_response(_error_format(scope)(failure))
     response.headers.update(headers)
     return response
 
 
-def _spelled(scope: Scope) -> Callable[[ApiError], Failure]:
+def _error_format(scope: Scope) -> Callable[[ApiError], Failure]:
     """The function that formats errors for a client: of the endpoint at the path, of one
     above it, or of the one that was probably meant; Anthropic's, if a header of that
     protocol is there; or else OpenAI's.
     """
     path = scope["path"]
-    likely = meant(path)
-    asked = [path, likely.path] if likely is not None and likely.rebased else [path]
-    every: list[Endpoint | Question] = [*ENDPOINTS, *QUESTIONS]
-    for one in every:
-        if any(f"{each}/".startswith(f"{one.path}/") for each in asked):
-            return one.failure
+    suggestion = suggest_address(path)
+    paths = (
+        [path, suggestion.path]
+        if suggestion is not None and suggestion.rebased
+        else [path]
+    )
+    endpoints: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
+    for endpoint in endpoints:
+        if any(f"{path}/".startswith(f"{endpoint.path}/") for path in paths):
+            return endpoint.failure
     if speaks_anthropic(scope):
         return anthropic_errors.failure
     return openai_errors.failure

@@ -17,10 +17,10 @@ from pydantic_core.core_schema import ModelSchema
 
 import minfer
 from minfer.effects.serving.anthropic.errors import failure as anthropic_failure
-from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
-from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
+from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.request_parsing.bodies import ANYTHING, StrictObject
-from minfer.effects.serving.request_parsing.typed import TypedObject
+from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
 JsonObject = dict[str, Any]
 _REF: Final = "#/components/schemas/{model}"
@@ -32,7 +32,7 @@ _ABOUT: Final = (
 
 
 @frozen
-class Plain:
+class BodylessEndpoint:
     """An endpoint without a body."""
 
     method: str
@@ -40,33 +40,45 @@ class Plain:
     summary: str
 
 
-PLAIN: Final = (
-    Plain("get", "/v1/models", "The names under which the model is served."),
-    Plain("get", "/v1/models/{name}", "The model under one of its names."),
-    Plain(
+BODYLESS: Final = (
+    BodylessEndpoint("get", "/v1/models", "The names under which the model is served."),
+    BodylessEndpoint("get", "/v1/models/{name}", "The model under one of its names."),
+    BodylessEndpoint(
         "get", "/v1/requests/{name}", "What is known of a request, by its answer's id."
     ),
-    Plain("delete", "/v1/requests/{name}", "Cancel a request, by its answer's id."),
-    Plain(
+    BodylessEndpoint(
+        "delete", "/v1/requests/{name}", "Cancel a request, by its answer's id."
+    ),
+    BodylessEndpoint(
         "get", "/v1/stream", "A WebSocket on which many requests are answered at once."
     ),
-    Plain("post", "/reset_prefix_cache", "Find nothing any more of what is cached now."),
-    Plain("get", "/health", "200 only while steps make progress; needs no key."),
-    Plain("get", "/healthz", "The same as /health."),
-    Plain("get", "/ready", "200 only while new requests are taken; needs no key."),
-    Plain("get", "/metrics", "Metrics for Prometheus; needs no key."),
-    Plain("get", "/version", "The version of minfer."),
-    Plain(
+    BodylessEndpoint(
+        "post", "/reset_prefix_cache", "Find nothing any more of what is cached now."
+    ),
+    BodylessEndpoint(
+        "get", "/health", "200 only while steps make progress; needs no key."
+    ),
+    BodylessEndpoint("get", "/healthz", "The same as /health."),
+    BodylessEndpoint(
+        "get", "/ready", "200 only while new requests are taken; needs no key."
+    ),
+    BodylessEndpoint("get", "/metrics", "Metrics for Prometheus; needs no key."),
+    BodylessEndpoint("get", "/version", "The version of minfer."),
+    BodylessEndpoint(
         "get", "/live", "How the engine is: a stream of events, or one object if once=1."
     ),
-    Plain(
+    BodylessEndpoint(
         "get",
         "/",
         "A page with a prompt box and a live view of the engine; needs no key.",
     ),
-    Plain("get", "/page/{folder}/{name}", "What that page is made of; needs no key."),
-    Plain("get", "/favicon.ico", "The icon of these pages, as SVG; needs no key."),
-    Plain("get", "/openapi.json", "This description; needs no key."),
+    BodylessEndpoint(
+        "get", "/page/{folder}/{name}", "What that page is made of; needs no key."
+    ),
+    BodylessEndpoint(
+        "get", "/favicon.ico", "The icon of these pages, as SVG; needs no key."
+    ),
+    BodylessEndpoint("get", "/openapi.json", "This description; needs no key."),
 )
 _TEXT: Final[JsonObject] = {"type": "string"}
 _OPENAI_ERROR: Final[JsonObject] = {
@@ -103,7 +115,7 @@ _STATUSES: Final[Mapping[str, str]] = {
     "404": "There is no such model.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
-    "415": "The body is not said to be JSON.",
+    "415": "The Content-Type is not application/json.",
     "500": "Something failed here.",
     "503": "Too many requests wait, or the server stops.",
     "504": "The answer was not there in time.",
@@ -153,7 +165,7 @@ def _neutral(values: Sequence[Any]) -> JsonObject:
 @cache
 def description() -> JsonObject:
     """The whole description."""
-    every: list[Endpoint | Question] = [*ENDPOINTS, *QUESTIONS]
+    every: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
     bodies = [one.body for one in every if one.body is not None]
     _, made = models_json_schema(
         [(body, "validation") for body in bodies],
@@ -163,8 +175,8 @@ def description() -> JsonObject:
     paths: JsonObject = {}
     for one in every:
         paths[one.path] = {"post": _operation(one)}
-    for plain in PLAIN:
-        paths.setdefault(plain.path, {})[plain.method] = _plain(plain)
+    for plain in BODYLESS:
+        paths.setdefault(plain.path, {})[plain.method] = _bodyless_operation(plain)
     errors = {"Error": _OPENAI_ERROR, "AnthropicError": _ANTHROPIC_ERROR}
     key = {"type": "http", "scheme": "bearer"}
     other = {"type": "apiKey", "in": "header", "name": "x-api-key"}
@@ -184,7 +196,7 @@ def description() -> JsonObject:
     }
 
 
-def _operation(one: Endpoint | Question) -> JsonObject:
+def _operation(one: Endpoint | QueryEndpoint) -> JsonObject:
     """A POST with a body."""
     body = {"type": "object"} if one.body is None else _ref(one.body.__name__)
     answer: JsonObject = {"application/json": {"schema": {"type": "object"}}}
@@ -209,7 +221,7 @@ def _operation(one: Endpoint | Question) -> JsonObject:
     }
 
 
-def _failures(one: Endpoint | Question) -> JsonObject:
+def _failures(one: Endpoint | QueryEndpoint) -> JsonObject:
     shape = "AnthropicError" if one.failure is anthropic_failure else "Error"
     content = {"application/json": {"schema": _ref(shape)}}
     return {
@@ -218,7 +230,7 @@ def _failures(one: Endpoint | Question) -> JsonObject:
     }
 
 
-def _plain(one: Plain) -> JsonObject:
+def _bodyless_operation(one: BodylessEndpoint) -> JsonObject:
     """An operation without a body."""
     operation: JsonObject = {
         "summary": one.summary,

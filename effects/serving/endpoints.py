@@ -1,15 +1,15 @@
 """The tables of endpoints, and of the transports that reach each of them.
 
 A protocol is one more module with an `Endpoint` and a row here, a question one with a
-`Question`; a transport is one more module with a `RouteMaker` and a row. The WebSocket
-(`wire/websocket.py`) is no row: one path of its own reaches all endpoints.
+`QueryEndpoint`; a transport is one more module with a `RouteMaker` and a row. The
+WebSocket (`wire/websocket.py`) is no row: one path of its own reaches all endpoints.
 """
 
 from typing import Final
 
 from minfer.effects.serving.anthropic import count_tokens, messages
 from minfer.effects.serving.openai import chat, completions, embeddings, responses
-from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.tokens import detokenize, tokenize
 from minfer.effects.serving.wire.post import post_route
 from minfer.effects.serving.wire.transport import RouteMaker
@@ -21,9 +21,9 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     embeddings.ENDPOINT,
     messages.ENDPOINT,
 )
-QUESTIONS: Final[tuple[Question, ...]] = (
-    count_tokens.QUESTION,
-    tokenize.QUESTION,
-    detokenize.QUESTION,
+QUERY_ENDPOINTS: Final[tuple[QueryEndpoint, ...]] = (
+    count_tokens.QUERY_ENDPOINT,
+    tokenize.QUERY_ENDPOINT,
+    detokenize.QUERY_ENDPOINT,
 )
 ROUTES: Final[tuple[RouteMaker, ...]] = (post_route,)

@@ -54,61 +54,61 @@ class ApiError(Exception):
 TOO_LONG: Final = "context_length_exceeded"
 
 
-class NoRoomError(ApiError):
+class ContextLengthError(ApiError):
     """The context does not hold a prompt and as much output as the field `param`
     requests; in tokens.
     """
 
     def __init__(
-        self, prompt: int, wanted: int, context: int, place: str, param: str
+        self, prompt: int, requested: int, context: int, place: str, param: str
     ) -> None:
         # Programs search for the first two sentences, which are OpenAI's.
         why = (
             f"This model's maximum context length is {context} tokens. However, you "
-            f"requested {prompt + wanted} tokens ({prompt} in the {place}, {wanted} in "
-            f"the completion)."
+            f"requested {prompt + requested} tokens ({prompt} in the {place}, "
+            f"{requested} in the completion)."
         )
         remedy = f"Shorten the {place}, or lower {param} to {context - prompt}"
         super().__init__(f"{why} {remedy}", param, TOO_LONG)
         self.prompt = prompt
-        self.wanted = wanted
+        self.requested = requested
         self.context = context
 
 
 @frozen
-class _Told:
+class _ErrorClass:
     """The class of an error that clients may see."""
 
     code: str | None
     status: int
 
 
-_TOLD: Final[dict[type[Exception], _Told]] = {
-    RequestError: _Told(None, 400),
-    TooLongError: _Told(TOO_LONG, 400),
-    OverloadedError: _Told(OVERLOADED, 503),
-    EngineDeadError: _Told("engine_dead", 503),
-    DrainingError: _Told("engine_dead", 503),
-    ParameterError: _Told(None, 400),
-    ChatTemplateError: _Told(None, 400),
+_ERROR_CLASSES: Final[dict[type[Exception], _ErrorClass]] = {
+    RequestError: _ErrorClass(None, 400),
+    TooLongError: _ErrorClass(TOO_LONG, 400),
+    OverloadedError: _ErrorClass(OVERLOADED, 503),
+    EngineDeadError: _ErrorClass("engine_dead", 503),
+    DrainingError: _ErrorClass("engine_dead", 503),
+    ParameterError: _ErrorClass(None, 400),
+    ChatTemplateError: _ErrorClass(None, 400),
 }
 
 
 # Of engines that are dead; others contain exceptions, which are not for clients.
-_OWN_WORDS: Final = frozenset({SHUTTING_DOWN, CANCELLED})
+_PUBLIC_REASONS: Final = frozenset({SHUTTING_DOWN, CANCELLED})
 
 
-def told_of(error: Exception, prompt_field: str | None = None) -> ApiError:
+def to_api_error(error: Exception, prompt_field: str | None = None) -> ApiError:
     """The client's error for an error; `prompt_field` is the field with its prompt."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
         return ApiError(error.detail, status=error.status_code)
-    known = _TOLD.get(type(error))
+    known = _ERROR_CLASSES.get(type(error))
     if known is None:
         return ApiError("internal error", status=INTERNAL)
-    if type(error) is EngineDeadError and str(error) not in _OWN_WORDS:
+    if type(error) is EngineDeadError and str(error) not in _PUBLIC_REASONS:
         return ApiError(BROKEN, None, known.code, known.status)
-    named = getattr(error, "param", None) or prompt_field
-    param = named if known.status == 400 else None
+    param_name = getattr(error, "param", None) or prompt_field
+    param = param_name if known.status == 400 else None
     return ApiError(str(error), param, known.code, known.status)

@@ -1,15 +1,15 @@
 """The protocol of an endpoint: a body becomes one request, outputs become events.
 
-    bytes --read--> Inquiry --generation--> GenerationRequest --> engine
-    Event <----------- Writer.write, Writer.end <----- RequestOutput
+    bytes --read--> ParsedBody --generation--> GenerationRequest --> engine
+    Event <---- AnswerWriter.write, AnswerWriter.end <---- RequestOutput
 
 An endpoint is a module that has an `Endpoint`, and `endpoints.py` has a row for it. One
-that needs no generated tokens, such as counting a prompt's tokens, is a `Question`
+that needs no generated tokens, such as counting a prompt's tokens, is a `QueryEndpoint`
 instead: its body is answered at once, with one object. Reading has two steps: `read`
 checks fields, `generation` renders and tokenizes. Both may take a while for a long body,
-and then run in a process of their own (`preparing`), without an engine: a body is checked
-against `Grounds` only. Nothing here, and nothing in an endpoint's module, depends on how
-events reach a client.
+and then run in a process of their own (`input_workers`), without an engine: a body is
+checked against `ModelInfo` only. Nothing here, and nothing in an endpoint's module,
+depends on how events reach a client.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ class Include:
 
 
 @frozen(kw_only=True)
-class Pooled:
+class PoolingOptions:
     """A request for a vector of each prompt, instead of tokens."""
 
     how: str = LAST
@@ -57,13 +57,13 @@ class Pooled:
 
 
 @frozen
-class Part:
+class PartConstraint:
     """A constraint of a part of an answer, and the field it comes from. If the whole
     constraint cannot be compiled, errors of its parts explain why.
     """
 
     field: str
-    asked: StructuredOutputs
+    constraint: StructuredOutputs
 
 
 @frozen(kw_only=True)
@@ -75,12 +75,12 @@ class GenerationRequest:
     urgency: Urgency
     stream: bool
     include: Include
-    pooled: Pooled | None = None  # then nothing is generated
+    pooled: PoolingOptions | None = None  # then nothing is generated
     beams: BeamSearchParams | None = None  # then nothing is sampled
-    constrained_by: str = ""  # the field with the answer's constraint
-    parts: tuple[Part, ...] = ()  # of the answer's constraint
+    constraint_field: str = ""  # the field with the answer's constraint
+    parts: tuple[PartConstraint, ...] = ()  # of the answer's constraint
     parsing: Parsing | None = None  # what is parsed in each answer, if anything
-    wanted_by: str = ""  # the field with the number of tokens to write, if any
+    max_tokens_field: str = ""  # the field with the number of tokens to write, if any
 
     @property
     def width(self) -> int:
@@ -89,7 +89,7 @@ class GenerationRequest:
 
 
 @frozen
-class Served:
+class PromptUsage:
     """The tokens of one prompt, known once all its samples have ended."""
 
     prompt_tokens: int
@@ -97,12 +97,12 @@ class Served:
     metrics: RequestMetrics
 
     @classmethod
-    def of(cls, last: RequestOutput) -> "Served":
-        """The `Served` of a prompt's last output."""
+    def of(cls, last: RequestOutput) -> "PromptUsage":
+        """The `PromptUsage` of a prompt's last output."""
         return cls(len(last.prompt_token_ids), last.num_cached_tokens, last.metrics)
 
 
-class Vocabulary(Protocol):
+class SpecInfo(Protocol):
     """A model's spec, as far as prompts need it."""
 
     @property
@@ -114,7 +114,7 @@ class Vocabulary(Protocol):
         """Elements of a prompt's vector."""
 
 
-class Context(Protocol):
+class ConfigInfo(Protocol):
     """An engine's configuration, as far as prompts need it."""
 
     @property
@@ -122,22 +122,22 @@ class Context(Protocol):
         """Tokens of prompt and output."""
 
 
-class Sizes(Protocol):
+class SetupInfo(Protocol):
     """A model's setup, as far as prompts need it."""
 
     @property
-    def spec(self) -> Vocabulary:
+    def spec(self) -> SpecInfo:
         """The model's spec."""
 
     @property
-    def config(self) -> Context:
+    def config(self) -> ConfigInfo:
         """The engine's configuration."""
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """The model's defaults, changed by `overrides`. Raises ParameterError."""
 
 
-class Grounds(Protocol):
+class ModelInfo(Protocol):
     """The model that bodies are checked against: a `ServedModel`, or its likeness."""
 
     @property
@@ -145,7 +145,7 @@ class Grounds(Protocol):
         """The model's, if it has one."""
 
     @property
-    def setup(self) -> Sizes:
+    def setup(self) -> SetupInfo:
         """The model's sizes."""
 
     @property
@@ -164,7 +164,7 @@ class Grounds(Protocol):
         """Token ids of a conversation; see `ServedModel.render`."""
 
 
-class Inquiry(Protocol):
+class ParsedBody(Protocol):
     """A body with valid fields, not yet checked against a model."""
 
     @property
@@ -175,17 +175,17 @@ class Inquiry(Protocol):
     def stream(self) -> bool:
         """Whether the answer is a stream."""
 
-    def generation(self, llm: Grounds) -> GenerationRequest:
-        """The request to that model. Raises the errors of `told_of`."""
+    def generation(self, llm: ModelInfo) -> GenerationRequest:
+        """The request to that model. Raises the errors of `to_api_error`."""
 
 
-class Writer(Protocol):
+class AnswerWriter(Protocol):
     """Writes one answer; called in the order of the outputs."""
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """The events for the new output of a choice."""
 
-    def end(self, served: Sequence[Served]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The events after the last choice has ended; `served` is by prompt."""
 
 
@@ -200,29 +200,29 @@ class Endpoint:
     id_prefix: str  # of its answers' ids
     prompt_field: str  # that errors of a prompt are about
     streams: bool = True  # whether an answer can come in parts
-    read: Callable[[bytes], Inquiry]  # raises ApiError
-    writer: Callable[[Stamp, GenerationRequest, Tokenizer | None], Writer]
+    read: Callable[[bytes], ParsedBody]  # raises ApiError
+    writer: Callable[[Stamp, GenerationRequest, Tokenizer | None], AnswerWriter]
     failure: Callable[[ApiError], Failure]  # how the protocol spells an error
 
 
-class Asking(Protocol):
+class ParsedQuery(Protocol):
     """A body with a question to a model."""
 
     @property
     def model(self) -> str | None:
         """The name of the requested model; None: any."""
 
-    def answer(self, llm: Grounds) -> Mapping[str, object]:
-        """The answer. It may take a while. Raises errors of which `told_of` knows."""
+    def answer(self, llm: ModelInfo) -> Mapping[str, object]:
+        """The answer. It may take a while. Raises errors of `to_api_error`."""
 
 
 @frozen(kw_only=True)
-class Question:
+class QueryEndpoint:
     """One endpoint that answers without the engine."""
 
     path: str
     summary: str
     prompt_field: str  # that errors of a prompt are about
     body: type[BaseModel]
-    read: Callable[[bytes], Asking]  # raises ApiError
+    read: Callable[[bytes], ParsedQuery]  # raises ApiError
     failure: Callable[[ApiError], Failure]

@@ -16,7 +16,7 @@ from attrs import define, field
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.processes.server import bound
+from minfer.effects.serving.processes.server import listen_at
 from minfer.effects.serving.wire.connections import bounded
 from minfer.effects.serving.wire.websocket import SOCKETS
 from minfer.effects.text.grammars.lines import Lines
@@ -146,10 +146,10 @@ def serving(
     if step:
         llm.worker.driver.deferred.executor = Slow(llm.worker.driver.executor, step)
     app = Application(llm, names, **(service or {}))
-    (listener,) = bound("127.0.0.1", 0)
+    (listener,) = listen_at("127.0.0.1", 0)
     config = uvicorn.Config(
         app,
-        http=bounded(app.backend.bounds.patience),
+        http=bounded(app.state.bounds.patience),
         log_level="critical",
         lifespan="off",
         **SOCKETS,

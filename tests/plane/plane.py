@@ -210,7 +210,7 @@ class Plane:
             await asyncio.sleep(1.0)
 
     def stopping(self) -> bool:
-        return self.service.backend.closing or self.llm.errored or self.loop.died.done()
+        return self.service.state.closing or self.llm.errored or self.loop.died.done()
 
     async def hostile(self) -> None:
         """Clients of all kinds come, some at once, while everything goes wrong."""

@@ -13,7 +13,7 @@ from attrs import evolve
 from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.front import Front
 from minfer.effects.live.journal import journal_writer as journal
-from minfer.effects.serving.answer import Answer
+from minfer.effects.serving.answer_task import AnswerTask
 from minfer.effects.serving.observability import metrics
 from minfer.effects.text import output_processor
 
@@ -27,7 +27,7 @@ def _lost_end(finish: Any) -> Callable[..., Any]:
 
 def _lost_finish(flush: Any) -> Callable[..., Any]:
     """The engine does not hear of stop strings."""
-    return lambda job, *ended: flush(job, *ended)[:0]
+    return lambda job, *note_end: flush(job, *note_end)[:0]
 
 
 def _token_twice(feed: Any) -> Callable[..., Any]:
@@ -42,9 +42,9 @@ def _unwritten_turn(write: Any) -> Callable[..., Any]:
     return lambda writer, turn: None if turn.number % 40 == 13 else write(writer, turn)
 
 
-def _counted_twice(ended: Any) -> Callable[..., Any]:
+def _counted_twice(note_end: Any) -> Callable[..., Any]:
     """Requests count as two."""
-    return lambda counts, job: (ended(counts, job), ended(counts, job))
+    return lambda counts, job: (note_end(counts, job), note_end(counts, job))
 
 
 def _kept_job(hear: Any) -> Callable[..., Any]:
@@ -78,12 +78,12 @@ def _set_order(hear: Any) -> Callable[..., Any]:
     return planted
 
 
-def _ends_of_the_engine(ended: Any) -> Callable[..., Any]:
+def _ends_of_the_engine(note_end: Any) -> Callable[..., Any]:
     """Requests are counted as the engine saw them end, not as their clients did."""
 
     def planted(counts: metrics.Metrics, job: output_processor.OutputProcessor) -> None:
         ends = dict(counts.ends)
-        ended(counts, job)
+        note_end(counts, job)
         counts.ends = ends
         for one in job.samples:
             counts.ends[
@@ -96,7 +96,7 @@ def _ends_of_the_engine(ended: Any) -> Callable[..., Any]:
 def _overtaking(write: Any) -> Callable[..., Any]:
     """A part of an answer does not wait until a slow client has taken the one before."""
 
-    async def planted(answer: Answer, events: Any, *, last: bool) -> None:
+    async def planted(answer: AnswerTask, events: Any, *, last: bool) -> None:
         answer.writing = asyncio.Lock()
         await write(answer, events, last=last)
 
@@ -124,7 +124,7 @@ PLANTED: dict[str, tuple[Any, str, Change]] = {
     "counted twice": (metrics.Metrics, "ended", _counted_twice),
     "kept job": (Front, "hear", _kept_job),
     "ends of the engine": (metrics.Metrics, "ended", _ends_of_the_engine),
-    "overtaking": (Answer, "_write", _overtaking),
+    "overtaking": (AnswerTask, "_write", _overtaking),
     "set order": (Front, "hear", _set_order),
     "name again": (journal, "_fresh", _name_again),
 }

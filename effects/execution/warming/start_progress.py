@@ -28,5 +28,25 @@ class StartProgress:
 Report = Callable[[StartProgress], None]
 
 
+START: Final = "minfer.start"
+log: Final = logging.getLogger(START)
+
+
+def logged(report: Report) -> Report:
+    """The same, with the begin and the end of each stage logged."""
+    begun: dict[str, float] = {}  # stages, and when
+
+    def note(progress: StartProgress) -> None:
+        stage, now = progress.stage, time.monotonic()
+        if stage not in begun:
+            begun[stage] = now
+            log.info("%s", stage)
+        elif progress.done == progress.total:
+            log.info("%s: done in %.1f s", stage, now - begun[stage])
+        report(progress)
+
+    return note
+
+
 def ignore_progress(_: StartProgress) -> None:
     """Do nothing."""

@@ -15,7 +15,6 @@ from minfer.effects.execution.warming.start_progress import (
     StartProgress,
     ignore_progress,
 )
-from minfer.effects.execution.warming.progress import log as start_log
 from minfer.effects.live.engine.host_drafts import (
     HostDrafts,
     HostDraftSource,

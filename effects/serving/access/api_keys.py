@@ -61,36 +61,36 @@ class Keys:
     def owner(self, given: bytes) -> Key | None:
         """The owner of a key, in a time that does not reveal how much of it is right."""
         sent, found = digest(given), None
-        for one in self.known:
-            if hmac.compare_digest(sent, one.digest):
-                found = one
+        for key in self.known:
+            if hmac.compare_digest(sent, key.digest):
+                found = key
         return found
 
 
 def read_keys(plain: Iterable[str], path: Path | None) -> Keys:
     """The keys of the command line, and those of a file. Raises ConfigError."""
-    given = [one for one in plain if one]
+    given = [key for key in plain if key]
     many = len(given) > 1
     found = [
-        Key(f"key-{i}" if many else "key", digest(one.encode()), tenant=_COMMAND_LINE)
-        for i, one in enumerate(given, 1)
+        Key(f"key-{i}" if many else "key", digest(key.encode()), tenant=_COMMAND_LINE)
+        for i, key in enumerate(given, 1)
     ]
     share_all = False
     if path is not None:
-        read = _read(path)
-        entries = enumerate(_entries(read, path), 1)
-        found += [_key(one, f"{path}: key {i}") for i, one in entries]
+        read = _read_file(path)
+        entries = enumerate(_key_entries(read, path), 1)
+        found += [_read_key(key, f"{path}: key {i}") for i, key in entries]
         share_all = _shares_all(read, path)
     for what, values in (
-        ("names", [one.name for one in found]),
-        ("keys", [one.digest for one in found]),
+        ("names", [key.name for key in found]),
+        ("keys", [key.digest for key in found]),
     ):
         if len(set(values)) < len(values):
             raise ConfigError(f"{what} of API keys must differ; two are the same")
     return Keys(tuple(found), share_all)
 
 
-def _read(path: Path) -> Any:
+def _read_file(path: Path) -> Any:
     try:
         text = path.read_text("utf-8")
         if path.suffix == ".toml":
@@ -100,7 +100,7 @@ def _read(path: Path) -> Any:
         raise ConfigError(f"{path}: no API keys can be read: {error}") from None
 
 
-def _entries(read: Any, path: Path) -> list[Any]:
+def _key_entries(read: Any, path: Path) -> list[Any]:
     listed = read.get("keys") if isinstance(read, dict) else read
     if not isinstance(listed, list) or not listed:
         raise ConfigError(f"{path}: there must be a list of API keys, named keys")
@@ -122,7 +122,7 @@ def _shares_all(read: Any, path: Path) -> bool:
     return bool(share == "all")
 
 
-def _key(entry: Any, where: str) -> Key:
+def _read_key(entry: Any, where: str) -> Key:
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} must be a table with name and key")
     for name in _REMOVED:
@@ -132,7 +132,7 @@ def _key(entry: Any, where: str) -> Key:
     if odd := entry.keys() - _FIELDS:
         has = ", ".join(sorted(_FIELDS))
         raise ConfigError(f"{where} has no field {min(odd)!r}; it has {has}")
-    name, key = (_text(entry, field, where) for field in ("name", "key"))
+    name, key = (_text_field(entry, field, where) for field in ("name", "key"))
     admin = entry.get("admin", False)
     if not isinstance(admin, bool):
         raise ConfigError(f"{where}: admin must be true or false")
@@ -141,20 +141,22 @@ def _key(entry: Any, where: str) -> Key:
     return Key(
         name=name,
         digest=digest(key.encode()),
-        priority=_whole(entry, "priority", where, 1 - MAX_PRIORITY, MAX_PRIORITY - 1),
-        tenant=_text(entry, "tenant", where) if "tenant" in entry else name,
+        priority=_whole_number(
+            entry, "priority", where, 1 - MAX_PRIORITY, MAX_PRIORITY - 1
+        ),
+        tenant=_text_field(entry, "tenant", where) if "tenant" in entry else name,
         admin=admin,
     )
 
 
-def _text(entry: dict[str, Any], name: str, where: str) -> str:
+def _text_field(entry: dict[str, Any], name: str, where: str) -> str:
     value = entry.get(name)
     if not isinstance(value, str) or not value or not value.isprintable():
         raise ConfigError(f"{where}: {name} must be a text that is not empty")
     return value
 
 
-def _whole(
+def _whole_number(
     entry: dict[str, Any], name: str, where: str, low: int, high: int
 ) -> int | None:
     value = entry.get(name)

@@ -44,16 +44,16 @@ class Hosts:
         """Whether a request may have this as its Host."""
         if ANY in self.names:
             return True
-        found = _HEADER.fullmatch(header.strip())
-        name = "" if found is None else _plain(found[1])
+        match = _HEADER.fullmatch(header.strip())
+        name = "" if match is None else _normalize(match[1])
         return _is_local(name) or name in self.names
 
 
-def hosts_of(options: argparse.Namespace, *, has_keys: bool) -> Hosts | None:
+def read_hosts(options: argparse.Namespace, *, has_keys: bool) -> Hosts | None:
     """The allowed hosts, by the command line; None: any. Raises ConfigError."""
-    names = tuple(_plain(one) for one in options.allowed_host)
+    names = tuple(_normalize(one) for one in options.allowed_host)
     for given, name in zip(options.allowed_host, names, strict=True):
-        if name != ANY and not _NAME.fullmatch(name) and _address(name) is None:
+        if name != ANY and not _NAME.fullmatch(name) and _parse_address(name) is None:
             why = "a host name or address without scheme, port or path, or *"
             raise ConfigError(f"--allowed-host must be {why}, not {given!r}")
     needed = not has_keys and _binds_loopback(options.host)
@@ -76,36 +76,36 @@ class CheckHost:
         if header is not None and scope["path"] not in LIVE:
             host = header.decode("latin-1")
             if not self._hosts.allows(host):
-                await self._refuse(_wrong(host), scope)(scope, receive, send)
+                await self._refuse(_wrong_host(host), scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _wrong(host: str) -> ApiError:
-    found = _HEADER.fullmatch(host)
-    name = host if found is None else found[1]
+def _wrong_host(host: str) -> ApiError:
+    match = _HEADER.fullmatch(host)
+    name = host if match is None else match[1]
     why = f"this server does not go by the name {name[:256]!r} (the header Host)"
     remedy = f"if it should, start it with --allowed-host {name[:256]}"
     return ApiError(f"{why}; {remedy}", None, "host_not_allowed", 403)
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     """A name in the form for comparison; of an address, its usual form."""
     text = name.lower().removesuffix(".")
-    address = _address(text.removeprefix("[").removesuffix("]"))
+    address = _parse_address(text.removeprefix("[").removesuffix("]"))
     return text if address is None else str(address)
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        found = ipaddress.ip_address(text)
+        match = ipaddress.ip_address(text)
     except ValueError:
         return None
-    return getattr(found, "ipv4_mapped", None) or found
+    return getattr(match, "ipv4_mapped", None) or match
 
 
 def _is_local(name: str) -> bool:
-    address = _address(name)
+    address = _parse_address(name)
     if address is not None:
         return address.is_loopback
     return name == _LOCAL or name.endswith(f".{_LOCAL}")
@@ -117,5 +117,5 @@ def _binds_loopback(host: str) -> bool:
         first = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError, IndexError):
         return False  # the server cannot listen there, which is reported later
-    address = _address(str(first[4][0]))
+    address = _parse_address(str(first[4][0]))
     return address is not None and address.is_loopback

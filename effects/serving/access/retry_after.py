@@ -16,21 +16,23 @@ LATEST: Final = 60  # seconds
 
 
 @frozen
-class _End:
+class _EndedRequest:
     time: float  # seconds
     samples: int
 
 
 @frozen
-class Pace:
-    """The last samples that ended, and when. `ended` may be called in any thread."""
+class QueuePace:
+    """The last samples that ended, and when. `note_end` may be called in any thread."""
 
     clock: Callable[[], float]  # seconds
-    _ends: deque[_End] = field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
+    _ends: deque[_EndedRequest] = field(
+        factory=lambda: deque(maxlen=REMEMBERED), init=False
+    )
 
-    def ended(self, job: OutputProcessor) -> None:
+    def note_end(self, job: OutputProcessor) -> None:
         """Note the end of a request."""
-        self._ends.append(_End(self.clock(), job.request.n))
+        self._ends.append(_EndedRequest(self.clock(), job.request.n))
 
     def seconds(self, samples: int) -> int:
         """The estimated time until so many samples have ended, in seconds, bounded."""

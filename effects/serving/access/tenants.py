@@ -31,36 +31,38 @@ class Tenants:
         self._secret = hashlib.sha256(data).digest()
         self._random = not secret
         names = sorted({key.tenant for key in keys.known})
-        self._places = {name: at for at, name in enumerate(names)}
+        self._indices = {name: at for at, name in enumerate(names)}
         self._epochs = mapped(len(names)).cast("q")  # 0: never reset
         self._shared = keys.share_all
 
     @property
     def separate(self) -> bool:
         """Whether tenants have separate caches: there are keys that do not share all."""
-        return bool(self._places) and not self._shared
+        return bool(self._indices) and not self._shared
 
-    def salt(self, key: Key | None, asked: bytes) -> bytes:
+    def salt(self, key: Key | None, own_salt: bytes) -> bytes:
         """The salt of a request with this key, which requested a salt of its own."""
         if key is None or not self.separate:
-            return asked
+            return own_salt
         name = key.tenant.encode()
         made = hashlib.blake2b(key=self._secret, digest_size=32)
         made.update(len(name).to_bytes(_SIZES) + name)
-        made.update(self._epochs[self._places[key.tenant]].to_bytes(_SIZES))
-        made.update(asked)
+        made.update(self._epochs[self._indices[key.tenant]].to_bytes(_SIZES))
+        made.update(own_salt)
         return made.digest()
 
     def reset(self, key: Key) -> None:
         """Change the epoch of the key's tenant: its cached blocks are found no more."""
-        self._epochs[self._places[key.tenant]] = 1 + secrets.randbits(_EPOCH_BITS - 1)
+        self._epochs[self._indices[key.tenant]] = 1 + secrets.randbits(_EPOCH_BITS - 1)
 
-    def told(self) -> str:
-        """A line about who shares the prefix cache, for people."""
-        if not self._places:
+    def describe(self) -> str:
+        """A line for people: which tenants share the prefix cache."""
+        if not self._indices:
             return "the prefix cache is shared by all: there are no API keys"
         if self._shared:
             return 'the prefix cache is shared by all tenants: [cache] share = "all"'
-        apart = f"the prefix cache is separate for each tenant ({len(self._places)})"
+        separate_text = (
+            f"the prefix cache is separate for each tenant ({len(self._indices)})"
+        )
         secret = "a random secret" if self._random else "the secret of --cache-secret"
-        return f"{apart}, with {secret}"
+        return f"{separate_text}, with {secret}"

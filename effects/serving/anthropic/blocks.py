@@ -17,18 +17,18 @@ from minfer.effects.serving.request_parsing.bodies import (
 )
 from minfer.effects.serving.request_parsing.tool_constraints import (
     CHOICE,
-    Offer,
-    Wish,
+    CallRequirements,
+    OfferedTool,
     check_names,
 )
-from minfer.effects.serving.request_parsing.typed import (
+from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
+    template_content,
     text_or_parts,
-    told_content,
 )
 
 MAX_ITEMS: Final = 4096  # messages; blocks of one
-_OF_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {
+_NEUTRAL_IN_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {
     "cache_control": (ANYTHING,),
     "citations": ([],),
 }
@@ -40,7 +40,7 @@ class TextBlock(TypedObject):
     """A piece of text."""
 
     kinds = ("text",)
-    neutral = _OF_BLOCKS
+    neutral = _NEUTRAL_IN_BLOCKS
     text: str
 
 
@@ -77,7 +77,7 @@ class ToolUseBlock(TypedObject):
         PlainValidator(_input, json_schema_input_type=dict[str, Any] | str),
     ] = ""
 
-    def told(self) -> Turn:
+    def to_json(self) -> Turn:
         """The call for chat templates."""
         function = {"name": self.name, "arguments": self.input}
         return {"id": self.id, "type": "function", "function": function}
@@ -94,9 +94,9 @@ class ToolResultBlock(TypedObject):
     tool_use_id: str
     content: Texts | None = None
 
-    def told(self) -> Turn:
+    def to_turn(self) -> Turn:
         """The message for chat templates."""
-        content = told_content(self.content or "")
+        content = template_content(self.content or "")
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
 
 
@@ -108,7 +108,7 @@ _KINDS: Final[Mapping[str, type[Block]]] = {
     "tool_result": ToolResultBlock,
 }
 # The kinds of blocks that turns of a role may have.
-_OF_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
+_KINDS_BY_ROLE: Final[Mapping[str, tuple[str, ...]]] = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
 }
@@ -130,9 +130,9 @@ Blocks = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, Few)]
 def check_role(role: str, blocks: str | Sequence[Block]) -> None:
     """Raise an error about the first block that cannot be in a turn of this role."""
     for at, block in enumerate(() if isinstance(blocks, str) else blocks):
-        if block.type not in _OF_ROLES[role]:
-            said = f"{shown(block.type)} cannot be in a message of the {role}"
-            raise wrong(said, f"content[{at}].type")
+        if block.type not in _KINDS_BY_ROLE[role]:
+            message = f"{shown(block.type)} cannot be in a message of the {role}"
+            raise wrong(message, f"content[{at}].type")
 
 
 def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]:
@@ -142,11 +142,14 @@ def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]
     if len(contents) == 1 and isinstance(contents[0], str):
         return [{"role": role, "content": contents[0]}]
     blocks = [block for content in contents for block in _blocks(content)]
-    results = [one.told() for one in blocks if isinstance(one, ToolResultBlock)]
-    calls = [one.told() for one in blocks if isinstance(one, ToolUseBlock)]
+    results = [one.to_turn() for one in blocks if isinstance(one, ToolResultBlock)]
+    calls = [one.to_json() for one in blocks if isinstance(one, ToolUseBlock)]
     thoughts = [one.thinking for one in blocks if isinstance(one, ThinkingBlock)]
     texts = [one for one in blocks if isinstance(one, TextBlock)]
-    turn: Turn = {"role": role, "content": told_content(texts) or _nothing(role)}
+    turn: Turn = {
+        "role": role,
+        "content": template_content(texts) or _empty_content(role),
+    }
     if thoughts:
         turn["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -154,7 +157,7 @@ def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]
     return [*results, turn] if texts or not results else results
 
 
-def _nothing(role: str) -> str | None:
+def _empty_content(role: str) -> str | None:
     """The content of a turn without text."""
     return None if role == "assistant" else ""
 
@@ -163,7 +166,7 @@ def _blocks(content: str | Sequence[Block]) -> Sequence[Block]:
     return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
 
 
-class Tool(StrictObject):
+class AnthropicTool(StrictObject):
     """A tool that the model may call."""
 
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -178,14 +181,14 @@ class Tool(StrictObject):
     input_schema: dict[str, Any]
     strict: bool = False
 
-    def told(self) -> Turn:
+    def to_json(self) -> Turn:
         """The tool for chat templates."""
         about = {} if self.description is None else {"description": self.description}
         function = {"name": self.name, **about, "parameters": self.input_schema}
         return {"type": "function", "function": function}
 
 
-class ToolChoice(TypedObject):
+class AnthropicToolChoice(TypedObject):
     """Whether tools may or must be called: any of them, or the one named."""
 
     kinds = ("auto", "none", "any", "tool")
@@ -200,20 +203,22 @@ class ToolChoice(TypedObject):
             raise wrong(f"is not of {shown(self.type)}; leave it out", "name")
         return self
 
-    def wish(self) -> Wish:
-        """Which calls are wanted."""
-        return Wish(
+    def requirements(self) -> CallRequirements:
+        """Which calls are required."""
+        return CallRequirements(
             must=self.type in ("any", "tool"),
             only=None if self.name is None else frozenset([self.name]),
             several=not (self.disable_parallel_tool_use or self.type == "tool"),
         )
 
 
-def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+def check_choice(
+    tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None
+) -> None:
     """Raise the error in tools or in the tool choice, if any."""
     names = [tool.name for tool in tools]
     check_names(names)
-    if choice is None or not choice.wish().must:
+    if choice is None or not choice.requirements().must:
         return
     if not tools:
         raise wrong("needs tools", CHOICE)
@@ -222,10 +227,10 @@ def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         raise wrong(f"{there}; name one of tools", f"{CHOICE}.name")
 
 
-def offers_of(tools: Sequence[Tool]) -> list[Offer]:
+def offered_tools(tools: Sequence[AnthropicTool]) -> list[OfferedTool]:
     """Tools in the form in which they are enforced."""
     return [
-        Offer(
+        OfferedTool(
             name=tool.name,
             parameters=tool.input_schema,
             where=f"tools[{at}]",

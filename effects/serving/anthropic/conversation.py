@@ -12,21 +12,21 @@ from pydantic import Field, model_validator
 
 from minfer.effects.live.input_processing.input_processor import MAX_CLIENT
 from minfer.effects.serving.anthropic.blocks import (
+    AnthropicTool,
+    AnthropicToolChoice,
     Blocks,
     Few,
     TextBlock,
     Texts,
-    Tool,
-    ToolChoice,
     Turn,
     check_choice,
     check_role,
     turns_of,
 )
-from minfer.effects.serving.protocol import Grounds
-from minfer.effects.serving.request_parsing.answer_parts import check_template
+from minfer.effects.serving.protocol import ModelInfo
+from minfer.effects.serving.request_parsing.answer_parsing import check_template
 from minfer.effects.serving.request_parsing.bodies import ANYTHING, StrictObject
-from minfer.effects.serving.request_parsing.typed import told_content
+from minfer.effects.serving.request_parsing.typed_objects import template_content
 
 # Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -67,8 +67,8 @@ class ConversationBody(StrictObject):
     model: str | None = None
     system: Texts | None = None
     messages: Annotated[list[MessageTurn], Few, Field(min_length=1)]
-    tools: Annotated[list[Tool], Few] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: Annotated[list[AnthropicTool], Few] | None = None
+    tool_choice: AnthropicToolChoice | None = None
 
     @model_validator(mode="after")
     def _choice_fits(self) -> Self:
@@ -76,13 +76,13 @@ class ConversationBody(StrictObject):
         return self
 
     @property
-    def offered(self) -> list[Tool]:
+    def offered(self) -> list[AnthropicTool]:
         """The tools in the prompt."""
         none = self.tool_choice is not None and self.tool_choice.type == "none"
         return [] if none else self.tools or []
 
     @property
-    def begun(self) -> str:
+    def prefix(self) -> str:
         """The beginning of the answer: the last text of an assistant's last turn."""
         last = self.messages[-1]
         if last.role != "assistant":
@@ -92,11 +92,11 @@ class ConversationBody(StrictObject):
         block = last.content[-1] if last.content else None
         return block.text if isinstance(block, TextBlock) else ""
 
-    def ids(self, llm: Grounds) -> list[int]:
+    def ids(self, llm: ModelInfo) -> list[int]:
         """The conversation as token ids, up to where the answer begins. Raises
         ChatTemplateError, RequestError and ApiError.
         """
-        system = told_content(self.system or "")
+        system = template_content(self.system or "")
         turns: list[Turn] = [{"role": "system", "content": system}] if system else []
         for role, of_role in groupby(self.messages, key=lambda one: one.role):
             turns += turns_of(role, [one.content for one in of_role])
@@ -105,10 +105,10 @@ class ConversationBody(StrictObject):
         elif any("tool_calls" in turn or turn["role"] == "tool" for turn in turns):
             check_template(llm.parsers, "messages")
         # After a call the answer is a turn of its own.
-        begun = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
+        continues = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
         return llm.render(
             turns,
-            tools=[tool.told() for tool in self.offered] or None,
-            add_generation_prompt=not begun,
-            continue_final_message=begun,
+            tools=[tool.to_json() for tool in self.offered] or None,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
         )

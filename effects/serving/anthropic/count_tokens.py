@@ -5,19 +5,19 @@ from typing import Final
 
 from minfer.effects.serving.anthropic.conversation import ConversationBody
 from minfer.effects.serving.anthropic.errors import failure
-from minfer.effects.serving.protocol import Grounds, Question
+from minfer.effects.serving.protocol import ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.bodies import read_body
 
 
 class CountBody(ConversationBody):
     """A conversation that is counted, and not answered."""
 
-    def answer(self, llm: Grounds) -> dict[str, object]:
+    def answer(self, llm: ModelInfo) -> dict[str, object]:
         """The number of its tokens. Raises ChatTemplateError and RequestError."""
         return {"input_tokens": len(self.ids(llm))}
 
 
-QUESTION: Final = Question(
+QUERY_ENDPOINT: Final = QueryEndpoint(
     path="/v1/messages/count_tokens",
     summary="How many tokens a conversation would be, as Anthropic's API counts.",
     prompt_field="messages",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from minfer.effects.serving.errors import INTERNAL, TOO_LONG, ApiError, NoRoomError
+from minfer.effects.serving.errors import INTERNAL, TOO_LONG, ApiError, ContextLengthError
 from minfer.effects.serving.wire.transport import Event, Failure
 
 _KINDS: Final[Mapping[int, str]] = {
@@ -21,15 +21,15 @@ def failure(error: ApiError) -> Failure:
     """An error in the format of Anthropic's API; in a stream it is an event "error"."""
     other = "invalid_request_error" if error.status < INTERNAL else "api_error"
     kind = _KINDS.get(error.status, other)
-    told = {"type": "error", "error": {"type": kind, "message": _worded(error)}}
-    data = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    body = {"type": "error", "error": {"type": kind, "message": _message(error)}}
+    data = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     return Failure(error.status, Event(data, "error"), error.retry_after)
 
 
-def _worded(error: ApiError) -> str:
+def _message(error: ApiError) -> str:
     """The message; programs search it for Anthropic's own words and numbers."""
-    if isinstance(error, NoRoomError):
-        sizes = f"{error.prompt} + {error.wanted} > {error.context}"
+    if isinstance(error, ContextLengthError):
+        sizes = f"{error.prompt} + {error.requested} > {error.context}"
         return (
             f"input length and `max_tokens` exceed context limit: {sizes}, decrease "
             f"input length or `max_tokens` and try again"

@@ -15,8 +15,12 @@ from typing import Any
 
 from attrs import frozen
 
-from minfer.effects.serving.protocol import GenerationRequest, Served, Writer
-from minfer.effects.serving.request_parsing.answer_parts import Call, Parsed, Said
+from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, PromptUsage
+from minfer.effects.serving.request_parsing.answer_parsing import (
+    AnswerParser,
+    ParsedAnswer,
+    ParsedCall,
+)
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
 from minfer.effects.text.outputs import CompletionOutput
@@ -34,14 +38,14 @@ JsonObject = dict[str, object]
 
 
 @frozen
-class Stopped:
+class StopReason:
     """The stop reason of an answer, in Anthropic's words."""
 
     reason: str | None = None  # None: it has not ended
     sequence: str | None = None  # of `stop_sequences`
 
     @classmethod
-    def of(cls, delta: CompletionOutput, *, calls: bool) -> "Stopped":
+    def of(cls, delta: CompletionOutput, *, calls: bool) -> "StopReason":
         """The stop reason of an answer's last output."""
         if delta.finish_reason == "length":
             return cls("max_tokens")
@@ -51,12 +55,12 @@ class Stopped:
             return cls("stop_sequence", delta.stop_reason)
         return cls("end_turn")
 
-    def told(self) -> JsonObject:
+    def to_json(self) -> JsonObject:
         """The fields of a message."""
         return {"stop_reason": self.reason, "stop_sequence": self.sequence}
 
 
-def usage_of(served: Served) -> JsonObject:
+def usage_of(served: PromptUsage) -> JsonObject:
     """The tokens of an answer; those found in the prefix cache are counted separately."""
     return {
         "input_tokens": served.prompt_tokens - served.cached_tokens,
@@ -67,7 +71,7 @@ def usage_of(served: Served) -> JsonObject:
 
 
 def _message(
-    stamp: Stamp, blocks: Sequence[JsonObject], stopped: Stopped, usage: JsonObject
+    stamp: Stamp, blocks: Sequence[JsonObject], stopped: StopReason, usage: JsonObject
 ) -> JsonObject:
     return {
         "id": stamp.id,
@@ -75,7 +79,7 @@ def _message(
         "role": "assistant",
         "model": stamp.model,
         "content": blocks,
-        **stopped.told(),
+        **stopped.to_json(),
         "usage": usage,
     }
 
@@ -99,57 +103,57 @@ class MessageEvents:
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._stamp = stamp
         self._prompt_tokens = len(request.prompts[0].ids)
-        self._parsed = Parsed(request)
+        self._parser = AnswerParser(request)
         self._plain = request.parsing is None
-        self._begun = False
+        self._started = False
         self._open = ""  # the type of the block that is open
         self._blocks = 0  # that were opened
-        self._stopped = Stopped()
+        self._stopped = StopReason()
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """The events for the new output."""
-        events = [] if self._begun else self._begin()
-        self._begun = True
-        for one in self._parsed.read(choice, delta):
-            events += self._told(one)
+        events = [] if self._started else self._start_events()
+        self._started = True
+        for one in self._parser.read(choice, delta):
+            events += self._delta_events(one)
         if delta.finish_reason:
-            self._stopped = Stopped.of(delta, calls=self._parsed.calls(choice))
+            self._stopped = StopReason.of(delta, calls=self._parser.calls(choice))
         return events
 
-    def end(self, served: Sequence[Served]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The last events: the stop reason and the usage."""
         usage = usage_of(served[0])
-        empty = [] if self._blocks else self._within("text", _text(""))
+        empty = [] if self._blocks else self._open_block("text", _text(""))
         return [
             *empty,
             *self._close(),
-            _event("message_delta", delta=self._stopped.told(), usage=usage),
+            _event("message_delta", delta=self._stopped.to_json(), usage=usage),
             _event("message_stop"),
         ]
 
-    def _begin(self) -> list[Event]:
+    def _start_events(self) -> list[Event]:
         # The number of cached prompt tokens is sent at the end, when it is known.
         usage: JsonObject = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         message = _message(self._stamp, (), self._stopped, usage)
-        block = self._within("text", _text("")) if self._plain else []
+        block = self._open_block("text", _text("")) if self._plain else []
         return [_event("message_start", message=message), *block, _event("ping")]
 
-    def _told(self, delta: Delta) -> list[Event]:
+    def _delta_events(self, delta: Delta) -> list[Event]:
         match delta:
             case Content(text):
-                begun = self._within("text", _text(""))
-                return [*begun, self._more(type="text_delta", text=text)]
+                begun = self._open_block("text", _text(""))
+                return [*begun, self._delta_event(type="text_delta", text=text)]
             case Reasoning(text):
-                begun = self._within("thinking", _thinking(""))
-                return [*begun, self._more(type="thinking_delta", thinking=text)]
+                begun = self._open_block("thinking", _thinking(""))
+                return [*begun, self._delta_event(type="thinking_delta", thinking=text)]
             case CallStart(_, name_id, name):
-                return self._within("tool_use", _tool_use(name_id, name, {}))
+                return self._open_block("tool_use", _tool_use(name_id, name, {}))
             case Arguments(_, text):
-                return [self._more(type="input_json_delta", partial_json=text)]
+                return [self._delta_event(type="input_json_delta", partial_json=text)]
             case CallEnd():
                 return self._close()
 
-    def _within(self, kind: str, block: JsonObject) -> list[Event]:
+    def _open_block(self, kind: str, block: JsonObject) -> list[Event]:
         """Begin a block, unless one of that type is open."""
         if self._open == kind:
             return []
@@ -159,7 +163,7 @@ class MessageEvents:
         index = self._blocks - 1
         return [*events, _event("content_block_start", index=index, content_block=block)]
 
-    def _more(self, **delta: str) -> Event:
+    def _delta_event(self, **delta: str) -> Event:
         return _event("content_block_delta", index=self._blocks - 1, delta=delta)
 
     def _close(self) -> list[Event]:
@@ -175,31 +179,31 @@ class MessageObject:
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._stamp = stamp
-        self._parsed = Parsed(request)
-        self._said = Said()
-        self._stopped = Stopped()
+        self._parser = AnswerParser(request)
+        self._answer = ParsedAnswer()
+        self._stopped = StopReason()
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """Keep the output; nothing is sent yet."""
-        self._said = Said.of(self._parsed.read(choice, delta))
-        self._stopped = Stopped.of(delta, calls=bool(self._said.calls))
+        self._answer = ParsedAnswer.of(self._parser.read(choice, delta))
+        self._stopped = StopReason.of(delta, calls=bool(self._answer.calls))
         return []
 
-    def end(self, served: Sequence[Served]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The answer."""
         usage = usage_of(served[0])
-        blocks = _blocks(self._said)
+        blocks = _blocks(self._answer)
         return [Event(json.dumps(_message(self._stamp, blocks, self._stopped, usage)))]
 
 
-def _blocks(said: Said) -> list[JsonObject]:
+def _blocks(parsed: ParsedAnswer) -> list[JsonObject]:
     """The output as blocks: at least one."""
-    thoughts = [_thinking(said.reasoning)] if said.reasoning else []
-    texts = [_text(said.content)] if said.content or not said.calls else []
-    return [*thoughts, *texts, *map(_called, said.calls)]
+    thoughts = [_thinking(parsed.reasoning)] if parsed.reasoning else []
+    texts = [_text(parsed.content)] if parsed.content or not parsed.calls else []
+    return [*thoughts, *texts, *map(_call_block, parsed.calls)]
 
 
-def _called(call: Call) -> JsonObject:
+def _call_block(call: ParsedCall) -> JsonObject:
     """A call as a block; as text if its arguments nest more deeply than can be read."""
     try:
         return _tool_use(call.id, call.name, json.loads(call.arguments))
@@ -211,7 +215,7 @@ def _event(kind: str, **fields: Any) -> Event:
     return Event(json.dumps({"type": kind, **fields}), kind)
 
 
-def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> Writer:
+def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> AnswerWriter:
     """The writer of an answer, by the request's `stream`."""
     kind = MessageEvents if request.stream else MessageObject
     return kind(stamp, request)

@@ -7,22 +7,22 @@ from pydantic import Field
 
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.anthropic.blocks import offers_of
+from minfer.effects.serving.anthropic.blocks import offered_tools
 from minfer.effects.serving.anthropic.conversation import ConversationBody, Metadata
 from minfer.effects.serving.anthropic.errors import failure
 from minfer.effects.serving.anthropic.message_writing import writer
 from minfer.effects.serving.protocol import (
     Endpoint,
     GenerationRequest,
-    Grounds,
     Include,
+    ModelInfo,
 )
-from minfer.effects.serving.request_parsing.answer_parts import parsing_of
+from minfer.effects.serving.request_parsing.answer_parsing import parsing_of
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.request_parsing.tool_constraints import (
-    Wish,
-    bound_to,
-    with_calls,
+    CallRequirements,
+    constrain_calls,
+    with_constraint,
 )
 from minfer.sampling.params import MAX_STOP_LENGTH, MAX_STOPS
 
@@ -42,7 +42,7 @@ class MessagesBody(ConversationBody):
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     top_p: float | None = None
 
-    def generation(self, llm: Grounds) -> GenerationRequest:
+    def generation(self, llm: ModelInfo) -> GenerationRequest:
         """The conversation as one prompt. Raises ChatTemplateError, RequestError,
         ParameterError and ApiError.
         """
@@ -51,10 +51,16 @@ class MessagesBody(ConversationBody):
         stops = tuple(self.stop_sequences or ())
         params = llm.setup.default_sampling_params(**given, stop=stops)
         ids = self.ids(llm)
-        offers = offers_of(self.offered)
+        offers = offered_tools(self.offered)
         tools = {one.name: one.parameters for one in offers}
-        wish = Wish() if self.tool_choice is None else self.tool_choice.wish()
-        parsing = parsing_of(llm, ids, tools, parallel=wish.several, begun=self.begun)
+        requirements = (
+            CallRequirements()
+            if self.tool_choice is None
+            else self.tool_choice.requirements()
+        )
+        parsing = parsing_of(
+            llm, ids, tools, parallel=requirements.several, prefix=self.prefix
+        )
         request = GenerationRequest(
             prompts=(TokenizedPrompt(None, ids),),
             params=params,
@@ -62,10 +68,10 @@ class MessagesBody(ConversationBody):
             stream=self.stream,
             include=Include(),
             parsing=parsing,
-            wanted_by="max_tokens",
+            max_tokens_field="max_tokens",
         )
-        bound = bound_to(llm, offers, wish, parsing)
-        return with_calls(request, bound)
+        constraint = constrain_calls(llm, offers, requirements, parsing)
+        return with_constraint(request, constraint)
 
 
 ENDPOINT: Final = Endpoint(

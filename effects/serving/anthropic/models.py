@@ -34,7 +34,7 @@ def card(models: Models, name: str) -> dict[str, object]:
     }
 
 
-def listed(models: Models) -> dict[str, object]:
+def list_json(models: Models) -> dict[str, object]:
     """All cards, on one page."""
     return {
         "data": [card(models, name) for name in models.names],

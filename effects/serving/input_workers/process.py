@@ -13,18 +13,18 @@ import msgspec
 
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.input_workers.messages import (
+from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
+from minfer.effects.serving.input_workers.worker_messages import (
     READ,
-    Ask,
     Refusal,
-    Reply,
-    encoded,
-    read_reply,
+    WorkerReply,
+    WorkerRequest,
+    decode_reply,
+    encode,
 )
-from minfer.effects.serving.input_workers.task import Prepared, Recipe
-from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 
-MODULE: Final = "minfer.effects.serving.input_workers.worker"
+MODULE: Final = "minfer.effects.serving.input_workers.worker_main"
 
 
 class WorkerGoneError(RuntimeError):
@@ -38,26 +38,26 @@ class Process:
     model, a device or a client.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self._link = ours
+    def __init__(self, facts: ModelFacts) -> None:
+        own_end, child_end = socket.socketpair()
+        own_end.setblocking(False)
+        self._link = own_end
         self._reader, self._writer = FrameReader(), FrameWriter()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         # The path by which this package was imported, not the working directory.
         paths = os.pathsep.join(filter(None, sys.path))
-        with theirs:
+        with child_end:
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", MODULE, str(child_end.fileno())],
                 stdin=subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(child_end.fileno(),),
                 # Of its own group: a terminal's interrupt is for the server to handle.
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": paths},
             )
         assert self._child.stdin is not None  # noqa: S101 - a pipe was asked for
         with self._child.stdin as pipe, contextlib.suppress(BrokenPipeError):
-            pipe.write(msgspec.json.encode(recipe))
+            pipe.write(msgspec.json.encode(facts))
         self.spent = False  # it has ended, or is ending
 
     @property
@@ -71,28 +71,28 @@ class Process:
             self._streams = await asyncio.open_connection(sock=self._link)
             await self._reply()
 
-    async def work(self, target: Endpoint | Question, data: bytes) -> Prepared | str:
+    async def work(self, target: Endpoint | QueryEndpoint, data: bytes) -> Prepared | str:
         """Have a body prepared, or answered. Raises ApiError, and WorkerGoneError."""
         await self.ready()
         reader_writer = self._streams
         assert reader_writer is not None  # noqa: S101 - it is ready
-        ask = encoded(Ask(path=target.path, data=data))
-        reader_writer[1].write(self._writer.frame(ask))
+        request = encode(WorkerRequest(path=target.path, data=data))
+        reader_writer[1].write(self._writer.frame(request))
         reply = await self._reply()
         self.spent = reply.last
-        found = reply.prepared or reply.answer
-        if found is None:
-            raise _told(reply.refusal)
-        return found
+        result = reply.prepared or reply.answer
+        if result is None:
+            raise _to_error(reply.refusal)
+        return result
 
-    async def _reply(self) -> Reply:
+    async def _reply(self) -> WorkerReply:
         assert self._streams is not None  # noqa: S101 - called when connected
         reader, writer = self._streams
         try:
             await writer.drain()
             while data := await reader.read(READ):
-                if found := self._reader.feed(data):
-                    return read_reply(found[0])  # the only one, as one was requested
+                if result := self._reader.feed(data):
+                    return decode_reply(result[0])  # the only one, as one was requested
         except OSError:
             pass
         self.spent = True
@@ -112,7 +112,7 @@ class Process:
         threading.Thread(target=self._child.wait, name="minfer-reaper").start()
 
 
-def _told(refusal: Refusal | None) -> ApiError:
+def _to_error(refusal: Refusal | None) -> ApiError:
     if refusal is None:
         return ApiError("internal error", status=500)
     return ApiError(refusal.message, refusal.param, refusal.code, refusal.status)

@@ -12,8 +12,8 @@ from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.protocol import (
     Endpoint,
     GenerationRequest,
-    Grounds,
-    Question,
+    ModelInfo,
+    QueryEndpoint,
 )
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.text.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ from minfer.records.request import SamplingParams
 
 
 @frozen(kw_only=True)
-class Recipe:
+class ModelFacts:
     """All that preparing needs of a model: plain data, to be sent to a worker."""
 
     folder: str | None  # of the tokenizer; None: only token ids are accepted
@@ -37,7 +37,7 @@ class Recipe:
     reasoning_parser: str = NONE
 
     @classmethod
-    def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "Recipe":
+    def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "ModelFacts":
         """The recipe of a model that is served under these names."""
         setup = llm.setup
         return cls(
@@ -62,64 +62,68 @@ class Prepared:
 
 
 @frozen
-class Likeness(Renders):
-    """The `Grounds` that a recipe describes: a model without its engine."""
+class WorkerModel(Renders):
+    """The `ModelInfo` that a recipe describes: a model without its engine."""
 
-    recipe: Recipe
+    facts: ModelFacts
     tokenizer: Tokenizer | None = field()
 
     @tokenizer.default
     def _load(self) -> Tokenizer | None:
-        folder = self.recipe.folder
+        folder = self.facts.folder
         return (
-            None if folder is None else Tokenizer(Path(folder), self.recipe.max_model_len)
+            None if folder is None else Tokenizer(Path(folder), self.facts.max_model_len)
         )
 
     @property
-    def setup(self) -> "Likeness":
+    def setup(self) -> "WorkerModel":
         """Itself: it has the sizes, too."""
         return self
 
     @property
-    def spec(self) -> Recipe:
+    def spec(self) -> ModelFacts:
         """The model's sizes."""
-        return self.recipe
+        return self.facts
 
     @property
-    def config(self) -> Recipe:
+    def config(self) -> ModelFacts:
         """The length of the context."""
-        return self.recipe
+        return self.facts
 
     @property
     def parsers(self) -> Parsers:
         """The model's formats of tool calls and reasoning."""
-        return Parsers(self.recipe.tool_parser, self.recipe.reasoning_parser)
+        return Parsers(self.facts.tool_parser, self.facts.reasoning_parser)
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """As `Setup` does."""
-        return SamplingParams(**{**self.recipe.default_params, **overrides})
+        return SamplingParams(**{**self.facts.default_params, **overrides})
 
 
 def prepare(
-    endpoint: Endpoint, data: bytes, grounds: Grounds, models: Models
+    endpoint: Endpoint, data: bytes, model_info: ModelInfo, models: Models
 ) -> Prepared:
-    """Read a body and make its request. Raises ApiError, and the errors of `told_of`."""
-    inquiry = endpoint.read(data)
-    model = models.named(inquiry.model)
-    return Prepared(model=model, request=inquiry.generation(grounds))
+    """Read a body and make its request. Raises ApiError, and the errors of
+    `to_api_error`.
+    """
+    parsed = endpoint.read(data)
+    model = models.resolve(parsed.model)
+    return Prepared(model=model, request=parsed.generation(model_info))
 
 
-def answer(question: Question, data: bytes, grounds: Grounds, models: Models) -> str:
+def answer(
+    query: QueryEndpoint, data: bytes, model_info: ModelInfo, models: Models
+) -> str:
     """Read a question, and answer it in JSON. Raises as `prepare` does."""
-    asking = question.read(data)
-    models.named(asking.model)
-    return json.dumps(asking.answer(grounds))
+    parsed = query.read(data)
+    models.resolve(parsed.model)
+    return json.dumps(parsed.answer(model_info))
 
 
 def work(
-    target: Endpoint | Question, data: bytes, grounds: Grounds, models: Models
+    target: Endpoint | QueryEndpoint, data: bytes, model_info: ModelInfo, models: Models
 ) -> Prepared | str:
     """Prepare or answer a body."""
     if isinstance(target, Endpoint):
-        return prepare(target, data, grounds, models)
-    return answer(target, data, grounds, models)
+        return prepare(target, data, model_info, models)
+    return answer(target, data, model_info, models)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minfer.effects.serving.access.authentication import key_name
 from minfer.effects.serving.observability.records import JsonObject
-from minfer.effects.serving.observability.stdout_lines import Lines
+from minfer.effects.serving.observability.stdout_lines import LineWriter
 from minfer.effects.serving.wire.request_ids import HEADER
 
 FORMS: Final = ("json", "text", "off")
@@ -36,11 +36,11 @@ _HEADS: Final[Mapping[str, int]] = {
 }
 
 # The record of an answer, by its id and the name of its client's key.
-Told = Callable[[str, str], JsonObject | None]
+FindRecord = Callable[[str, str], JsonObject | None]
 
 
 @frozen(kw_only=True)
-class Access:
+class AccessEntry:
     """A request, as it is logged."""
 
     when: float  # of arrival, in seconds since 1970
@@ -54,7 +54,7 @@ class Access:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         """The entry in JSON, for programs."""
         return json.dumps(
             {
@@ -71,7 +71,7 @@ class Access:
             }
         )
 
-    def as_text(self) -> str:
+    def to_text(self) -> str:
         """The entry as text, for people."""
         words = [_date(self.when), f"{self.process}:", self.method, self.path]
         words += [str(self.status), f"{self.ms:.1f} ms", f"id={_word(self.request_id)}"]
@@ -85,13 +85,13 @@ class AccessLog:
     """Middleware that logs: the outermost."""
 
     def __init__(
-        self, app: ASGIApp, lines: Lines, form: str, process: str, told: Told
+        self, app: ASGIApp, lines: LineWriter, form: str, process: str, record: FindRecord
     ) -> None:
         self._app = app
         self._lines = lines
-        self._make = Access.as_json if form == "json" else Access.as_text
+        self._make = AccessEntry.to_json if form == "json" else AccessEntry.to_text
         self._process = process
-        self._told = told
+        self._find_record = record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, and log it."""
@@ -100,7 +100,7 @@ class AccessLog:
             return
         head: list[Message] = []
 
-        async def seen(message: Message) -> None:
+        async def send_noting_head(message: Message) -> None:
             if not head and message["type"] in _HEADS:
                 head.append(message)
             await send(message)
@@ -108,7 +108,7 @@ class AccessLog:
         when, began = time.time(), time.perf_counter()
         failed = 500
         try:
-            await self._app(scope, receive, seen)
+            await self._app(scope, receive, send_noting_head)
             failed = _GONE
         finally:
             ms = round(1000 * (time.perf_counter() - began), 3)
@@ -117,7 +117,7 @@ class AccessLog:
     def _log(self, scope: Scope, head: Message, when: float, ms: float) -> None:
         name = dict(head.get("headers") or ()).get(HEADER, b"").decode("latin-1")
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        access = Access(
+        access = AccessEntry(
             when=when,
             method=scope.get("method", "WEBSOCKET"),
             path=raw[:_LONGEST].decode("ascii", "backslashreplace"),
@@ -129,12 +129,12 @@ class AccessLog:
         )
         self._lines.put(lambda: self._make(self._with_tokens(access)))
 
-    def _with_tokens(self, access: Access) -> Access:
+    def _with_tokens(self, access: AccessEntry) -> AccessEntry:
         """The entry with the tokens of its answer, if a record has them."""
-        told = self._told(access.request_id, access.key)
-        if told is None or told["endpoint"] != access.path:
+        record = self._find_record(access.request_id, access.key)
+        if record is None or record["endpoint"] != access.path:
             return access
-        prompts: Any = told["prompts"]
+        prompts: Any = record["prompts"]
         return evolve(
             access,
             prompt_tokens=sum(one["prompt_tokens"] for one in prompts),

@@ -4,8 +4,8 @@ while new requests are taken, too.
 
 from typing import Final
 
-from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import BROKEN, SHUTTING_DOWN
+from minfer.effects.serving.server_state import ServerState
 
 FAILING: Final = 8  # steps that fail in a row: no request makes progress
 
@@ -13,14 +13,14 @@ FAILING: Final = 8  # steps that fail in a row: no request makes progress
 class Health:
     """The health of a backend; unhealthy after `stall` seconds without a step."""
 
-    def __init__(self, backend: Backend, stall: float) -> None:
-        self._backend = backend
+    def __init__(self, state: ServerState, stall: float) -> None:
+        self._state = state
         self._stall = stall
 
     def illness(self) -> str:
         """What is wrong, or an empty string."""
-        engine = self._backend.llm.client.snapshot()
-        if self._backend.closing:
+        engine = self._state.llm.client.snapshot()
+        if self._state.closing:
             return SHUTTING_DOWN
         if engine.dead:
             return BROKEN  # an exception's text is not for clients
@@ -32,7 +32,7 @@ class Health:
 
     def unreadiness(self) -> str:
         """Why no new request should come now, or an empty string."""
-        client = self._backend.llm.client
+        client = self._state.llm.client
         if why := client.unready:
             return why
         if client.snapshot().draining:

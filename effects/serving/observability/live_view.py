@@ -33,7 +33,7 @@ from minfer.effects.live.totals import (
     HistogramBuilder,
 )
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.wire.shared_counts import Tally
+from minfer.effects.serving.wire.shared_counts import SharedCount
 from minfer.effects.serving.wire.sse import EventStream
 from minfer.effects.serving.wire.transport import Event
 from minfer.records.config import EngineConfig
@@ -46,7 +46,7 @@ _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 
 @frozen
-class Spread:
+class Distribution:
     """A histogram of values of one kind, since the engine's start."""
 
     bounds: tuple[float, ...]  # upper ones, ascending
@@ -54,8 +54,8 @@ class Spread:
     total: float  # the sum of the values
 
     @classmethod
-    def of(cls, histogram: Histogram | None) -> "Spread":
-        """The `Spread` of a histogram of an engine's totals; empty, if it has none."""
+    def of(cls, histogram: Histogram | None) -> "Distribution":
+        """A histogram of an engine's totals; an empty one, if it has none."""
         if histogram is None:
             histogram = HistogramBuilder(SECONDS).histogram()
         return cls(histogram.bounds, histogram.counts, histogram.total)
@@ -80,8 +80,8 @@ class Figures:
     blocks_free: int  # without content in the prefix cache
     block_size: int  # tokens
     counts: Mapping[str, int]  # by name, since the start
-    ttft: Spread  # seconds to the first token
-    itl: Spread  # seconds from one token to the next
+    ttft: Distribution  # seconds to the first token
+    itl: Distribution  # seconds from one token to the next
     accepted: tuple[int, ...]  # accepted drafts, by place, since the start
 
     @classmethod
@@ -105,8 +105,8 @@ class Figures:
             blocks_free=now.blocks_free - now.blocks_cached,
             block_size=config.block_size,
             counts={name: int(now.totals.counts.get(name, 0)) for name in COUNTERS},
-            ttft=Spread.of(now.totals.histograms.get(FIRST)),
-            itl=Spread.of(now.totals.histograms.get(GAP)),
+            ttft=Distribution.of(now.totals.histograms.get(FIRST)),
+            itl=Distribution.of(now.totals.histograms.get(GAP)),
             accepted=_accepted(now.totals.counts),
         )
 
@@ -130,7 +130,7 @@ class LiveView:
         config: EngineConfig,
         illness: Callable[[], str],
         closing: Callable[[], bool],
-        viewers: Tally,
+        viewers: SharedCount,
     ) -> None:
         self._client = client
         self._config = config
@@ -138,7 +138,7 @@ class LiveView:
         self._closing = closing
         self._started = client.clock()
         self._frame = ""  # the last frame
-        self._looked = 0.0  # when it was made, on the event loop's clock
+        self._made_at = 0.0  # when it was made, on the event loop's clock
         self._viewers = viewers
 
     @property
@@ -174,17 +174,17 @@ class LiveView:
         try:
             yield ""
             while not self._closing():
-                yield self._fresh()
+                yield self._current_frame()
                 await asyncio.sleep(PERIOD)
-            yield self._fresh()  # which has the reason of the end
+            yield self._current_frame()  # which has the reason of the end
         finally:
             self._viewers.set(self.viewers - 1)
 
-    def _fresh(self) -> str:
+    def _current_frame(self) -> str:
         """The present frame: viewers within half a period of each other get the same."""
         now = asyncio.get_running_loop().time()
-        if not self._frame or now - self._looked > PERIOD / 2 or self._closing():
-            told = json.dumps(attrs.asdict(self.figures()))
-            self._frame = EventStream.frame([Event(told)])
-            self._looked = now
+        if not self._frame or now - self._made_at > PERIOD / 2 or self._closing():
+            data = json.dumps(attrs.asdict(self.figures()))
+            self._frame = EventStream.frame([Event(data)])
+            self._made_at = now
         return self._frame

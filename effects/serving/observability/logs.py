@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.execution.warming.progress import START
+from minfer.effects.execution.warming.start_progress import START
 
 _FORM: Final = "%(asctime)s minfer {process} %(levelname)s %(name)s: %(message)s"
 BURST: Final = 5  # equal lines in one stretch of time
@@ -21,7 +21,7 @@ KINDS: Final = 1000  # of lines that are counted; beyond them all counts are dro
 
 
 @define
-class _Kind:
+class _LineCounts:
     """Equal lines: the time since which they are counted, and their number."""
 
     since: float
@@ -30,30 +30,30 @@ class _Kind:
 
 
 @define
-class Thinned(logging.Filter):
+class LogRateLimit(logging.Filter):
     """Lets a few lines of a kind through in each stretch; errors always."""
 
     clock: Callable[[], float] = time.monotonic
-    _kinds: dict[tuple[str, str], _Kind] = field(factory=dict, init=False)
+    _counts: dict[tuple[str, str], _LineCounts] = field(factory=dict, init=False)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line is written; one that follows dropped ones has their number."""
         if record.levelno >= logging.ERROR:
             return True
         now = self.clock()
-        if len(self._kinds) >= KINDS:
-            self._kinds.clear()
-        kind = self._kinds.setdefault((record.name, str(record.msg)), _Kind(now))
-        if now - kind.since >= STRETCH:
-            kind.since, kind.written = now, 0
-        if kind.written >= BURST:
-            kind.dropped += 1
+        if len(self._counts) >= KINDS:
+            self._counts.clear()
+        counts = self._counts.setdefault((record.name, str(record.msg)), _LineCounts(now))
+        if now - counts.since >= STRETCH:
+            counts.since, counts.written = now, 0
+        if counts.written >= BURST:
+            counts.dropped += 1
             return False
-        kind.written += 1
-        if kind.dropped:
+        counts.written += 1
+        if counts.dropped:
             text = record.getMessage()
-            record.msg, record.args = f"{text} ({kind.dropped} more like it before)", ()
-            kind.dropped = 0
+            record.msg, record.args = f"{text} ({counts.dropped} more like it before)", ()
+            counts.dropped = 0
         return True
 
 
@@ -63,5 +63,5 @@ def configure_logs(process: str) -> None:
         level=logging.WARNING, format=_FORM.format(process=process), force=True
     )
     for handler in logging.getLogger().handlers:
-        handler.addFilter(Thinned())
+        handler.addFilter(LogRateLimit())
     logging.getLogger(START).setLevel(logging.INFO)

@@ -10,12 +10,12 @@ from typing import Final
 HELP: Final[Mapping[str, str]] = {
     # As things are now.
     "num_requests_running": "Samples that are being computed now.",
-    "num_requests_waiting": "Samples that wait in line now.",
+    "num_requests_waiting": "Samples in the waiting queue now.",
     "num_requests_waiting_by_reason": (
-        "Samples that wait in line now, by what they wait for: blocks (the KV cache is "
-        "full), rows (the batch is full), budget (a step takes no more tokens), turn "
-        "(they stand behind who is next in line), share (their client has its share of "
-        "seats while others run), policy, sibling, step, fault."
+        "Samples in the waiting queue now, by what they wait for: blocks (the KV cache "
+        "is full), rows (the batch is full), budget (a step takes no more tokens), turn "
+        "(they are behind the head of the queue), share (their client uses its share "
+        "of rows while others run), policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (
         "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "
@@ -32,18 +32,18 @@ HELP: Final[Mapping[str, str]] = {
         "(by max_tokens, or the context), abort (cancelled, or the client left), error."
     ),
     "request_wait_seconds": (
-        "Seconds that requests waited in line before they ran first, by what they waited "
-        "for; causes as in minfer_num_requests_waiting_by_reason."
+        "Seconds that requests waited in the queue before they ran first, by what they "
+        "waited for; causes as in minfer_num_requests_waiting_by_reason."
     ),
-    "prompt_tokens": "Tokens of the prompts that were let in, cached ones included.",
+    "prompt_tokens": "Tokens of admitted prompts, cached ones included.",
     "generation_tokens": "Tokens that were written, over all samples.",
     "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
     "prefix_cache_hits": (
         "Prompt tokens that were found in the prefix cache, and not computed again."
     ),
     "num_preemptions": (
-        "How often a running sample gave its KV blocks up for another and had to compute "
-        "them again; if this grows, the KV cache is too small for the load."
+        "How often a running sample was preempted: its KV blocks went to another one, "
+        "and are recomputed; if this grows, the KV cache is too small for the load."
     ),
     "failed_steps": "Steps of the engine that failed; their samples run again, or end.",
     "overruled_policy_answers": (
@@ -86,10 +86,10 @@ HELP: Final[Mapping[str, str]] = {
     ),
     "request_prompt_tokens": "Tokens of a request's prompt.",
     "request_generation_tokens": "Tokens that a request's samples got, together.",
-    "request_params_n": "Samples that a request asked for.",
+    "request_params_n": "Samples that a request requested.",
     "request_params_max_tokens": (
         "Tokens that a request could get at most: its max_tokens, or what fitted."
     ),
-    "request_preemptions": "How often samples of a request gave way to others.",
+    "request_preemptions": "How often samples of a request were preempted.",
 }
 SETTINGS: Final = "How the engine was set up, as labels; the value is always 1."

@@ -71,42 +71,42 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
-        llm.front.on_end.append(self.ended)
+        llm.front.on_end.append(self.note_end)
 
-    def _see(self, name: str, value: float) -> None:
+    def _observe(self, name: str, value: float) -> None:
         """Add a value to a histogram."""
         self.buckets[name].add(value)
 
-    def ended(self, job: OutputProcessor) -> None:
+    def note_end(self, job: OutputProcessor) -> None:
         """Add a request that has ended to the histograms of requests."""
         lengths = [one.done.length for one in job.samples if one.done]
         for one in job.samples:
             # As in its output: a stop string may be in the last token.
             why = "stop" if one.stop else one.done.reason if one.done else ""
             self.ends[_ENDS.get(why, "error")] += 1
-        self._see("request_prompt_tokens", len(job.request.prompt))
-        self._see("request_generation_tokens", sum(lengths))
-        self._see("request_params_n", job.request.n)
-        self._see("request_params_max_tokens", job.request.max_tokens)
-        self._see("request_preemptions", job.times.preempted)
-        self._see_times(job.times, max(lengths, default=0))
+        self._observe("request_prompt_tokens", len(job.request.prompt))
+        self._observe("request_generation_tokens", sum(lengths))
+        self._observe("request_params_n", job.request.n)
+        self._observe("request_params_max_tokens", job.request.max_tokens)
+        self._observe("request_preemptions", job.times.preempted)
+        self._observe_times(job.times, max(lengths, default=0))
 
-    def _see_times(self, times: Timeline, longest: int) -> None:
+    def _observe_times(self, times: Timeline, longest: int) -> None:
         """Add the times of a request whose longest sample has so many tokens."""
         if times.started is None or times.first is None or times.last is None:
             return
-        self._see("e2e_request_latency_seconds", times.last - times.arrived)
-        self._see("request_queue_time_seconds", times.started - times.arrived)
+        self._observe("e2e_request_latency_seconds", times.last - times.arrived)
+        self._observe("request_queue_time_seconds", times.started - times.arrived)
         for cause, seconds in times.queued.items():
             self.waits[cause] = self.waits.get(cause, 0.0) + seconds
-        self._see("request_prefill_time_seconds", times.first - times.started)
-        self._see("request_decode_time_seconds", times.last - times.first)
-        self._see("request_inference_time_seconds", times.last - times.started)
+        self._observe("request_prefill_time_seconds", times.first - times.started)
+        self._observe("request_decode_time_seconds", times.last - times.first)
+        self._observe("request_inference_time_seconds", times.last - times.started)
         if longest > 1:
             each = (times.last - times.first) / (longest - 1)
-            self._see("request_time_per_output_token_seconds", each)
+            self._observe("request_time_per_output_token_seconds", each)
 
-    def counted(self) -> Totals:
+    def front_totals(self) -> Totals:
         """The counts of requests that came through this front."""
         ends = {f"{_ENDED}{why}": float(count) for why, count in self.ends.items()}
         waits = {f"{_WAITED}{cause}": s for cause, s in self.waits.items()}
@@ -117,7 +117,7 @@ class Metrics(Collector):
         """All metrics, at present."""
         now = self.client.snapshot()
         # Of all fronts, if there are several; this one has reported its own by then.
-        ours = now.fronts if now.fronts.histograms else self.counted()
+        ours = now.fronts if now.fronts.histograms else self.front_totals()
         used = 1 - now.blocks_free / now.blocks
         gauge = core.GaugeMetricFamily
         counter = core.CounterMetricFamily
@@ -131,7 +131,7 @@ class Metrics(Collector):
         yield self._family(counter, "request_success", ends, "finished_reason")
         waits = _with_prefix(ours.counts, _WAITED)
         yield self._family(counter, "request_wait_seconds", waits, "cause")
-        yield from self._counted(now.totals.counts)
+        yield from self._engine_metrics(now.totals.counts)
         for name, histogram in {**now.totals.histograms, **ours.histograms}.items():
             bounds = [*map(str, histogram.bounds), "+Inf"]
             found = list(zip(bounds, accumulate(histogram.counts), strict=True))
@@ -148,7 +148,7 @@ class Metrics(Collector):
         }
         yield core.InfoMetricFamily("minfer_cache_config", SETTINGS, facts)
 
-    def _counted(self, counts: Mapping[str, float]) -> Iterator[core.Metric]:
+    def _engine_metrics(self, counts: Mapping[str, float]) -> Iterator[core.Metric]:
         """The metrics of the engine's counts, and those derived from them."""
         counter = core.CounterMetricFamily
         for name, count in counts.items():

@@ -50,7 +50,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 @frozen
-class Began:
+class StartedSpan:
     """An answer that has begun, if spans are enabled."""
 
     traces: "Traces"
@@ -66,9 +66,9 @@ class Began:
     ) -> None:
         """Make the span of an answer that has ended."""
         name = f"{_OPERATIONS.get(endpoint.path, 'chat')} {stamp.model}"
-        about = dict(_asked(endpoint, stamp, request))
+        about = dict(_request_attributes(endpoint, stamp, request))
         prompts: Any = record["prompts"] if record is not None else ()
-        about |= _took(prompts)
+        about |= _result_attributes(prompts)
         self._make(name, about, "" if prompts else "refused")
 
     def refuse(self, endpoint: Endpoint, code: str) -> None:
@@ -100,13 +100,13 @@ class Traces:
         about = {"service.name": "minfer", "service.version": minfer.__version__}
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it, or replace it.
         given = Resource.create()
-        named = given.attributes.get("service.name") != "unknown_service"
-        about = {"service.version": minfer.__version__} if named else about
+        has_name = given.attributes.get("service.name") != "unknown_service"
+        about = {"service.version": minfer.__version__} if has_name else about
         self._provider = TracerProvider(resource=given.merge(Resource(about)))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self.tracer = self._provider.get_tracer("minfer", minfer.__version__)
 
-    def begin(self, scope: Scope) -> Began:
+    def begin(self, scope: Scope) -> StartedSpan:
         """Note that an answer begins."""
         from opentelemetry.trace.propagation.tracecontext import (
             TraceContextTextMapPropagator,
@@ -117,7 +117,7 @@ class Traces:
         }
         carrier = {name: headers[name] for name in _PARENT if name in headers}
         parent = TraceContextTextMapPropagator().extract(carrier)
-        return Began(self, time.time_ns(), parent)
+        return StartedSpan(self, time.time_ns(), parent)
 
     def close(self) -> None:
         """Send the remaining spans, if that does not take long."""
@@ -132,7 +132,7 @@ def open_traces(endpoint: str) -> Traces:
     return Traces(OTLPSpanExporter(endpoint=endpoint))
 
 
-def traced(app: ASGIApp, traces: Traces) -> ASGIApp:
+def with_traces(app: ASGIApp, traces: Traces) -> ASGIApp:
     """An application that makes a span of each answer."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,13 +142,13 @@ def traced(app: ASGIApp, traces: Traces) -> ASGIApp:
     return serve
 
 
-def begin(scope: Scope) -> Began | None:
+def begin(scope: Scope) -> StartedSpan | None:
     """Note that an answer begins, if spans are enabled."""
     traces: Traces | None = scope.get(TRACES)
     return None if traces is None else traces.begin(scope)
 
 
-def _asked(
+def _request_attributes(
     endpoint: Endpoint, stamp: Stamp, request: GenerationRequest
 ) -> Iterator[tuple[str, Any]]:
     """The attributes of a request, by the conventions."""
@@ -167,22 +167,22 @@ def _asked(
     yield "gen_ai.request.stream", request.stream
 
 
-def _took(prompts: list[Any]) -> dict[str, Any]:
+def _result_attributes(prompts: list[Any]) -> dict[str, Any]:
     """The attributes of the prompts' results: tokens together, times of the slowest;
     named as in vLLM where there is no convention.
     """
     if not prompts:
         return {}
 
-    def worst(of: Callable[[Any], float | None]) -> float | None:
+    def slowest(of: Callable[[Any], float | None]) -> float | None:
         return max(
             (found for one in prompts if (found := of(one)) is not None), default=None
         )
 
     times = {
-        "time_in_queue": worst(lambda one: sum(one["queue_times"].values())),
-        "time_to_first_token": worst(lambda one: one["ttft"]),
-        "e2e": worst(lambda one: one["latency"]),
+        "time_in_queue": slowest(lambda one: sum(one["queue_times"].values())),
+        "time_to_first_token": slowest(lambda one: one["ttft"]),
+        "e2e": slowest(lambda one: one["latency"]),
     }
     ends = [end for one in prompts for end in one["finish_reasons"] if end is not None]
     return {

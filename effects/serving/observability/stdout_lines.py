@@ -16,23 +16,23 @@ PAUSE: Final = 0.1  # seconds in which lines are gathered, which are written tog
 _WHOLE: Final = 4096  # bytes that several processes may write to a pipe without mixing
 _LAST: Final = 2.0  # seconds that the last lines may take
 
-Line = Callable[[], str]
+MakeLine = Callable[[], str]
 
 
-class Lines:
+class LineWriter:
     """Writes to a file descriptor, once `begin` returns true."""
 
     def __init__(self, file: int = 1, begin: Callable[[], bool] = lambda: True) -> None:
         self._file = file
         self._begin = begin
-        self._waiting: deque[Line] = deque()
+        self._waiting: deque[MakeLine] = deque()
         self._dropped = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="minfer-lines")
         self._thread.daemon = True
         self._thread.start()
 
-    def put(self, line: Line) -> None:
+    def put(self, line: MakeLine) -> None:
         """Have a line formatted and written, soon."""
         if len(self._waiting) < MOST:
             self._waiting.append(line)

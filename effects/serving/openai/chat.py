@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.openai.chat_writing import writer
 from minfer.effects.serving.openai.conversation import (
-    Message,
+    ChatMessage,
     check_calls,
-    speaks_of_tools,
+    have_tool_calls,
 )
 from minfer.effects.serving.openai.fields import Few, GenerationBody, Top
 from minfer.effects.serving.openai.template_fields import (
@@ -20,19 +20,22 @@ from minfer.effects.serving.openai.template_fields import (
     template_kwargs,
 )
 from minfer.effects.serving.openai.tools import (
-    Tool,
+    ChatTool,
     ToolChoice,
+    call_requirements,
     check_tools,
-    offers_of,
-    wish_of,
+    offered_tools,
 )
-from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds
-from minfer.effects.serving.request_parsing.answer_parts import check_template, parsing_of
+from minfer.effects.serving.protocol import Endpoint, GenerationRequest, ModelInfo
+from minfer.effects.serving.request_parsing.answer_parsing import (
+    check_template,
+    parsing_of,
+)
 from minfer.effects.serving.request_parsing.bodies import read_body, wrong
 from minfer.effects.serving.request_parsing.tool_constraints import (
-    bound_behind,
-    bound_to,
-    with_calls,
+    constrain_after_reasoning,
+    constrain_calls,
+    with_constraint,
 )
 from minfer.effects.serving.wire.error_form import failure
 
@@ -42,7 +45,7 @@ Options: Final = Field(max_length=256)  # names for a template
 class ChatBody(GenerationBody):
     """A conversation, and the parameters of its answer."""
 
-    messages: Annotated[list[Message], Few, Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Few, Field(min_length=1)]
     add_generation_prompt: bool | None = None  # None: if the last message is complete
     continue_final_message: bool = False
     chat_template_kwargs: Annotated[dict[str, Any], Options] | None = None
@@ -50,7 +53,7 @@ class ChatBody(GenerationBody):
     verbosity: Verbosity | None = None
     logprobs: bool = False
     top_logprobs: Top = 0
-    tools: Annotated[list[Tool], Few] | None = None
+    tools: Annotated[list[ChatTool], Few] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
 
@@ -83,44 +86,44 @@ class ChatBody(GenerationBody):
         return self.top_logprobs if self.logprobs else None
 
     @property
-    def offered(self) -> list[Tool]:
+    def offered(self) -> list[ChatTool]:
         """The tools in the prompt."""
         return [] if self.tool_choice == "none" else self.tools or []
 
-    def generation(self, llm: Grounds) -> GenerationRequest:
+    def generation(self, llm: ModelInfo) -> GenerationRequest:
         """The conversation as one prompt. Raises ChatTemplateError, RequestError,
         ParameterError and ApiError.
         """
         if self.offered:
             check_template(llm.parsers, "tools")
-        elif speaks_of_tools(self.messages):
+        elif have_tool_calls(self.messages):
             check_template(llm.parsers, "messages")
         ids = self._ids(llm)
         several = self.parallel_tool_calls
-        offers = offers_of(self.offered)
+        offers = offered_tools(self.offered)
         tools = {one.name: one.parameters for one in offers}
-        begun = self.messages[-1].text if self.continue_final_message else ""
-        parsing = parsing_of(llm, ids, tools, parallel=several, begun=begun)
+        prefix = self.messages[-1].text if self.continue_final_message else ""
+        parsing = parsing_of(llm, ids, tools, parallel=several, prefix=prefix)
         # By default, an answer may take the rest of the context.
         given = {"max_tokens": None, **self.sampling()}
         params = llm.setup.default_sampling_params(**given)
         request = self.request(
             [TokenizedPrompt(None, ids, self.cache_salt.encode())], params
         )
-        wish = wish_of(self.tool_choice, several=several)
-        asked = self.constraint()
-        bound = bound_to(llm, offers, wish, parsing, asked)
-        bound = bound or bound_behind(llm, ids, parsing, asked)
-        return attrs.evolve(with_calls(request, bound), parsing=parsing)
+        requirements = call_requirements(self.tool_choice, several=several)
+        constraint = self.constraint()
+        added = constrain_calls(llm, offers, requirements, parsing, constraint)
+        added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
+        return attrs.evolve(with_constraint(request, added), parsing=parsing)
 
-    def _ids(self, llm: Grounds) -> list[int]:
-        goes_on = self.continue_final_message
-        begins = self.add_generation_prompt
+    def _ids(self, llm: ModelInfo) -> list[int]:
+        continues = self.continue_final_message
+        adds_prompt = self.add_generation_prompt
         return llm.render(
-            [message.told() for message in self.messages],
-            tools=[tool.told() for tool in self.offered] or None,
-            add_generation_prompt=not goes_on if begins is None else begins,
-            continue_final_message=goes_on,
+            [message.to_turn() for message in self.messages],
+            tools=[tool.to_json() for tool in self.offered] or None,
+            add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
+            continue_final_message=continues,
             chat_template_kwargs=template_kwargs(
                 self.chat_template_kwargs, self.reasoning_effort, self.verbosity
             ),

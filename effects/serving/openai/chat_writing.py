@@ -6,10 +6,13 @@ OpenAI's API has no field for reasoning: other servers call it `reasoning_conten
 `reasoning`, and clients read one of them.
 """
 
-from minfer.effects.serving.openai.logprobs import chat_logprobs, told_of_prompt
+from minfer.effects.serving.openai.logprobs import chat_logprobs, format_prompt_logprobs
 from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
-from minfer.effects.serving.protocol import GenerationRequest, Writer
-from minfer.effects.serving.request_parsing.answer_parts import Parsed, Said
+from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest
+from minfer.effects.serving.request_parsing.answer_parsing import (
+    AnswerParser,
+    ParsedAnswer,
+)
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
 from minfer.effects.text.outputs import CompletionOutput
@@ -33,23 +36,23 @@ class ChatChunks(ChunkWriter):
         super().__init__(stamp, "chat.completion.chunk", request.include)
         self._top = request.include.top_logprobs
         self._tokenizer = tokenizer
-        self._parsed = Parsed(request)
-        self._begun: set[int] = set()  # choices whose role was sent
+        self._parser = AnswerParser(request)
+        self._started: set[int] = set()  # choices whose role was sent
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """The chunks for the new output of a choice."""
         events = []
-        if choice not in self._begun:
-            self._begun.add(choice)
+        if choice not in self._started:
+            self._started.add(choice)
             events.append(self._delta(choice, {"role": "assistant", "content": ""}))
-        found = [_told(one) for one in self._parsed.read(choice, delta)]
+        found = [_delta_json(one) for one in self._parser.read(choice, delta)]
         scores = _scores(delta, self._top, self._tokenizer)
-        told = [one for one in found if one] or ([{"content": ""}] if scores else [])
-        for one in told:
+        payload = [one for one in found if one] or ([{"content": ""}] if scores else [])
+        for one in payload:
             events.append(self._delta(choice, one, scores))
             scores = None  # once, for all new tokens
         if delta.finish_reason:
-            end = _ended(delta, calls=self._parsed.calls(choice))
+            end = _finish_reason(delta, calls=self._parser.calls(choice))
             events.append(self._delta(choice, {}, end=end))
         return events
 
@@ -74,38 +77,38 @@ class ChatObject(ObjectWriter):
         super().__init__(stamp, "chat.completion", request.include)
         self._top = request.include.top_logprobs
         self._tokenizer = tokenizer
-        self._parsed = Parsed(request)
+        self._parser = AnswerParser(request)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """Keep a choice, which is complete."""
         if self._include.prompt_logprobs is not None:
-            self._head["prompt_logprobs"] = told_of_prompt(delta, self._include)
-        said = Said.of(self._parsed.read(choice, delta))
-        told: JsonObject = {
+            self._head["prompt_logprobs"] = format_prompt_logprobs(delta, self._include)
+        parsed = ParsedAnswer.of(self._parser.read(choice, delta))
+        payload: JsonObject = {
             "index": choice,
             "logprobs": _scores(delta, self._top, self._tokenizer),
-            "message": _message(said),
-            "finish_reason": _ended(delta, calls=bool(said.calls)),
+            "message": _message(parsed),
+            "finish_reason": _finish_reason(delta, calls=bool(parsed.calls)),
         }
-        return self.keep(choice, told)
+        return self.keep(choice, payload)
 
 
-def _message(said: Said) -> JsonObject:
+def _message(parsed: ParsedAnswer) -> JsonObject:
     """The output as a message: without content if there is none beside calls or
     reasoning.
     """
-    content = said.content or (None if said.calls or said.reasoning else "")
-    told: JsonObject = {"role": "assistant", "content": content, "refusal": None}
-    if said.calls:
-        told["tool_calls"] = [
-            _call(one.id, one.name, one.arguments) for one in said.calls
+    content = parsed.content or (None if parsed.calls or parsed.reasoning else "")
+    payload: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+    if parsed.calls:
+        payload["tool_calls"] = [
+            _call(one.id, one.name, one.arguments) for one in parsed.calls
         ]
-    if said.reasoning:
-        told |= _reasoning(said.reasoning)
-    return told
+    if parsed.reasoning:
+        payload |= _reasoning(parsed.reasoning)
+    return payload
 
 
-def _told(delta: Delta) -> JsonObject:
+def _delta_json(delta: Delta) -> JsonObject:
     """A delta in OpenAI's format; empty if that has no field for it."""
     match delta:
         case Content(text):
@@ -130,7 +133,7 @@ def _reasoning(text: str) -> JsonObject:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _ended(delta: CompletionOutput, *, calls: bool) -> str | None:
+def _finish_reason(delta: CompletionOutput, *, calls: bool) -> str | None:
     """The finish reason of a choice: "tool_calls" if it stopped and has calls."""
     return (
         "tool_calls" if calls and delta.finish_reason == "stop" else delta.finish_reason
@@ -145,7 +148,7 @@ def _scores(
 
 def writer(
     stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
-) -> Writer:
+) -> AnswerWriter:
     """The writer of an answer, by the request's `stream`."""
     kind = ChatChunks if request.stream else ChatObject
     return kind(stamp, request, tokenizer)

@@ -10,12 +10,17 @@ from minfer.effects.live.input_processing.prompts import TokenizedPrompt, read_p
 from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top
 from minfer.effects.serving.openai.logprobs import (
     CompletionLogprobs,
-    TokenLogprobs,
-    joined,
-    told_of_prompt,
+    CompletionScores,
+    format_prompt_logprobs,
+    join_scores,
 )
 from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
-from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Writer
+from minfer.effects.serving.protocol import (
+    AnswerWriter,
+    Endpoint,
+    GenerationRequest,
+    ModelInfo,
+)
 from minfer.effects.serving.request_parsing.bodies import read_body, wrong
 from minfer.effects.serving.wire.error_form import failure
 from minfer.effects.serving.wire.stamp import Stamp
@@ -36,7 +41,7 @@ def _prompts(given: Any) -> Any:
     return many
 
 
-def _no_false(logprobs: object) -> object:
+def _false_to_none(logprobs: object) -> object:
     """None for false, which requests nothing."""
     return None if logprobs is False else logprobs
 
@@ -53,7 +58,7 @@ class CompletionBody(GenerationBody):
     echo: bool = False
     logprobs: Annotated[
         Top | None,
-        BeforeValidator(_no_false, json_schema_input_type=Top | Literal[False]),
+        BeforeValidator(_false_to_none, json_schema_input_type=Top | Literal[False]),
     ] = None
 
     @model_validator(mode="after")
@@ -86,18 +91,18 @@ class CompletionBody(GenerationBody):
             found["prompt_logprobs"] = most
         return found
 
-    def generation(self, llm: Grounds) -> GenerationRequest:
+    def generation(self, llm: ModelInfo) -> GenerationRequest:
         """Its prompts as token ids. Raises RequestError and ParameterError."""
         size = llm.setup.spec.vocab_size
         salt = self.cache_salt.encode()
         prompts = [read_prompt(one, llm.tokenizer, size, salt) for one in self.prompt]
         skip = self.skip_special_tokens is not False
-        echo = _spelled(prompts, llm.tokenizer, skip=skip) if self.echo else []
+        echo = _prompt_texts(prompts, llm.tokenizer, skip=skip) if self.echo else []
         params = llm.setup.default_sampling_params(**self.sampling())
         return self.request(prompts, params, echo)
 
 
-def _spelled(
+def _prompt_texts(
     prompts: Sequence[TokenizedPrompt], tokenizer: Tokenizer | None, *, skip: bool
 ) -> list[str]:
     """The texts of prompts, as given or decoded from their ids; with `skip`, without
@@ -113,7 +118,7 @@ def _spelled(
     ]
 
 
-class _Shape:
+class _ChoiceFormat:
     """The format of a completion's choices, whole or in parts."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer | None) -> None:
@@ -126,30 +131,32 @@ class _Shape:
         # Prompts by choice, until they are written.
         self._echo = {i: echo[i // samples] for i in range(len(echo) * samples)}
 
-    def told(self, choice: int, delta: CompletionOutput) -> JsonObject:
+    def to_json(self, choice: int, delta: CompletionOutput) -> JsonObject:
         echo = self._echo.pop(choice, None)
-        told: JsonObject = {
+        to_json: JsonObject = {
             "index": choice,
             "logprobs": self._scores(choice, echo, delta),
             "text": (echo or "") + delta.text,
             "finish_reason": delta.finish_reason,
         }
         if self._include.prompt_logprobs is not None:
-            told["prompt_logprobs"] = told_of_prompt(delta, self._include)
-        return told
+            to_json["prompt_logprobs"] = format_prompt_logprobs(delta, self._include)
+        return to_json
 
     def _scores(
         self, choice: int, echo: str | None, delta: CompletionOutput
-    ) -> TokenLogprobs | None:
+    ) -> CompletionScores | None:
         """Scores of the prompt, if it is echoed now, and of the tokens after it."""
         prompt = delta.prompt_logprobs
         before = None
         if echo is not None and prompt is not None and self._scored:
             ids = self._prompts[choice // self._samples].ids
             top = self._include.top_logprobs
-            before = self._logprobs.echoed(choice, echo, ids, prompt, top)
-        own = self._logprobs.told(choice, delta.logprobs) if delta.logprobs else None
-        return joined(before, own) if before and own else before or own
+            before = self._logprobs.echo_scores(choice, echo, ids, prompt, top)
+        own = None
+        if delta.logprobs:
+            own = self._logprobs.next_scores(choice, delta.logprobs)
+        return join_scores(before, own) if before and own else before or own
 
 
 class CompletionChunks(ChunkWriter):
@@ -159,11 +166,11 @@ class CompletionChunks(ChunkWriter):
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(stamp, "text_completion", request.include)
-        self._shape = _Shape(request, tokenizer)
+        self._format = _ChoiceFormat(request, tokenizer)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """The chunk for the new output of a choice."""
-        return [self.chunk(self._shape.told(choice, delta))]
+        return [self.chunk(self._format.to_json(choice, delta))]
 
 
 class CompletionObject(ObjectWriter):
@@ -173,16 +180,16 @@ class CompletionObject(ObjectWriter):
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(stamp, "text_completion", request.include)
-        self._shape = _Shape(request, tokenizer)
+        self._format = _ChoiceFormat(request, tokenizer)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """Keep a choice, which is complete."""
-        return self.keep(choice, self._shape.told(choice, delta))
+        return self.keep(choice, self._format.to_json(choice, delta))
 
 
 def writer(
     stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
-) -> Writer:
+) -> AnswerWriter:
     """The writer of an answer, by the request's `stream`."""
     kind = CompletionChunks if request.stream else CompletionObject
     return kind(stamp, request, tokenizer)

@@ -13,10 +13,10 @@ from minfer.effects.serving.request_parsing.bodies import (
     shown,
     wrong,
 )
-from minfer.effects.serving.request_parsing.typed import (
+from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
+    template_content,
     text_or_parts,
-    told_content,
 )
 
 # Fields that are not supported, with the values at which they change nothing.
@@ -44,7 +44,7 @@ def _role(role: object) -> object:
     return "system" if role == "developer" else role
 
 
-class Message(StrictObject):
+class ChatMessage(StrictObject):
     """One message; neutral fields are those that OpenAI's SDK returns with an answer."""
 
     neutral = _NEUTRAL
@@ -57,9 +57,8 @@ class Message(StrictObject):
             ],
         ),
     ]
-    content: Annotated[str | list[TextPart] | None, text_or_parts(TextPart, Few)] = (
-        None  # only beside calls or reasoning
-    )
+    # None only beside calls or reasoning.
+    content: Annotated[str | list[TextPart] | None, text_or_parts(TextPart, Few)] = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Few] | None = None
     tool_call_id: str | None = None  # of the call that a tool message answers
@@ -71,7 +70,7 @@ class Message(StrictObject):
     def _fits_its_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise wrong("are of assistant messages; leave them out", "tool_calls")
-        if self.content is None and not (self.tool_calls or self._thought):
+        if self.content is None and not (self.tool_calls or self._reasoning):
             raise wrong("is missing", "content")
         if self.role == "tool" and self.tool_call_id is None:
             raise wrong("is missing: which call is answered?", "tool_call_id")
@@ -85,27 +84,27 @@ class Message(StrictObject):
         return self.content or ""
 
     @property
-    def _thought(self) -> str:
+    def _reasoning(self) -> str:
         """The reasoning of an assistant."""
-        thought = self.reasoning_content or self.reasoning or ""
-        return thought if self.role == "assistant" else ""
+        reasoning = self.reasoning_content or self.reasoning or ""
+        return reasoning if self.role == "assistant" else ""
 
-    def told(self) -> dict[str, Any]:
+    def to_turn(self) -> dict[str, Any]:
         """The message for chat templates, without absent fields: templates test them."""
-        said = None if self.content is None else told_content(self.content)
-        found: dict[str, Any] = {"role": self.role, "content": said}
+        content = None if self.content is None else template_content(self.content)
+        found: dict[str, Any] = {"role": self.role, "content": content}
         if self.name is not None:
             found["name"] = self.name
-        if self._thought:
-            found["reasoning_content"] = self._thought
+        if self._reasoning:
+            found["reasoning_content"] = self._reasoning
         if self.tool_calls:
-            found["tool_calls"] = [call.told() for call in self.tool_calls]
+            found["tool_calls"] = [call.to_json() for call in self.tool_calls]
         if self.role == "tool":
             found["tool_call_id"] = self.tool_call_id
         return found
 
 
-def check_calls(messages: Sequence[Message]) -> None:
+def check_calls(messages: Sequence[ChatMessage]) -> None:
     """Raise the error in tool messages, if any: each must answer an earlier call."""
     made = set[str]()
     for at, message in enumerate(messages):
@@ -115,6 +114,6 @@ def check_calls(messages: Sequence[Message]) -> None:
         made.update(call.id for call in message.tool_calls or ())
 
 
-def speaks_of_tools(messages: Sequence[Message]) -> bool:
+def have_tool_calls(messages: Sequence[ChatMessage]) -> bool:
     """Whether messages have calls, or answers to them."""
     return any(message.tool_calls or message.role == "tool" for message in messages)

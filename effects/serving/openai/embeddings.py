@@ -23,10 +23,10 @@ from minfer.effects.serving.openai.usage import usage_of
 from minfer.effects.serving.protocol import (
     Endpoint,
     GenerationRequest,
-    Grounds,
     Include,
-    Pooled,
-    Served,
+    ModelInfo,
+    PoolingOptions,
+    PromptUsage,
 )
 from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
 from minfer.effects.serving.wire.error_form import failure
@@ -60,7 +60,7 @@ class EmbeddingBody(StrictObject):
         """False: the answer is sent as a whole."""
         return False
 
-    def generation(self, llm: Grounds) -> GenerationRequest:
+    def generation(self, llm: ModelInfo) -> GenerationRequest:
         """Its inputs as token ids. Raises RequestError and ApiError."""
         size = llm.setup.spec.hidden_size
         if self.dimensions not in (None, size):
@@ -76,7 +76,7 @@ class EmbeddingBody(StrictObject):
             ),
             stream=False,
             include=Include(),
-            pooled=Pooled(
+            pooled=PoolingOptions(
                 how=self.pooling,
                 normalize=self.normalize,
                 base64=self.encoding_format == "base64",
@@ -91,8 +91,8 @@ class EmbeddingList:
         self, stamp: Stamp, request: GenerationRequest, _tokenizer: Tokenizer | None
     ) -> None:
         self._stamp = stamp
-        self._pooled = request.pooled or Pooled()
-        self._spelled: dict[int, str] = {}  # by input
+        self._pooled = request.pooled or PoolingOptions()
+        self._formatted: dict[int, str] = {}  # by input
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """Keep the vector of an input; nothing is sent yet."""
@@ -100,12 +100,14 @@ class EmbeddingList:
             why = "the request failed: the executor gave no vector"
             raise ApiError(why, None, "engine_error", INTERNAL)
         vector = normalized(delta.vector) if self._pooled.normalize else delta.vector
-        spelled = b64encode(vector).decode() if self._pooled.base64 else _numbers(vector)
-        told = {"object": "embedding", "index": choice, "embedding": spelled}
-        self._spelled[choice] = json.dumps(told)
+        formatted = (
+            b64encode(vector).decode() if self._pooled.base64 else _numbers(vector)
+        )
+        item = {"object": "embedding", "index": choice, "embedding": formatted}
+        self._formatted[choice] = json.dumps(item)
         return []
 
-    def end(self, served: Sequence[Served]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The answer."""
         usage = usage_of(served)
         del usage["completion_tokens"]
@@ -116,7 +118,7 @@ class EmbeddingList:
             "model": self._stamp.model,
             "usage": usage,
         }
-        data = ", ".join(self._spelled[i] for i in sorted(self._spelled))
+        data = ", ".join(self._formatted[i] for i in sorted(self._formatted))
         return [Event(f'{json.dumps(about)[:-1]}, "data": [{data}]}}')]
 
 

@@ -78,7 +78,7 @@ _SAMPLING: Final = {
 
 # Fields that a beam search does not use, with the values at which they change nothing: it
 # ranks tokens by the model's own probabilities, and all that end by themselves.
-_UNSEARCHED: Final[Mapping[str, Any]] = {
+_UNUSED_IN_SEARCH: Final[Mapping[str, Any]] = {
     **{one.name: one.default for one in attrs.fields(RowValues)},
     "temperature": 0,
     "stop": [],
@@ -93,7 +93,7 @@ _UNSEARCHED: Final[Mapping[str, Any]] = {
     **dict.fromkeys(ConstrainedBody.model_fields),
 }
 # Fields for the number of tokens to write.
-_WANTED: Final = ("max_tokens", "max_completion_tokens")
+_LENGTH_FIELDS: Final = ("max_tokens", "max_completion_tokens")
 
 
 def _as_list(stop: object) -> object:
@@ -207,12 +207,12 @@ class GenerationBody(ConstrainedBody):
         if self.width > MAX_BEAMS:
             field = "n" if self.best_of is None else "best_of"
             raise wrong(f"must be at most {MAX_BEAMS} with use_beam_search", field)
-        given = {name: getattr(self, name, None) for name in _UNSEARCHED}
+        given = {name: getattr(self, name, None) for name in _UNUSED_IN_SEARCH}
         given["logprobs"] = self.scored
         if self.response_format is not None and self.response_format.type == "text":
             given["response_format"] = None
         for name, value in given.items():
-            if value is not None and value != _UNSEARCHED[name]:
+            if value is not None and value != _UNUSED_IN_SEARCH[name]:
                 raise wrong("does not go with use_beam_search; leave it out", name)
 
     @property
@@ -250,8 +250,8 @@ class GenerationBody(ConstrainedBody):
             found["max_tokens"] = self.max_completion_tokens
         if self.scored is not None:
             found["logprobs"] = self.scored
-        if (asked := self.constraint()) is not None:
-            found["structured_outputs"] = asked.made()
+        if (constraint := self.constraint()) is not None:
+            found["structured_outputs"] = constraint.build()
         return found
 
     def request(
@@ -276,16 +276,16 @@ class GenerationBody(ConstrainedBody):
             echo=tuple(echo),
             prompt_logprobs=self.prompt_logprobs,
         )
-        asked = self.constraint()
+        constraint = self.constraint()
         return GenerationRequest(
             prompts=tuple(prompts),
             params=params if beams is None else beams.sampling,
-            constrained_by="" if asked is None else asked.field,
+            constraint_field="" if constraint is None else constraint.field,
             urgency=urgency,
             stream=self.stream,
             include=include,
             beams=beams,
-            wanted_by=next(filter(self._gives, _WANTED), ""),
+            max_tokens_field=next(filter(self._is_given, _LENGTH_FIELDS), ""),
         )
 
     def _check_scores(
@@ -294,15 +294,15 @@ class GenerationBody(ConstrainedBody):
         """Refuse an answer with too many log-probabilities of prompts."""
         if params.prompt_logprobs is None:
             return
-        each = params.n * (1 + params.prompt_logprobs)
-        told = each * sum(len(prompt.ids) for prompt in prompts)
-        if told > MAX_SCORES:
+        per_token = params.n * (1 + params.prompt_logprobs)
+        count = per_token * sum(len(prompt.ids) for prompt in prompts)
+        if count > MAX_SCORES:
             field = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
-            why = f"{told} log-probabilities of prompts in one answer are too many: at"
+            why = f"{count} log-probabilities of prompts in one answer are too many: at"
             raise ApiError(
                 f"{field}: {why} most {MAX_SCORES}; name fewer tokens, or fewer prompts",
                 field,
             )
 
-    def _gives(self, name: str) -> bool:
+    def _is_given(self, name: str) -> bool:
         return getattr(self, name) is not None

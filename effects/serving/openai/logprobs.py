@@ -18,7 +18,7 @@ LEAST: Final = -9999.0  # as low as OpenAI goes: JSON has no infinity
 Scored = Sequence[dict[int, Logprob]]  # of tokens: by id, its own first
 
 
-class TokenLogprob(TypedDict):
+class TokenScore(TypedDict):
     """A token and its score."""
 
     token: str
@@ -26,13 +26,11 @@ class TokenLogprob(TypedDict):
     bytes: list[int] | None  # None without a tokenizer
 
 
-def token_logprob(
-    token: int, score: Logprob, tokenizer: Tokenizer | None
-) -> TokenLogprob:
+def token_logprob(token: int, score: Logprob, tokenizer: Tokenizer | None) -> TokenScore:
     """A token and its score, in the form of both formats."""
-    spelled = None if tokenizer is None else [*tokenizer.token_bytes(token)]
+    token_text = None if tokenizer is None else [*tokenizer.token_bytes(token)]
     text = score.decoded_token or f"token_id:{token}"  # without a text, vLLM's name
-    return {"token": text, "logprob": max(score.logprob, LEAST), "bytes": spelled}
+    return {"token": text, "logprob": max(score.logprob, LEAST), "bytes": token_text}
 
 
 def chat_logprobs(
@@ -47,13 +45,15 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
-def told_of_prompt(delta: CompletionOutput, include: Include) -> list[object] | None:
+def format_prompt_logprobs(
+    delta: CompletionOutput, include: Include
+) -> list[object] | None:
     """Scores of a prompt's tokens, in vLLM's format."""
     if delta.prompt_logprobs is None or include.prompt_logprobs is None:
         return None
     most = include.prompt_logprobs
     return [
-        by_id and {str(token): _entry(one) for token, one in _some(by_id, most)}
+        by_id and {str(token): _entry(one) for token, one in _likeliest(by_id, most)}
         for by_id in delta.prompt_logprobs
     ]
 
@@ -66,13 +66,13 @@ def _entry(score: Logprob) -> dict[str, object]:
     }
 
 
-def _some(by_id: dict[int, Logprob], most: int) -> list[tuple[int, Logprob]]:
+def _likeliest(by_id: dict[int, Logprob], most: int) -> list[tuple[int, Logprob]]:
     """A token's own score, and those of so many likeliest tokens."""
     own, *others = by_id.items()
     return [own, *((token, one) for token, one in others if one.rank <= most)]
 
 
-class TokenLogprobs(TypedDict):
+class CompletionScores(TypedDict):
     """Scores of successive tokens; null for a token without a predecessor."""
 
     tokens: list[str]
@@ -88,9 +88,9 @@ class CompletionLogprobs:
         self._tokenizer = tokenizer
         self._lengths: dict[int, int] = {}  # characters written so far, by choice
 
-    def told(self, choice: int, scored: Scored) -> TokenLogprobs:
+    def next_scores(self, choice: int, scored: Scored) -> CompletionScores:
         """The scores of a choice's next tokens."""
-        every = [self._spelled([*by_id.items()]) for by_id in scored]
+        every = [self._token_scores([*by_id.items()]) for by_id in scored]
         own = [of_token[0] for of_token in every]
         begin = self._lengths.get(choice, 0)
         sizes = map(self._characters, map(_own_id, scored))
@@ -99,26 +99,29 @@ class CompletionLogprobs:
         return {
             "tokens": [one["token"] for one in own],
             "token_logprobs": [one["logprob"] for one in own],
-            "top_logprobs": [*map(_named, every)],
+            "top_logprobs": [*map(_by_text, every)],
             "text_offset": offsets,
         }
 
-    def echoed(
+    def echo_scores(
         self, choice: int, text: str, ids: Sequence[int], scored: PromptLogprobs, top: int
-    ) -> TokenLogprobs:
+    ) -> CompletionScores:
         """The scores of a prompt that is echoed before a choice's own tokens; `text` is
         the prompt's.
         """
-        every = [self._spelled(_some(by_id, top)) if by_id else [] for by_id in scored]
+        every = [
+            self._token_scores(_likeliest(by_id, top)) if by_id else []
+            for by_id in scored
+        ]
         self._lengths[choice] = len(text)
         return {
-            "tokens": [spelled(token, self._tokenizer) for token in ids],
+            "tokens": [token_text(token, self._tokenizer) for token in ids],
             "token_logprobs": [one[0]["logprob"] if one else None for one in every],
-            "top_logprobs": [_named(one) if one else None for one in every],
-            "text_offset": [*self._places(text, ids)],
+            "top_logprobs": [_by_text(one) if one else None for one in every],
+            "text_offset": [*self._text_offsets(text, ids)],
         }
 
-    def _spelled(self, by_id: Sequence[tuple[int, Logprob]]) -> list[TokenLogprob]:
+    def _token_scores(self, by_id: Sequence[tuple[int, Logprob]]) -> list[TokenScore]:
         return [token_logprob(*one, self._tokenizer) for one in by_id]
 
     def _characters(self, token: int) -> int:
@@ -130,7 +133,7 @@ class CompletionLogprobs:
             return 0
         return sum(byte & 0xC0 != 0x80 for byte in tokenizer.token_bytes(token))
 
-    def _places(self, text: str, ids: Sequence[int]) -> Iterator[int]:
+    def _text_offsets(self, text: str, ids: Sequence[int]) -> Iterator[int]:
         """The offsets of tokens in their prompt's text.
 
         A special token may be in that text, or not; and tokenizers put a space before a
@@ -139,7 +142,7 @@ class CompletionLogprobs:
         at = 0
         for token in ids:
             yield min(at, len(text))
-            word = "" if self._tokenizer is None else spelled(token, self._tokenizer)
+            word = "" if self._tokenizer is None else token_text(token, self._tokenizer)
             if self._tokenizer is not None and token in self._tokenizer.special_ids:
                 at += len(word) if text.startswith(word, at) else 0
             else:
@@ -147,7 +150,7 @@ class CompletionLogprobs:
                 at += self._characters(token) - added
 
 
-def joined(first: TokenLogprobs, then: TokenLogprobs) -> TokenLogprobs:
+def join_scores(first: CompletionScores, then: CompletionScores) -> CompletionScores:
     """Join the scores of tokens with those of the following tokens."""
     return {
         "tokens": first["tokens"] + then["tokens"],
@@ -157,7 +160,7 @@ def joined(first: TokenLogprobs, then: TokenLogprobs) -> TokenLogprobs:
     }
 
 
-def spelled(token: int, tokenizer: Tokenizer | None) -> str:
+def token_text(token: int, tokenizer: Tokenizer | None) -> str:
     """A token's text, or vLLM's name for one without."""
     return text_of(token, tokenizer) or f"token_id:{token}"
 
@@ -166,7 +169,7 @@ def _own_id(by_id: dict[int, Logprob]) -> int:
     return next(iter(by_id))
 
 
-def _named(of_token: Sequence[TokenLogprob]) -> dict[str, float]:
+def _by_text(of_token: Sequence[TokenScore]) -> dict[str, float]:
     """Scores by text: among tokens with equal texts, that of the sampled one, or else of
     the likelier one.
     """

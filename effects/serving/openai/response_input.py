@@ -12,30 +12,30 @@ from pydantic import BeforeValidator, Field
 
 from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.tools import (
-    Allowed,
+    AllowedToolList,
     AllowedTools,
-    Choice,
+    ChatTool,
+    ChoiceWord,
     Function,
+    FunctionName,
     Mode,
-    Name,
     NamedTool,
-    Tool,
     ToolName,
     read_choice,
 )
 from minfer.effects.serving.request_parsing.bodies import ANYTHING, shown, wrong
-from minfer.effects.serving.request_parsing.typed import (
+from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
+    template_content,
     text_or_parts,
-    told_content,
 )
 
-_OF_PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
+_NEUTRAL_IN_PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "annotations": ([],),
     "logprobs": (ANYTHING,),
     "prompt_cache_breakpoint": (ANYTHING,),
 }
-_OF_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
+_NEUTRAL_IN_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
     "id": (ANYTHING,),
     "phase": (ANYTHING,),
     "status": (ANYTHING,),
@@ -44,11 +44,11 @@ _PARAGRAPH: Final = "\n\n"
 Turn = dict[str, Any]  # a message for chat templates
 
 
-class Part(TypedObject):
+class ContentPart(TypedObject):
     """A piece of a message's text: of an input, or of an earlier output."""
 
     kinds = ("input_text", "output_text")
-    neutral = _OF_PARTS
+    neutral = _NEUTRAL_IN_PARTS
     text: str
 
 
@@ -57,7 +57,7 @@ def _role(role: object) -> object:
     return "system" if role == "developer" else role
 
 
-Parts = Annotated[str | list[Part], text_or_parts(Part, Few)]
+ContentParts = Annotated[str | list[ContentPart], text_or_parts(ContentPart, Few)]
 Role = Annotated[
     Literal["system", "user", "assistant"],
     BeforeValidator(
@@ -67,26 +67,26 @@ Role = Annotated[
 ]
 
 
-class Item(TypedObject):
+class MessageInput(TypedObject):
     """A message; neutral fields are those that OpenAI's SDK returns with a response."""
 
     kinds = ("message",)
-    neutral = _OF_ITEMS
+    neutral = _NEUTRAL_IN_ITEMS
     type: str = "message"
     role: Role
-    content: Parts
+    content: ContentParts
 
-    def told(self) -> Turn:
+    def to_turn(self) -> Turn:
         """The message for chat templates."""
-        return {"role": self.role, "content": told_content(self.content)}
+        return {"role": self.role, "content": template_content(self.content)}
 
 
-class Call(TypedObject):
+class CallInput(TypedObject):
     """A call in an earlier response."""
 
     kinds = ("function_call",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_OF_ITEMS,
+        **_NEUTRAL_IN_ITEMS,
         "caller": (ANYTHING,),
         "parsed_arguments": (ANYTHING,),
     }
@@ -94,27 +94,27 @@ class Call(TypedObject):
     name: str
     arguments: str  # as they were written, whether JSON or not
 
-    def told(self) -> Turn:
+    def to_json(self) -> Turn:
         """The call for chat templates."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
-class Output(TypedObject):
+class CallOutputInput(TypedObject):
     """The output of a function for a call."""
 
     kinds = ("function_call_output",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_OF_ITEMS,
+        **_NEUTRAL_IN_ITEMS,
         "caller": (ANYTHING,),
     }
     call_id: str
-    output: Parts
+    output: ContentParts
 
-    def told(self) -> Turn:
+    def to_turn(self) -> Turn:
         """The message for chat templates."""
-        said = told_content(self.output)
-        return {"role": "tool", "tool_call_id": self.call_id, "content": said}
+        content = template_content(self.output)
+        return {"role": "tool", "tool_call_id": self.call_id, "content": content}
 
 
 class ReasoningText(TypedObject):
@@ -124,23 +124,25 @@ class ReasoningText(TypedObject):
     text: str
 
 
-class Reasoning(TypedObject):
+class ReasoningInput(TypedObject):
     """The model's reasoning before an earlier answer."""
 
     kinds = ("reasoning",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_OF_ITEMS,
+        **_NEUTRAL_IN_ITEMS,
         "encrypted_content": (),
         "summary": (ANYTHING,),
     }
     content: Annotated[list[ReasoningText], Few] | None = None
 
 
-_KINDS: Final[Mapping[str, type[Item | Call | Output | Reasoning]]] = {
-    "message": Item,
-    "function_call": Call,
-    "function_call_output": Output,
-    "reasoning": Reasoning,
+_KINDS: Final[
+    Mapping[str, type[MessageInput | CallInput | CallOutputInput | ReasoningInput]]
+] = {
+    "message": MessageInput,
+    "function_call": CallInput,
+    "function_call_output": CallOutputInput,
+    "reasoning": ReasoningInput,
 }
 
 
@@ -154,8 +156,14 @@ def _item(given: object) -> object:
 
 
 AnyItem = Annotated[
-    Item | Call | Output | Reasoning,
-    BeforeValidator(_item, json_schema_input_type=Item | Call | Output | Reasoning),
+    MessageInput | CallInput | CallOutputInput | ReasoningInput,
+    BeforeValidator(
+        _item,
+        json_schema_input_type=MessageInput
+        | CallInput
+        | CallOutputInput
+        | ReasoningInput,
+    ),
 ]
 
 
@@ -163,9 +171,9 @@ def check_outputs(items: Sequence[AnyItem]) -> None:
     """Raise the error in outputs, if any: each must belong to an earlier call."""
     made = set[str]()
     for at, item in enumerate(items):
-        if isinstance(item, Call):
+        if isinstance(item, CallInput):
             made.add(item.call_id)
-        if isinstance(item, Output) and item.call_id not in made:
+        if isinstance(item, CallOutputInput) and item.call_id not in made:
             where = f"input[{at}].call_id"
             raise wrong("must be that of a call in an earlier item", where)
 
@@ -173,44 +181,46 @@ def check_outputs(items: Sequence[AnyItem]) -> None:
 def turns_of(items: Sequence[AnyItem]) -> list[Turn]:
     """Items as messages: successive items of the assistant's answer are one."""
     turns: list[Turn] = []
-    thought = ""
+    reasoning = ""
     for item in items:
         match item:
-            case Reasoning():
+            case ReasoningInput():
                 texts = [part.text for part in item.content or ()]
-                thought = "\n".join([thought, *texts] if thought else texts)
-            case Call() | Item(role="assistant"):
-                _say(turns, item, thought)
-                thought = ""
+                reasoning = "\n".join([reasoning, *texts] if reasoning else texts)
+            case CallInput() | MessageInput(role="assistant"):
+                _add_assistant_item(turns, item, reasoning)
+                reasoning = ""
             case _:
-                turns += _thinking(thought)
-                turns.append(item.told())
-                thought = ""
-    return turns + _thinking(thought)
+                turns += _reasoning_turn(reasoning)
+                turns.append(item.to_turn())
+                reasoning = ""
+    return turns + _reasoning_turn(reasoning)
 
 
-def _thinking(thought: str) -> list[Turn]:
+def _reasoning_turn(reasoning: str) -> list[Turn]:
     """The turn of an answer that ended within its reasoning."""
-    turn = {"role": "assistant", "content": None, "reasoning_content": thought}
-    return [turn] if thought else []
+    turn = {"role": "assistant", "content": None, "reasoning_content": reasoning}
+    return [turn] if reasoning else []
 
 
-def _say(turns: list[Turn], item: Item | Call, thought: str) -> None:
+def _add_assistant_item(
+    turns: list[Turn], item: MessageInput | CallInput, reasoning: str
+) -> None:
     """Add an assistant's item, to its last turn where it belongs to that."""
     last: Turn = turns[-1] if turns else {"role": ""}
     # Text after calls belongs to the same answer: their outputs come later.
-    same = isinstance(item, Call) or "tool_calls" in last
-    if last["role"] != "assistant" or thought or not same:
+    same = isinstance(item, CallInput) or "tool_calls" in last
+    if last["role"] != "assistant" or reasoning or not same:
         last = {"role": "assistant", "content": None}
         turns.append(last)
-    if thought:
-        last["reasoning_content"] = thought
-    if isinstance(item, Call):
-        last.setdefault("tool_calls", []).append(item.told())
+    if reasoning:
+        last["reasoning_content"] = reasoning
+    if isinstance(item, CallInput):
+        last.setdefault("tool_calls", []).append(item.to_json())
     elif last["content"] is None:
-        last["content"] = told_content(item.content)
+        last["content"] = template_content(item.content)
     else:
-        both = (last["content"], told_content(item.content))
+        both = (last["content"], template_content(item.content))
         last["content"] = _PARAGRAPH.join(map(_text, both))
 
 
@@ -233,7 +243,7 @@ class FunctionTool(TypedObject):
     parameters: dict[str, Any] | None = None
     strict: bool = False
 
-    def tool(self) -> Tool:
+    def tool(self) -> ChatTool:
         """The tool in the form of a chat."""
         function = Function(
             name=self.name,
@@ -241,7 +251,7 @@ class FunctionTool(TypedObject):
             parameters=self.parameters,
             strict=self.strict,
         )
-        return Tool(type="function", function=function)
+        return ChatTool(type="function", function=function)
 
     def shown(self) -> dict[str, object]:
         """The tool as a response repeats it."""
@@ -254,9 +264,9 @@ class NamedFunction(TypedObject):
     kinds = ("function",)
     name: str
 
-    def named(self) -> NamedTool:
+    def to_chat(self) -> NamedTool:
         """The tool choice in the form of a chat."""
-        return NamedTool(type="function", function=Name(name=self.name))
+        return NamedTool(type="function", function=FunctionName(name=self.name))
 
 
 class AllowedFunctions(TypedObject):
@@ -266,18 +276,19 @@ class AllowedFunctions(TypedObject):
     mode: Mode
     tools: Annotated[list[NamedFunction], Few, Field(min_length=1)]
 
-    def named(self) -> AllowedTools:
+    def to_chat(self) -> AllowedTools:
         """The tool choice in the form of a chat."""
-        tools = [one.named() for one in self.tools]
+        tools = [one.to_chat() for one in self.tools]
         return AllowedTools(
-            type="allowed_tools", allowed_tools=Allowed(mode=self.mode, tools=tools)
+            type="allowed_tools",
+            allowed_tools=AllowedToolList(mode=self.mode, tools=tools),
         )
 
 
 FunctionChoice = Annotated[
-    Choice | NamedFunction | AllowedFunctions,
+    ChoiceWord | NamedFunction | AllowedFunctions,
     BeforeValidator(
         partial(read_choice, one=NamedFunction, some=AllowedFunctions),
-        json_schema_input_type=Choice | NamedFunction | AllowedFunctions,
+        json_schema_input_type=ChoiceWord | NamedFunction | AllowedFunctions,
     ),
 ]

@@ -12,17 +12,17 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from minfer.effects.serving.openai.response_items import Happening, Items
+from minfer.effects.serving.openai.response_items import ItemEvent, OutputItems
 from minfer.effects.serving.openai.writing import JsonObject
-from minfer.effects.serving.protocol import GenerationRequest, Served, Writer
-from minfer.effects.serving.request_parsing.answer_parts import Parsed
+from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, PromptUsage
+from minfer.effects.serving.request_parsing.answer_parsing import AnswerParser
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 
 # Fields that no request can change, for now.
-_SETTLED: Final[JsonObject] = {
+_FIXED_FIELDS: Final[JsonObject] = {
     "background": False,
     "error": None,
     "parallel_tool_calls": True,
@@ -38,7 +38,7 @@ _SETTLED: Final[JsonObject] = {
 _RUNNING: Final = "in_progress"
 
 
-def usage_of(served: Served) -> JsonObject:
+def usage_of(served: PromptUsage) -> JsonObject:
     """The tokens of a response."""
     output = served.metrics.output_tokens
     return {
@@ -54,7 +54,7 @@ def usage_of(served: Served) -> JsonObject:
     }
 
 
-class _Shape:
+class _ResponseBuilder:
     """The format of a response, at any time."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
@@ -65,12 +65,12 @@ class _Shape:
             "model": stamp.model,
             "temperature": request.params.temperature,
             "top_p": request.params.top_p,
-            **_SETTLED,
+            **_FIXED_FIELDS,
             **request.include.repeat,
         }
 
     def response(
-        self, status: str, output: Sequence[JsonObject], served: Served | None = None
+        self, status: str, output: Sequence[JsonObject], served: PromptUsage | None = None
     ) -> JsonObject:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         cost = {} if served is None else {"usage": usage_of(served)}
@@ -93,68 +93,68 @@ class ResponseEvents:
     """Writes a stream."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
-        self._shape = _Shape(stamp, request)
-        self._items = Items(stamp.id.removeprefix("resp"))
-        self._parsed = Parsed(request)
+        self._format = _ResponseBuilder(stamp, request)
+        self._items = OutputItems(stamp.id.removeprefix("resp"))
+        self._parser = AnswerParser(request)
         self._plain = request.parsing is None
         self._number = 0  # of the next event
         self._status = _RUNNING
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """The events for the new output."""
-        events = [] if self._number else self._begin()
-        for one in self._parsed.read(choice, delta):
-            events += map(self._event, self._items.take(one))
+        events = [] if self._number else self._start_events()
+        for event in self._parser.read(choice, delta):
+            events += map(self._make_event, self._items.take(event))
         if delta.finish_reason:
             self._status = _status(delta)
         return events
 
-    def end(self, served: Sequence[Served]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The events that end the response and what is open in it."""
-        events = [self._event(one) for one in self._items.close(self._status)]
-        whole = self._shape.response(self._status, self._items.told(), served[0])
-        last = Happening(f"response.{self._status}", {"response": whole})
-        return [*events, self._event(last)]
+        events = [self._make_event(event) for event in self._items.close(self._status)]
+        whole = self._format.response(self._status, self._items.to_json(), served[0])
+        last = ItemEvent(f"response.{self._status}", {"response": whole})
+        return [*events, self._make_event(last)]
 
-    def _begin(self) -> list[Event]:
-        running: JsonObject = {"response": self._shape.response(_RUNNING, [])}
-        happened = [
-            Happening("response.created", running),
-            Happening("response.in_progress", running),
-            *(self._items.begin_message() if self._plain else []),
+    def _start_events(self) -> list[Event]:
+        running: JsonObject = {"response": self._format.response(_RUNNING, [])}
+        events = [
+            ItemEvent("response.created", running),
+            ItemEvent("response.in_progress", running),
+            *(self._items.start_message() if self._plain else []),
         ]
-        return [self._event(one) for one in happened]
+        return [self._make_event(event) for event in events]
 
-    def _event(self, one: Happening) -> Event:
-        told = {"type": one.name, "sequence_number": self._number, **one.fields}
+    def _make_event(self, event: ItemEvent) -> Event:
+        item_json = {"type": event.name, "sequence_number": self._number, **event.fields}
         self._number += 1
-        return Event(json.dumps(told), one.name)
+        return Event(json.dumps(item_json), event.name)
 
 
 class ResponseObject:
     """Writes a response as one object."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
-        self._shape = _Shape(stamp, request)
-        self._items = Items(stamp.id.removeprefix("resp"))
-        self._parsed = Parsed(request)
+        self._format = _ResponseBuilder(stamp, request)
+        self._items = OutputItems(stamp.id.removeprefix("resp"))
+        self._parser = AnswerParser(request)
         self._status = _RUNNING
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """Keep the output, which is complete."""
-        for one in self._parsed.read(choice, delta):
-            self._items.take(one)
+        for event in self._parser.read(choice, delta):
+            self._items.take(event)
         self._status = _status(delta)
         return []
 
-    def end(self, served: Sequence[Served]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The response."""
         self._items.close(self._status)
-        whole = self._shape.response(self._status, self._items.told(), served[0])
+        whole = self._format.response(self._status, self._items.to_json(), served[0])
         return [Event(json.dumps(whole))]
 
 
-def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> Writer:
+def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> AnswerWriter:
     """The writer of a response, by the request's `stream`."""
     kind = ResponseEvents if request.stream else ResponseObject
     return kind(stamp, request)

@@ -19,7 +19,7 @@ from minfer.effects.serving.openai.response_input import (
     AnyItem,
     FunctionChoice,
     FunctionTool,
-    Item,
+    MessageInput,
     NamedFunction,
     check_outputs,
     turns_of,
@@ -32,12 +32,20 @@ from minfer.effects.serving.openai.template_fields import (
 )
 from minfer.effects.serving.openai.tools import (
     ToolChoice,
+    call_requirements,
     check_tools,
-    offers_of,
-    wish_of,
+    offered_tools,
 )
-from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
-from minfer.effects.serving.request_parsing.answer_parts import check_template, parsing_of
+from minfer.effects.serving.protocol import (
+    Endpoint,
+    GenerationRequest,
+    Include,
+    ModelInfo,
+)
+from minfer.effects.serving.request_parsing.answer_parsing import (
+    check_template,
+    parsing_of,
+)
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     StrictObject,
@@ -45,11 +53,14 @@ from minfer.effects.serving.request_parsing.bodies import (
     shown,
     wrong,
 )
-from minfer.effects.serving.request_parsing.structured_fields import Constraint, schema_in
+from minfer.effects.serving.request_parsing.structured_fields import (
+    Constraint,
+    schema_constraint,
+)
 from minfer.effects.serving.request_parsing.tool_constraints import (
-    bound_behind,
-    bound_to,
-    with_calls,
+    constrain_after_reasoning,
+    constrain_calls,
+    with_constraint,
 )
 from minfer.effects.serving.wire.error_form import stream_failure
 
@@ -75,8 +86,8 @@ _KINDS: Final = ("text", "json_object", "json_schema")  # of a text's format
 _LONGEST_NAME: Final = 64  # characters of a name that an error shows
 
 
-class Text(StrictObject):
-    """The format of the text, and how much of it is wanted."""
+class TextOptions(StrictObject):
+    """The format of the text, and how much of it is requested."""
 
     format: dict[str, Any] | None = None
     verbosity: Verbosity | None = None
@@ -89,16 +100,16 @@ class Text(StrictObject):
     def constraint(self) -> Constraint | None:
         """The constraint of the format, if any. Raises ApiError."""
         where = "text.format"
-        said = dict(self.format or {})
-        match said.pop("type", "text"):
-            case "text" if not said:
+        content = dict(self.format or {})
+        match content.pop("type", "text"):
+            case "text" if not content:
                 return None
-            case "json_object" if not said:
+            case "json_object" if not content:
                 return Constraint({"json_object": True}, where)
             case "json_schema":
-                return schema_in(said, where)
+                return schema_constraint(content, where)
             case str(kind) if kind in _KINDS:
-                field = f"{where}.{min(said)[:_LONGEST_NAME]}"
+                field = f"{where}.{min(content)[:_LONGEST_NAME]}"
                 raise ApiError(f"{field}: is not a field here; leave it out", field)
             case kind:
                 there = " or ".join(map(shown, _KINDS))
@@ -127,7 +138,7 @@ def _items(given: object) -> object:
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
-def _nothing_more(include: list[str]) -> list[str]:
+def _check_include(include: list[str]) -> list[str]:
     """The values of `include`: those that only concern tools or images are accepted."""
     if _SCORES in include:
         raise wrong(f"{shown(_SCORES)} is not supported; leave it out")
@@ -143,7 +154,7 @@ class ResponsesBody(StrictObject):
         list[AnyItem],
         Few,
         Field(min_length=1),
-        BeforeValidator(_items, json_schema_input_type=str | list[Item]),
+        BeforeValidator(_items, json_schema_input_type=str | list[MessageInput]),
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=_LARGEST)] | None = None
@@ -152,9 +163,9 @@ class ResponsesBody(StrictObject):
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = None
-    include: Annotated[list[str], Few, AfterValidator(_nothing_more)] | None = None
+    include: Annotated[list[str], Few, AfterValidator(_check_include)] | None = None
     metadata: dict[str, str] | None = None
-    text: Text | None = None
+    text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     tools: Annotated[list[FunctionTool], Few] | None = None
     tool_choice: FunctionChoice | None = None
@@ -173,27 +184,27 @@ class ResponsesBody(StrictObject):
     @property
     def _choice(self) -> ToolChoice | None:
         choice = self.tool_choice
-        return choice if isinstance(choice, str | None) else choice.named()
+        return choice if isinstance(choice, str | None) else choice.to_chat()
 
     @property
     def offered(self) -> list[FunctionTool]:
         """The tools in the prompt."""
         return [] if self.tool_choice == "none" else self.tools or []
 
-    def generation(self, llm: Grounds) -> GenerationRequest:
+    def generation(self, llm: ModelInfo) -> GenerationRequest:
         """The items as one prompt. Raises ChatTemplateError, RequestError,
         ParameterError and ApiError.
         """
         ids = self._ids(llm)
         given = self.model_dump(include={"temperature", "top_p"}, exclude_none=True)
-        asked = None if self.text is None else self.text.constraint()
-        if asked is not None:
-            given["structured_outputs"] = asked.made()
+        constraint = None if self.text is None else self.text.constraint()
+        if constraint is not None:
+            given["structured_outputs"] = constraint.build()
         params = llm.setup.default_sampling_params(
             **given, max_tokens=self.max_output_tokens
         )
         several = self.parallel_tool_calls
-        offers = offers_of([one.tool() for one in self.offered], inside="")
+        offers = offered_tools([one.tool() for one in self.offered], inside="")
         tools = {one.name: one.parameters for one in offers}
         parsing = parsing_of(llm, ids, tools, parallel=several)
         request = GenerationRequest(
@@ -201,17 +212,19 @@ class ResponsesBody(StrictObject):
             params=params,
             urgency=Urgency(client=self.safety_identifier or self.user),
             stream=self.stream,
-            include=Include(repeat=self._repeated()),
-            constrained_by="" if asked is None else asked.field,
+            include=Include(repeat=self._echoed_fields()),
+            constraint_field="" if constraint is None else constraint.field,
             parsing=parsing,
-            wanted_by="" if self.max_output_tokens is None else "max_output_tokens",
+            max_tokens_field=""
+            if self.max_output_tokens is None
+            else "max_output_tokens",
         )
-        wish = wish_of(self._choice, several=several)
-        bound = bound_to(llm, offers, wish, parsing, asked)
-        bound = bound or bound_behind(llm, ids, parsing, asked)
-        return with_calls(request, bound)
+        requirements = call_requirements(self._choice, several=several)
+        added = constrain_calls(llm, offers, requirements, parsing, constraint)
+        added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
+        return with_constraint(request, added)
 
-    def _ids(self, llm: Grounds) -> list[int]:
+    def _ids(self, llm: ModelInfo) -> list[int]:
         turns = turns_of(self.input)
         if self.offered:
             check_template(llm.parsers, "tools")
@@ -219,7 +232,7 @@ class ResponsesBody(StrictObject):
             check_template(llm.parsers, "input")
         if self.instructions is not None:
             turns = [{"role": "system", "content": self.instructions}, *turns]
-        tools = [one.tool().told() for one in self.offered]
+        tools = [one.tool().to_json() for one in self.offered]
         kwargs = template_kwargs(None, self._effort, self._verbosity)
         return llm.render(turns, tools=tools or None, chat_template_kwargs=kwargs)
 
@@ -231,7 +244,7 @@ class ResponsesBody(StrictObject):
     def _verbosity(self) -> Verbosity | None:
         return None if self.text is None else self.text.verbosity
 
-    def _repeated(self) -> dict[str, object]:
+    def _echoed_fields(self) -> dict[str, object]:
         """The request's fields that a response repeats, as they were given."""
         form = None if self.text is None else self.text.format
         text = {"format": form or {"type": "text"}}

@@ -15,26 +15,28 @@ from minfer.effects.serving.request_parsing.bodies import (
 )
 from minfer.effects.serving.request_parsing.tool_constraints import (
     CHOICE,
-    Offer,
-    Wish,
+    CallRequirements,
+    OfferedTool,
     check_names,
 )
-from minfer.effects.serving.request_parsing.typed import TypedObject
+from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_OF_CALLS: Final[Mapping[str, tuple[Any, ...]]] = {"index": (ANYTHING,)}
-_OF_CALLED: Final[Mapping[str, tuple[Any, ...]]] = {"parsed_arguments": (ANYTHING,)}
-Choice = Literal["none", "auto", "required"]
+_NEUTRAL_IN_CALLS: Final[Mapping[str, tuple[Any, ...]]] = {"index": (ANYTHING,)}
+_NEUTRAL_IN_FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "parsed_arguments": (ANYTHING,)
+}
+ChoiceWord = Literal["none", "auto", "required"]
 Mode = Literal["auto", "required"]
 
 
-def _named(name: str) -> str:
+def _check_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise wrong("must be 1 to 64 letters, digits, underscores and dashes")
     return name
 
 
-ToolName = Annotated[str, AfterValidator(_named)]
+ToolName = Annotated[str, AfterValidator(_check_name)]
 
 
 class Function(StrictObject):
@@ -45,25 +47,25 @@ class Function(StrictObject):
     parameters: dict[str, Any] | None = None  # JSON schema
     strict: bool = False
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The function for chat templates."""
-        there = {"description": self.description, "parameters": self.parameters}
-        given = {name: value for name, value in there.items() if value is not None}
+        given = {"description": self.description, "parameters": self.parameters}
+        given = {name: value for name, value in given.items() if value is not None}
         return {"name": self.name, **given}
 
 
-class Tool(TypedObject):
+class ChatTool(TypedObject):
     """A tool; only functions are supported."""
 
     kinds = ("function",)
     function: Function
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The tool for chat templates."""
-        return {"type": "function", "function": self.function.told()}
+        return {"type": "function", "function": self.function.to_json()}
 
 
-class Name(StrictObject):
+class FunctionName(StrictObject):
     """The name of a function."""
 
     name: str
@@ -73,10 +75,10 @@ class NamedTool(TypedObject):
     """The tool that must be called."""
 
     kinds = ("function",)
-    function: Name
+    function: FunctionName
 
 
-class Allowed(StrictObject):
+class AllowedToolList(StrictObject):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Mode
@@ -87,7 +89,7 @@ class AllowedTools(TypedObject):
     """Only these tools may be called, whichever are in the prompt."""
 
     kinds = ("allowed_tools",)
-    allowed_tools: Allowed
+    allowed_tools: AllowedToolList
 
 
 def read_choice(
@@ -105,15 +107,15 @@ def read_choice(
 
 
 ToolChoice = Annotated[
-    Choice | NamedTool | AllowedTools,
+    ChoiceWord | NamedTool | AllowedTools,
     BeforeValidator(
         partial(read_choice, one=NamedTool, some=AllowedTools),
-        json_schema_input_type=Choice | NamedTool | AllowedTools,
+        json_schema_input_type=ChoiceWord | NamedTool | AllowedTools,
     ),
 ]
 
 
-def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+def check_tools(tools: Sequence[ChatTool], choice: ToolChoice | None) -> None:
     """Raise the error in tools or in the tool choice, if any."""
     names = [tool.function.name for tool in tools]
     check_names(names)
@@ -121,28 +123,32 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         return
     if not names:
         raise wrong("needs tools", CHOICE)
-    only = wish_of(choice, several=True).only or frozenset()
+    only = call_requirements(choice, several=True).only or frozenset()
     for name in sorted(only.difference(names)):
         raise wrong(f"there is no tool {shown(name)}; name one of tools", CHOICE)
 
 
-def wish_of(choice: ToolChoice | None, *, several: bool) -> Wish:
-    """Which calls are wanted; `several`, whether there may be more than one."""
+def call_requirements(choice: ToolChoice | None, *, several: bool) -> CallRequirements:
+    """Which calls are required; `several`, whether there may be more than one."""
     match choice:
         case NamedTool():
             name = frozenset([choice.function.name])
-            return Wish(must=True, only=name, several=False)
+            return CallRequirements(must=True, only=name, several=False)
         case AllowedTools():
-            said = choice.allowed_tools
-            only = frozenset(one.function.name for one in said.tools)
-            return Wish(must=said.mode == "required", only=only, several=several)
-    return Wish(must=choice == "required", several=several)
+            allowed = choice.allowed_tools
+            only = frozenset(one.function.name for one in allowed.tools)
+            return CallRequirements(
+                must=allowed.mode == "required", only=only, several=several
+            )
+    return CallRequirements(must=choice == "required", several=several)
 
 
-def offers_of(tools: Sequence[Tool], inside: str = ".function") -> list[Offer]:
+def offered_tools(
+    tools: Sequence[ChatTool], inside: str = ".function"
+) -> list[OfferedTool]:
     """Tools in the form in which they are enforced. A function is `inside` its tool."""
     return [
-        Offer(
+        OfferedTool(
             name=tool.function.name,
             parameters=tool.function.parameters,
             where=f"tools[{at}]{inside}",
@@ -152,10 +158,10 @@ def offers_of(tools: Sequence[Tool], inside: str = ".function") -> list[Offer]:
     ]
 
 
-class Called(StrictObject):
+class CalledFunction(StrictObject):
     """A function that was called, and its arguments."""
 
-    neutral = _OF_CALLED
+    neutral = _NEUTRAL_IN_FUNCTIONS
     name: str
     arguments: str  # as they were written, whether JSON or not
 
@@ -164,12 +170,12 @@ class ToolCall(TypedObject):
     """A call in an earlier answer."""
 
     kinds = ("function",)
-    neutral = _OF_CALLS
+    neutral = _NEUTRAL_IN_CALLS
     type: str = "function"
     id: Annotated[str, Field(min_length=1)]
-    function: Called
+    function: CalledFunction
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The call for chat templates."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
         return {"id": self.id, "type": "function", "function": function}

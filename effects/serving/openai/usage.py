@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from minfer.effects.serving.protocol import Served
+from minfer.effects.serving.protocol import PromptUsage
 
 
-def usage_of(served: Sequence[Served]) -> dict[str, object]:
+def usage_of(served: Sequence[PromptUsage]) -> dict[str, object]:
     """Tokens of all prompts together, in OpenAI's format."""
     prompt = sum(one.prompt_tokens for one in served)
     output = sum(one.metrics.output_tokens for one in served)
@@ -18,7 +18,7 @@ def usage_of(served: Sequence[Served]) -> dict[str, object]:
     }
 
 
-def timing_of(served: Served) -> dict[str, object]:
+def timing_of(served: PromptUsage) -> dict[str, object]:
     """The times of a prompt, in seconds; null where there is none.
 
     The format is minfer's own: OpenAI's API has none.

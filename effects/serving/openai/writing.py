@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from minfer.effects.serving.openai.usage import timing_of, usage_of
-from minfer.effects.serving.protocol import Include, Served
+from minfer.effects.serving.protocol import Include, PromptUsage
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
 
@@ -41,7 +41,7 @@ class ChunkWriter:
         """The event for the new output of one choice."""
         return Event(json.dumps({**self._head, "choices": [choice]}))
 
-    def end(self, served: Sequence[Served]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The usage and the like, if requested, then the mark of the end."""
         about: JsonObject = {"usage": usage_of(served)} if self._include.usage else {}
         if self._include.timing:
@@ -59,12 +59,12 @@ class ObjectWriter:
         self._head = _head(stamp, kind)
         self._choices: dict[int, JsonObject] = {}
 
-    def keep(self, choice: int, told: JsonObject) -> list[Event]:
+    def keep(self, choice: int, choice_json: JsonObject) -> list[Event]:
         """Keep a choice, which is complete; nothing is sent yet."""
-        self._choices[choice] = told
+        self._choices[choice] = choice_json
         return []
 
-    def end(self, served: Sequence[Served]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The answer."""
         choices = [self._choices[i] for i in sorted(self._choices)]
         answer = {**self._head, "choices": choices, "usage": usage_of(served)}

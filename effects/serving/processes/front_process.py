@@ -27,9 +27,9 @@ from minfer.effects.serving.processes.server import (
     HttpOptions,
     HttpServer,
     http_config,
-    surrounded,
+    with_middleware,
 )
-from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.setup.prepare import prepared_elsewhere
 from minfer.effects.setup.settings import EngineArgs
 from minfer.values.checks import ConfigError
@@ -50,7 +50,9 @@ class FrontPlan:
     path: Path  # of the engine's socket
     args: EngineArgs
     http: HttpOptions
-    shared: Shared = field(factory=Shared)  # what it counts with the other fronts
+    shared: SharedCounts = field(
+        factory=SharedCounts
+    )  # what it counts with the other fronts
     # Whether the first line of the output is written: logs come after it.
     announced: Callable[[], bool] = lambda: True
 
@@ -66,7 +68,7 @@ class FrontServer(HttpServer):
         """Leave signals as they are."""
         yield
 
-    def obey(self) -> None:
+    def install_handlers(self) -> None:
         """Handle the parent's signals from now on."""
         signal.signal(DRAIN, lambda *_: self.handle_exit(signal.SIGTERM, None))
         signal.signal(STOP, lambda *_: self.handle_exit(signal.SIGINT, None))
@@ -83,28 +85,28 @@ def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
     return asyncio.run(_serve(plan, plan.shared.at(plan.number), ready))
 
 
-async def _serve(plan: FrontPlan, shared: Shared, ready: Callable[[], None]) -> int:
+async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None]) -> int:
     remote = Remote(plan.number, max_waiting=plan.args.max_waiting)
     gate = Gate(lambda: remote.unready)
     tasks = [
         asyncio.create_task(keep_linked(remote, plan.path)),
-        asyncio.create_task(_open(plan, shared, remote, gate, ready)),
+        asyncio.create_task(_open_application(plan, shared, remote, gate, ready)),
     ]
     try:
         name = front_name(plan.number)
-        with surrounded(
+        with with_middleware(
             gate, plan.http, name, lambda: gate.application, plan.announced
         ) as app:
             config = http_config(app, plan.http)
             server = FrontServer(config, plan.http, lambda: gate.application, shared)
-            server.obey()
+            server.install_handlers()
             serving = asyncio.create_task(server.serve(sockets=[plan.listener]))
             await asyncio.wait([serving, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            broken = [task for task in tasks if task.done()]
-            if broken:  # without these tasks no request is served: end, visibly
+            ended = [task for task in tasks if task.done()]
+            if ended:  # without these tasks no request is served: end, visibly
                 server.handle_exit(signal.SIGINT, None)
             await serving
-            for task in broken:
+            for task in ended:
                 task.result()
     finally:
         for task in tasks:
@@ -113,9 +115,9 @@ async def _serve(plan: FrontPlan, shared: Shared, ready: Callable[[], None]) -> 
     return 0
 
 
-async def _open(
+async def _open_application(
     plan: FrontPlan,
-    shared: Shared,
+    shared: SharedCounts,
     remote: Remote,
     gate: Gate,
     ready: Callable[[], None],
@@ -140,16 +142,16 @@ async def _open(
     gate.application.lookup.join(remote.queries)
     ready()
     metrics = gate.application.metrics
-    told = None
+    last_report = None
     while True:
         _check_same(setup.fingerprint, remote)  # another engine may be there by now
-        counted = metrics.counted()
+        totals = metrics.front_totals()
         # A new engine has no earlier reports. And a link that lost something shows it
         # only when something follows.
-        news = (counted, remote.links, remote.clock() // AGAIN)
-        if news != told:
-            remote.count(counted)
-            told = news
+        report = (totals, remote.links, remote.clock() // AGAIN)
+        if report != last_report:
+            remote.count(totals)
+            last_report = report
         await asyncio.sleep(COUNT)
 
 

@@ -29,11 +29,11 @@ class Gate:
         if self.application is not None:
             await self.application(scope, receive, send)
         elif scope["type"] == "http":
-            await self._early(scope)(scope, receive, send)
+            await self._not_ready(scope)(scope, receive, send)
         else:
             await WebSocketClose(_TRY_AGAIN)(scope, receive, send)
 
-    def _early(self, scope: Scope) -> Response:
+    def _not_ready(self, scope: Scope) -> Response:
         path = scope["path"]
         why = self._unready() or "starting"
         if path in LIVE:  # the process lives, and works as it should

@@ -74,7 +74,7 @@ class Processes:
         """Start all processes."""
         return [Start(ENGINE), *[Start(name) for name in self._fronts()]]
 
-    def started(self, name: str) -> None:
+    def note_started(self, name: str) -> None:
         """Note that a process runs."""
         self.alive.add(name)
 
@@ -83,7 +83,7 @@ class Processes:
         needed = name == ENGINE and self.phase == "draining" and self._fronts_alive()
         return self.phase == "watching" or bool(needed)
 
-    def said_ready(self, name: str) -> bool:
+    def note_ready(self, name: str) -> bool:
         """Note that a process is ready; returns whether all are, for the first time."""
         if name not in self.alive:  # it reported that, and ended
             return False
@@ -93,7 +93,7 @@ class Processes:
         self.served = self.served or first
         return first
 
-    def ended(self, name: str, code: int) -> list[Action]:
+    def note_ended(self, name: str, code: int) -> list[Action]:
         """Note that a process has ended, with this exit code."""
         self.alive.discard(name)
         was_ready = name in self.ready
@@ -108,13 +108,13 @@ class Processes:
             return self._stop()
         return [Start(name, FIRST_PAUSE * 2**count)]
 
-    def hung(self, name: str) -> list[Action]:
+    def note_hang(self, name: str) -> list[Action]:
         """Kill a process that hangs: it will end, and be restarted. While stopping, it
         keeps its time to end.
         """
         return [] if self.phase == "stopping" else [Signal(name, "kill")]
 
-    def signalled(self, *, interrupt: bool) -> list[Action]:
+    def note_signal(self, *, interrupt: bool) -> list[Action]:
         """Note a signal to end; an interrupt stops at once."""
         if interrupt:
             self.code = INTERRUPTED
@@ -123,7 +123,7 @@ class Processes:
         self.phase = "draining"
         return [Signal(name, "drain") for name in self._fronts_alive()]
 
-    def timed_out(self) -> list[Action]:
+    def note_timeout(self) -> list[Action]:
         """Kill the processes that did not end in time."""
         self.phase = "stopping"
         return [Signal(name, "kill") for name in sorted(self.alive)]

@@ -25,14 +25,14 @@ def run_folder() -> Iterator[Path]:
     for one in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _remove_if_left(one)
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
-        lock = _locked(Path(name))
+        lock = _lock_folder(Path(name))
         try:
             yield Path(name)
         finally:
             os.close(lock)
 
 
-def _locked(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     """Lock a folder; returns the file that holds the lock until all copies are closed."""
     part = folder / f"{_LOCK}.part"
     file = os.open(part, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

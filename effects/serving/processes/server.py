@@ -22,19 +22,23 @@ from attrs import field, frozen
 from starlette.types import ASGIApp
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.serving.access.bounds import Bounds, bounds_of
-from minfer.effects.serving.access.hosts import CheckHost, Hosts, hosts_of
+from minfer.effects.serving.access.hosts import CheckHost, Hosts, read_hosts
+from minfer.effects.serving.access.server_bounds import ServerBounds, read_bounds
 from minfer.effects.serving.application import Application, refusal
 from minfer.effects.serving.observability.access_log import AccessLog
 from minfer.effects.serving.observability.logs import configure_logs
 from minfer.effects.serving.observability.records import JsonObject
-from minfer.effects.serving.observability.spans import check_endpoint, open_traces, traced
-from minfer.effects.serving.observability.stdout_lines import Lines
+from minfer.effects.serving.observability.spans import (
+    check_endpoint,
+    open_traces,
+    with_traces,
+)
+from minfer.effects.serving.observability.stdout_lines import LineWriter
 from minfer.effects.serving.request_parsing.limits import LEAST_BODY
 from minfer.effects.serving.wire.connections import Connections, bounded
 from minfer.effects.serving.wire.descriptors import Listener
 from minfer.effects.serving.wire.origins import AllowOrigins
-from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.tls import Tls
 from minfer.effects.serving.wire.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.settings import EngineArgs, engine_args
@@ -56,7 +60,7 @@ class HttpOptions:
     """How a model is served over HTTP."""
 
     names: Sequence[str]  # of the model
-    bounds: Bounds = field(factory=Bounds)
+    bounds: ServerBounds = field(factory=ServerBounds)
     max_body: int | None = None  # bytes; None: by the model's context
     parsers: Parsers = field(factory=Parsers)  # of answers
     access_log: str = "off"  # or one of the other `FORMS`
@@ -78,10 +82,10 @@ class HttpServer(uvicorn.Server):
         config: uvicorn.Config,
         options: HttpOptions,
         application: Callable[[], Application | None],
-        shared: Shared | None = None,
+        shared: SharedCounts | None = None,
     ) -> None:
         super().__init__(config)
-        connections = (shared or Shared()).connections
+        connections = (shared or SharedCounts()).connections
         self.server_state.connections = Connections(connections)
         self._options = options
         self._application = application
@@ -96,22 +100,22 @@ class HttpServer(uvicorn.Server):
         """Begin to accept connections."""
         for one in sockets or ():
             if isinstance(one, Listener):
-                one.tls = self._options.tls.wanted
+                one.tls = self._options.tls.enabled
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then stop."""
         application = self._application()
         if application is not None:
-            await self._drained(application)
+            await self._drain(application)
             application.close()
         await super().shutdown(sockets)
 
-    async def _drained(self, application: Application) -> None:
+    async def _drain(self, application: Application) -> None:
         """Take no new requests, and wait until the running ones are answered: a client
         may be slower than the engine.
         """
-        client = application.backend.llm.client
+        client = application.state.llm.client
         client.drain(0)
         count = application.records.live
         if count and self._signals < _STOP:
@@ -129,7 +133,7 @@ class HttpServer(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def surrounded(
+def with_middleware(
     app: ASGIApp,
     options: HttpOptions,
     process: str,
@@ -140,21 +144,21 @@ def surrounded(
     one with the records, once it is there; lines are logged once `begin` returns true.
     """
 
-    def told(name: str, owner: str) -> JsonObject | None:
+    def find_record(name: str, owner: str) -> JsonObject | None:
         found = application()
-        return None if found is None else found.records.told(name, owner)
+        return None if found is None else found.records.find(name, owner)
 
     with contextlib.ExitStack() as stack:
         if options.hosts is not None:
             app = CheckHost(app, options.hosts, refusal)
         if options.traces:
             traces = stack.enter_context(contextlib.closing(open_traces(options.traces)))
-            app = traced(app, traces)
+            app = with_traces(app, traces)
         if options.allowed_origins:
             app = AllowOrigins(app, options.allowed_origins)
         if options.access_log != "off":
-            lines = stack.enter_context(contextlib.closing(Lines(begin=begin)))
-            app = AccessLog(app, lines, options.access_log, process, told)
+            lines = stack.enter_context(contextlib.closing(LineWriter(begin=begin)))
+            app = AccessLog(app, lines, options.access_log, process, find_record)
         yield app
 
 
@@ -176,7 +180,7 @@ def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
     )
 
 
-def bound(host: str, port: int, count: int = 1) -> list[Listener]:
+def listen_at(host: str, port: int, count: int = 1) -> list[Listener]:
     """So many sockets that listen at one address; the system divides connections among
     them. Before the model is loaded, connections wait, or get an error. Raises
     ConfigError.
@@ -208,15 +212,15 @@ def bound(host: str, port: int, count: int = 1) -> list[Listener]:
     return listeners
 
 
-def told_address(listener: socket.socket, options: HttpOptions) -> str:
+def describe_address(listener: socket.socket, options: HttpOptions) -> str:
     """The lines that announce the model and its address; programs read the first."""
     host, port = listener.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    scheme = "https" if options.tls.wanted else "http"
+    scheme = "https" if options.tls.enabled else "http"
     served = f"minfer: {options.names[0]} is served at {scheme}://{where}/v1"
     nearby = f"localhost:{port}" if host in _EVERYWHERE else where
     page = f"minfer: a page to try it is at {scheme}://{nearby}/"
-    return f"{served}\n{page}\nminfer: {options.bounds.tenants.told()}"
+    return f"{served}\n{page}\nminfer: {options.bounds.tenants.describe()}"
 
 
 def fronts_by_cores() -> int:
@@ -241,10 +245,10 @@ def serve_in_process(
     # uvicorn raises again the signal that stopped it. An interrupt is for our caller; a
     # SIGTERM ends here.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    print(told_address(listener, options), flush=True)
+    print(describe_address(listener, options), flush=True)
     with (
         contextlib.closing(llm),
-        surrounded(app, options, "server", lambda: app) as outer,
+        with_middleware(app, options, "server", lambda: app) as outer,
     ):
         HttpServer(http_config(outer, options), options, lambda: app).run([listener])
     return 0
@@ -262,11 +266,11 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
     )
     tls.check()
     check_endpoint(options.otlp_traces_endpoint)
-    bounds = bounds_of(options)
+    bounds = read_bounds(options)
     http = HttpOptions(
         names=options.served_model_name or [_model_name(args)],
         bounds=bounds,
-        hosts=hosts_of(options, has_keys=bool(bounds.keys.known)),
+        hosts=read_hosts(options, has_keys=bool(bounds.keys.known)),
         max_body=options.max_body_size,
         parsers=Parsers(options.tool_parser, options.reasoning_parser),
         access_log=options.access_log,

@@ -38,8 +38,12 @@ from minfer.effects.serving.processes.process_ends import (
     front_name,
 )
 from minfer.effects.serving.processes.run_folder import run_folder
-from minfer.effects.serving.processes.server import HttpOptions, bound, told_address
-from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.serving.processes.server import (
+    HttpOptions,
+    describe_address,
+    listen_at,
+)
+from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.settings import EngineArgs
 from minfer.values.checks import ConfigError
@@ -64,17 +68,17 @@ def serve_in_processes(
     ConfigError if the address or a socket cannot be had, and CheckpointError if there is
     no such model.
     """
-    _check(options, fronts)
+    _check_options(options, fronts)
     with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(one) for one in bound(host, port, fronts)]
+        listeners = [stack.enter_context(one) for one in listen_at(host, port, fronts)]
         # Once, before any process starts: it may have to be downloaded.
         read_config(model_folder(args.model))
         path = _socket_path(stack.enter_context(run_folder()))
-        said = mmap.mmap(-1, 1)  # shared: whether the first line is out
-        shared = Shared.of(fronts)
+        announced = mmap.mmap(-1, 1)  # shared: whether the first line is out
+        shared = SharedCounts.of(fronts)
         heartbeat = Heartbeat(options.engine_timeout)
         runs: dict[str, Run] = {
-            ENGINE: partial(_be_engine, args, path, fronts, heartbeat)
+            ENGINE: partial(_run_engine, args, path, fronts, heartbeat)
         }
         for number, one in enumerate(listeners):
             plan = FrontPlan(
@@ -84,19 +88,19 @@ def serve_in_processes(
                 args=args,
                 http=options,
                 shared=shared,
-                announced=lambda: said[0] == 1,
+                announced=lambda: announced[0] == 1,
             )
             runs[front_name(number)] = partial(run_front, plan)
 
         def ready() -> None:
-            print(told_address(listeners[0], options), flush=True)
-            said[0] = 1
+            print(describe_address(listeners[0], options), flush=True)
+            announced[0] = 1
 
         patience = options.shutdown_timeout
         return Supervisor(Processes(fronts), runs, guard, patience, heartbeat).run(ready)
 
 
-def _check(options: HttpOptions, fronts: int) -> None:
+def _check_options(options: HttpOptions, fronts: int) -> None:
     """Raise ConfigError for impossible options."""
     for name, value in (
         ("--api-processes", fronts),
@@ -106,7 +110,7 @@ def _check(options: HttpOptions, fronts: int) -> None:
             raise ConfigError(f"{name} must be at least 0, not {value:g}")
 
 
-def _be_engine(
+def _run_engine(
     args: EngineArgs,
     path: Path,
     fronts: int,
@@ -142,13 +146,13 @@ class Supervisor:
         self._runs = runs
         self._guard = guard
         self._patience = patience
-        self._pulse = heartbeat
+        self._heartbeat = heartbeat
         self._names: dict[int, str] = {}  # by process id
         self._due: dict[str, float] = {}  # when a process is to be started
         self._signals: list[int] = []
         self._deadline: float | None = None
-        self._lifeline, self._held = os.pipe()
-        self._words, self._said = os.pipe()
+        self._lifeline, self._lifeline_end = os.pipe()
+        self._reports, self._reports_end = os.pipe()
 
     def run(self, ready: Callable[[], None]) -> int:
         """Watch until all have ended; returns the exit code. `ready` is called when all
@@ -156,50 +160,57 @@ class Supervisor:
         """
         woken, waker = os.pipe()
         os.set_blocking(waker, False)
-        os.set_blocking(self._words, False)
+        os.set_blocking(self._reports, False)
         before = {one: signal.getsignal(one) for one in _WATCHED}
         for one in _WATCHED:
-            signal.signal(one, self._note)
+            signal.signal(one, self._note_signal)
         old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(woken, selectors.EVENT_READ)
-                selector.register(self._words, selectors.EVENT_READ)
-                self._do(self._processes.begin())
+                selector.register(self._reports, selectors.EVENT_READ)
+                self._execute(self._processes.begin())
                 while not self._processes.over:
-                    for key, _ in selector.select(self._pause()):
+                    for key, _ in selector.select(self._select_timeout()):
                         data = os.read(key.fd, 4096)
-                        if key.fd == self._words:
-                            self._hear(data.decode(), ready)
-                    self._look()
+                        if key.fd == self._reports:
+                            self._read_reports(data.decode(), ready)
+                    self._check_processes()
         finally:
             signal.set_wakeup_fd(old)
             for one, handler in before.items():
                 signal.signal(one, handler)
-            mine = (woken, waker, self._lifeline, self._held, self._words, self._said)
-            for pipe in mine:
+            pipes = (
+                woken,
+                waker,
+                self._lifeline,
+                self._lifeline_end,
+                self._reports,
+                self._reports_end,
+            )
+            for pipe in pipes:
                 os.close(pipe)
         return self._processes.code
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if number != signal.SIGCHLD:
             self._signals.append(number)
 
-    def _pause(self) -> float:
-        soon = min(self._due.values(), default=float("inf")) - time.monotonic()
-        return max(0.0, min(_LOOK, soon))
+    def _select_timeout(self) -> float:
+        until_due = min(self._due.values(), default=float("inf")) - time.monotonic()
+        return max(0.0, min(_LOOK, until_due))
 
-    def _hear(self, words: str, ready: Callable[[], None]) -> None:
-        for name in words.split("\n"):
-            if name in self._runs and self._processes.said_ready(name):
+    def _read_reports(self, reports: str, ready: Callable[[], None]) -> None:
+        for name in reports.split("\n"):
+            if name in self._runs and self._processes.note_ready(name):
                 ready()
 
-    def _look(self) -> None:
+    def _check_processes(self) -> None:
         """Handle signals, ended and hanging processes, and starts that are due."""
         while self._signals:
             interrupt = self._signals.pop(0) == signal.SIGINT
-            self._do(self._processes.signalled(interrupt=interrupt))
+            self._execute(self._processes.note_signal(interrupt=interrupt))
             wait = self._patience if self._processes.phase == "draining" else 0.0
             self._deadline = time.monotonic() + wait + LAST_MOMENTS
         self._reap()
@@ -209,7 +220,7 @@ class Supervisor:
             self._deadline = now + LAST_MOMENTS
         if self._deadline is not None and now > self._deadline:
             self._deadline = now + LAST_MOMENTS
-            self._do(self._processes.timed_out())
+            self._execute(self._processes.note_timeout())
         for name in [name for name, when in self._due.items() if when <= now]:
             del self._due[name]
             if self._processes.may_start(name):
@@ -226,23 +237,23 @@ class Supervisor:
                 continue
             code = os.waitstatus_to_exitcode(status)
             before = self._processes.phase
-            actions = self._processes.ended(name, code if code >= 0 else 128 - code)
-            _tell(name, code, before, actions)
-            self._do(actions)
+            actions = self._processes.note_ended(name, code if code >= 0 else 128 - code)
+            _report_end(name, code, before, actions)
+            self._execute(actions)
 
     def _check_heartbeat(self, now: float) -> None:
         """Kill the engine if it runs but sends no heartbeat."""
         table = self._processes
         if ENGINE not in table.alive:
             return
-        if self._pulse.hangs(now, ready=ENGINE in table.ready):
-            self._pulse.begin()  # it may take a while to end
-            if actions := table.hung(ENGINE):
+        if self._heartbeat.hangs(now, ready=ENGINE in table.ready):
+            self._heartbeat.begin()  # it may take a while to end
+            if actions := table.note_hang(ENGINE):
                 why = "has not answered for too long (--engine-timeout); it is killed"
                 print(f"minfer: {ENGINE} {why}", file=sys.stderr, flush=True)
-                self._do(actions)
+                self._execute(actions)
 
-    def _do(self, actions: list[Action]) -> None:
+    def _execute(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
                 self._due[action.name] = time.monotonic() + action.pause
@@ -260,14 +271,14 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         process = os.fork()
         if not process:
-            self._become(name)
+            self._run_child(name)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         self._names[process] = name
-        self._processes.started(name)
+        self._processes.note_started(name)
         if name == ENGINE:
-            self._pulse.begin()
+            self._heartbeat.begin()
 
-    def _become(self, name: str) -> NoReturn:
+    def _run_child(self, name: str) -> NoReturn:
         """Run as the named process, from here on."""
         code = 1
         try:
@@ -275,14 +286,14 @@ class Supervisor:
             for one in _WATCHED:
                 signal.signal(one, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-            os.close(self._held)
+            os.close(self._lifeline_end)
             _die_with_parent()
             with contextlib.suppress(OSError):  # where there is no such file
                 Path("/proc/self/comm").write_text(f"minfer {name}", "ascii")
             threading.Thread(target=self._end_with_parent, daemon=True).start()
             ready = f"{name}\n".encode()
             code = self._guard(
-                lambda: self._runs[name](lambda: announce(self._said, ready))
+                lambda: self._runs[name](lambda: announce(self._reports_end, ready))
             )
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -311,7 +322,7 @@ _WATCHED: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 _SIGNALS: Final = {"drain": DRAIN, "stop": STOP, "kill": signal.SIGKILL}
 
 
-def _tell(name: str, code: int, phase: str, actions: list[Action]) -> None:
+def _report_end(name: str, code: int, phase: str, actions: list[Action]) -> None:
     """Print why a process is restarted, or why the server ends."""
     how = f"with {code}" if code >= 0 else f"by signal {-code}"
     if any(isinstance(action, Start) for action in actions):

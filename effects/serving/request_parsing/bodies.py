@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.request_parsing.wording import worded
+from minfer.effects.serving.request_parsing.validation_errors import describe_error
 from minfer.effects.setup.nearest import nearest
 
 ANYTHING: Final = object()  # among a field's neutral values: all of them are
@@ -24,7 +24,7 @@ _LONGEST_VALUE: Final = 80  # of a value as JSON
 
 def wrong(message: str, field: str | None = None) -> PydanticCustomError:
     """An error about a value, or about a field of it; to be raised in a validator."""
-    return PydanticCustomError("wrong", "{said}", {"said": message, "field": field})
+    return PydanticCustomError("wrong", "{reason}", {"reason": message, "field": field})
 
 
 def shown(value: object) -> str:
@@ -44,7 +44,7 @@ class StrictObject(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, given: Any) -> Any:
+    def _check_fields(cls, given: Any) -> Any:
         """Refuse the first field that is unknown or unsupported: there may be a million
         of them.
         """
@@ -55,15 +55,15 @@ class StrictObject(BaseModel):
                 continue
             if name not in cls.neutral:
                 cut = name[:_LONGEST_NAME]
-                near = nearest(cut, cls.model_fields)
-                hint = f"did you mean {near}?" if near else "leave it out"
+                similar = nearest(cut, cls.model_fields)
+                hint = f"did you mean {similar}?" if similar else "leave it out"
                 raise wrong(f"is not a field here; {hint}", cut)
-            if not _asks_for_nothing(value, cls.neutral[name]):
+            if not _is_neutral(value, cls.neutral[name]):
                 raise wrong("is not supported; leave it out", name)
         return {k: v for k, v in given.items() if v is not None and k in cls.model_fields}
 
 
-def _asks_for_nothing(value: object, neutral: tuple[object, ...]) -> bool:
+def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
     if ANYTHING in neutral:
         return True
     # False equals 0 in Python, but not in JSON.
@@ -71,16 +71,16 @@ def _asks_for_nothing(value: object, neutral: tuple[object, ...]) -> bool:
     return (value, isinstance(value, bool)) in alike
 
 
-Kind = TypeVar("Kind", bound=BaseModel)
+Body = TypeVar("Body", bound=BaseModel)
 
 
-def read_body(kind: type[Kind], data: bytes) -> Kind:
+def read_body(kind: type[Body], data: bytes) -> Body:
     """The object in a body. Raises ApiError, which names the field."""
     try:
         given = from_json(data, allow_inf_nan=False, cache_strings="none")
         return kind.model_validate(given)
     except ValidationError as error:
-        raise _refused(error.errors(include_url=False)[0]) from None
+        raise _field_error(error.errors(include_url=False)[0]) from None
     except ValueError as error:
         raise ApiError(no_json("the body", error)) from None
 
@@ -93,11 +93,11 @@ def no_json(what: str, error: ValueError) -> str:
     return f"{why}; remove it, or send both halves"
 
 
-def _refused(first: ErrorDetails) -> ApiError:
+def _field_error(first: ErrorDetails) -> ApiError:
     """The first of pydantic's errors in our words."""
     field = first.get("ctx", {}).get("field")
     place = [*first["loc"], *([] if field is None else [field])]
     dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
     where = dotted.removeprefix(".")
-    said = worded(first)
-    return ApiError(f"{where or 'the body'}: {said}", where or None)
+    message = describe_error(first)
+    return ApiError(f"{where or 'the body'}: {message}", where or None)

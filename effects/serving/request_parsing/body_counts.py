@@ -22,13 +22,13 @@ ITEMS: Final = 4096  # of lists that are no token ids: messages, parts, prompts
 CONTAINERS: Final = 16 * ITEMS  # lists and objects of a body
 ESCAPED: Final = len(rb"\ud83d\ude00")  # bytes of a character, at most
 LONGEST_VALUE: Final = 64  # bytes of a number, `false` or the like, with its comma
-ROOM: Final = 2**16  # bytes of names, and of white space
+SLACK: Final = 2**16  # bytes of names, and of white space
 _COUNTED: Final = b',[{"'
 _OTHERS: Final = bytes(sorted(set(range(256)) - set(_COUNTED)))
 
 
 @define
-class Tally:
+class BodyCounter:
     """The counts of one body. `text`: characters of its longest string that fits."""
 
     context: int  # tokens
@@ -58,5 +58,5 @@ class Tally:
             why = f"the body has more than {CONTAINERS} lists and objects"
             raise ApiError(f"{why}; leave some out")
         values = (self.commas + self.containers) * LONGEST_VALUE
-        if self.size > strings * self.text * ESCAPED + values + ROOM:
+        if self.size > strings * self.text * ESCAPED + values + SLACK:
             raise far_too_long(self.context)

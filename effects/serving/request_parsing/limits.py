@@ -1,8 +1,8 @@
 """The bounds of one request that follow from the model, checked before work is done.
 
-The bytes of a body are counted as they arrive (`tally`). Every bound is generous: each
-body that could be valid passes, and its parts are checked exactly where they are read
-(`Tokenizer.most` for a text, the context for token ids, the fields for the rest).
+The bytes of a body are counted as they arrive (`body_counter`). Every bound is generous:
+each body that could be valid passes, and its parts are checked exactly where they are
+read (`Tokenizer.most` for a text, the context for token ids, the fields for the rest).
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,15 +13,15 @@ from attrs import field, frozen
 
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.served_model import ServedModel
-from minfer.effects.serving.errors import ApiError, NoRoomError
+from minfer.effects.serving.errors import ApiError, ContextLengthError
 from minfer.effects.serving.protocol import GenerationRequest
-from minfer.effects.serving.request_parsing.body_counts import Tally
+from minfer.effects.serving.request_parsing.body_counts import BodyCounter
 
 LEAST_BODY: Final = 2**22  # bytes that are accepted for any model
 ID_BYTES: Final = 8  # of a token id in JSON, with its comma
-KEPT_FREE: Final = 8  # of the seats, one in so many is left free by any one request
-HELD: Final = 2**28  # bytes of bodies that are being received or prepared
-SHARE: Final = 2  # a client's share of these: one in so many
+FREE_SHARE: Final = 8  # of the rows, one in so many is left free by any one request
+BODY_MEMORY: Final = 2**28  # bytes of bodies that are being received or prepared
+CLIENT_SHARE: Final = 2  # a client's share of these: one in so many
 UNCOUNTED: Final = 2**16  # bytes of a body that is too small to be counted
 
 
@@ -37,8 +37,8 @@ class Limits:
     body: int  # bytes
     context: int  # tokens of prompt and output
     text: int | None  # characters of a text that may fit into it; None: not known
-    seats: int  # samples that run at once
-    line: int  # samples that wait at once
+    max_running: int  # samples that run at once
+    max_waiting: int  # samples that wait at once
 
     @classmethod
     def of(cls, llm: ServedModel, body: int | None = None) -> "Limits":
@@ -48,77 +48,81 @@ class Limits:
             body=largest_body(config.max_model_len) if body is None else body,
             context=config.max_model_len,
             text=None if llm.tokenizer is None else llm.tokenizer.most,
-            seats=config.max_num_seqs,
-            line=config.max_waiting,
+            max_running=config.max_num_seqs,
+            max_waiting=config.max_waiting,
         )
 
-    def tally(self) -> Tally | None:
+    def body_counter(self) -> BodyCounter | None:
         """A new counter for the bytes of one body; None if there is no bound to check."""
-        return None if self.text is None else Tally(self.context, self.text)
+        return None if self.text is None else BodyCounter(self.context, self.text)
 
     def check_samples(self, request: GenerationRequest) -> None:
         """Refuse what an idle server could not serve either. Raises ApiError."""
         n, prompts = request.width, len(request.prompts)
         field = "best_of" if n > request.params.n else "n"
-        if n > self.line:
-            why = f"{field}: {n} samples cannot wait in line, which holds {self.line}"
-            raise ApiError(f"{why} (max_waiting); ask for fewer at once", field)
-        most = self.seats + self.line
+        if n > self.max_waiting:
+            why = f"{field}: {n} samples do not fit into the waiting queue, which"
+            remedy = f"holds {self.max_waiting} (max_waiting); ask for fewer at once"
+            raise ApiError(f"{why} {remedy}", field)
+        most = self.max_running + self.max_waiting
         if n * prompts > most:
             why = f"{prompts} prompts of {n} samples each are more than the {most} that"
             raise ApiError(f"{why} can run and wait here; ask for fewer at once", field)
 
-    def check_room(self, request: GenerationRequest, prompt_field: str) -> None:
+    def check_length(self, request: GenerationRequest, prompt_field: str) -> None:
         """Refuse a `max_tokens` that does not fit, if a client gives one; without one,
-        the request gets what fits. Raises NoRoomError.
+        the request gets what fits. Raises ContextLengthError.
 
         A prompt that does not fit alone is refused by the engine's input processor.
         """
-        wanted = request.params.max_tokens
-        if not request.wanted_by or wanted is None:
+        requested = request.params.max_tokens
+        if not request.max_tokens_field or requested is None:
             return
         for i, prompt in enumerate(request.prompts):
             length = len(prompt.ids)
-            if length < self.context < length + wanted:
+            if length < self.context < length + requested:
                 several = len(request.prompts) > 1
                 place = f"{prompt_field}[{i}]" if several else prompt_field
-                by = request.wanted_by
-                raise NoRoomError(length, wanted, self.context, place, by)
+                by = request.max_tokens_field
+                raise ContextLengthError(length, requested, self.context, place, by)
 
     def window(self, n: int) -> int:
         """How many prompts of a request run at once, of `n` samples each."""
-        seats = self.seats - self.seats // KEPT_FREE
-        return max(1, min(seats, self.line) // n)
+        max_running = self.max_running - self.max_running // FREE_SHARE
+        return max(1, min(max_running, self.max_waiting) // n)
 
 
 @frozen
-class Holding:
+class BodyMemory:
     """Bytes of bodies that are being received or prepared, by client: a bound on memory.
 
     They are counted as they are announced, before they are received.
     """
 
-    most: int = HELD
-    _held: dict[str, int] = field(factory=dict, init=False)
+    most: int = BODY_MEMORY
+    _reserved: dict[str, int] = field(factory=dict, init=False)
 
     @property
-    def held(self) -> Mapping[str, int]:
+    def reserved(self) -> Mapping[str, int]:
         """The bytes of each client now."""
-        return self._held
+        return self._reserved
 
     @contextmanager
-    def hold(self, client: str, size: int) -> Iterator[None]:
+    def reserve(self, client: str, size: int) -> Iterator[None]:
         """Count so many bytes for a client meanwhile. Raises OverloadedError."""
         if size <= UNCOUNTED:
             yield
             return
-        own = self._held.get(client, 0) + size
-        if own > self.most // SHARE or sum(self._held.values()) + size > self.most:
+        own = self._reserved.get(client, 0) + size
+        if (
+            own > self.most // CLIENT_SHARE
+            or sum(self._reserved.values()) + size > self.most
+        ):
             raise OverloadedError("too many large bodies are being read; try again later")
-        self._held[client] = own
+        self._reserved[client] = own
         try:
             yield
         finally:
-            self._held[client] -= size
-            if not self._held[client]:
-                del self._held[client]
+            self._reserved[client] -= size
+            if not self._reserved[client]:
+                del self._reserved[client]

@@ -17,9 +17,9 @@ class Models:
     chat: bool = True  # whether it has a chat template
     bundled: bool = False  # whether it is the toy that comes with minfer
 
-    def named(self, asked: str | None) -> str:
+    def resolve(self, requested: str | None) -> str:
         """The name under which a model was requested. Raises ApiError if unknown."""
-        return self.known(asked or self.names[0])
+        return self.known(requested or self.names[0])
 
     def card(self, name: str) -> dict[str, object]:
         """The description of the model under one of its names. Raises ApiError."""
@@ -33,14 +33,14 @@ class Models:
             "bundled": self.bundled,
         }
 
-    def listed(self) -> dict[str, object]:
+    def list_json(self) -> dict[str, object]:
         """All cards."""
         return {"object": "list", "data": [self.card(name) for name in self.names]}
 
     def known(self, name: str) -> str:
         """A name that the model has. Raises ApiError for another."""
         if name not in self.names:
-            there = ", ".join(self.names)
-            why = f"there is no model {name[:200]!r} here; there is {there}"
+            names = ", ".join(self.names)
+            why = f"there is no model {name[:200]!r} here; there is {names}"
             raise ApiError(why, "model", "model_not_found", 404)
         return name

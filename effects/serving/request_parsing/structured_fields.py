@@ -14,7 +14,7 @@ from pydantic import Field
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.request_parsing.bodies import StrictObject
-from minfer.effects.serving.request_parsing.typed import TypedObject
+from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 from minfer.records.request import ParameterError
 from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
@@ -32,21 +32,21 @@ class Constraint:
     values: Mapping[str, Any]
     field: str  # of the body, with dots
 
-    def made(self) -> StructuredOutputs:
+    def build(self) -> StructuredOutputs:
         """The `StructuredOutputs`. Raises ApiError, which names the field."""
-        if strangers := sorted(self.values.keys() - _NAMES):
-            name = f"{self.field}.{strangers[0][:_LONGEST_NAME]}"
+        if unknown := sorted(self.values.keys() - _NAMES):
+            name = f"{self.field}.{unknown[0][:_LONGEST_NAME]}"
             raise ApiError(f"{name}: is not a field here; leave it out", name)
         try:
             given = {name: one for name, one in self.values.items() if one is not None}
             return StructuredOutputs(**given)
         except ParameterError as error:
-            param = named(error.param, self.field)
-            said = str(error).removeprefix(f"{error.param}: ")
-            raise ApiError(f"{param}: {said}", param) from None
+            param = client_field(error.param, self.field)
+            reason = str(error).removeprefix(f"{error.param}: ")
+            raise ApiError(f"{param}: {reason}", param) from None
 
 
-def named(param: str | None, field: str) -> str:
+def client_field(param: str | None, field: str) -> str:
     """The client's name of a field of `StructuredOutputs`, which came in `field`."""
     return param if field == FIELD and param is not None else field
 
@@ -66,31 +66,31 @@ class ResponseFormat(TypedObject):
             case "json_object":
                 return Constraint({"json_object": True}, field)
             case "json_schema":
-                return schema_in(self.json_schema, f"{field}.json_schema")
+                return schema_constraint(self.json_schema, f"{field}.json_schema")
             case "structural_tag":
                 given = self.model_dump(include={"type", "structures", "triggers"})
                 return Constraint({"structural_tag": given}, field)
         return None
 
 
-def schema_in(said: Mapping[str, Any] | None, where: str) -> Constraint:
+def schema_constraint(given: Mapping[str, Any] | None, where: str) -> Constraint:
     """The constraint of OpenAI's object around a schema. Raises ApiError."""
-    if said is None:
+    if given is None:
         raise ApiError(f"{where}: is missing", where)
-    name, strict, about = (said.get(one) for one in ("name", "strict", "description"))
+    name, strict, about = (given.get(one) for one in ("name", "strict", "description"))
     short = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME
     wrong = {
         "name": "" if short else f"must be a text of 1 to {_LONGEST_NAME} characters",
         "strict": "" if isinstance(strict, bool | None) else "must be true or false",
         "description": "" if isinstance(about, str | None) else "must be a text",
-        "schema": "" if isinstance(said.get("schema"), dict) else "must be an object",
+        "schema": "" if isinstance(given.get("schema"), dict) else "must be an object",
     }
-    unknown = dict.fromkeys(said.keys() - wrong, "is not a field here; leave it out")
+    unknown = dict.fromkeys(given.keys() - wrong, "is not a field here; leave it out")
     for one, why in {**wrong, **dict(sorted(unknown.items()))}.items():
         if why:
             field = f"{where}.{one[:_LONGEST_NAME]}"
             raise ApiError(f"{field}: {why}", field)
-    return Constraint({"json": said["schema"]}, f"{where}.schema")
+    return Constraint({"json": given["schema"]}, f"{where}.schema")
 
 
 class ConstrainedBody(StrictObject):
@@ -113,10 +113,10 @@ class ConstrainedBody(StrictObject):
             found.append(Constraint(self.structured_outputs, FIELD))
         for kind in ("json", "regex", "choice", "grammar"):
             field = f"guided_{kind}"
-            if (said := getattr(self, field)) is not None:
-                found.append(Constraint({kind: said}, field))
-        asked = [one for one in found if one is not None]
-        if len(asked) > 1:
-            both = f"{asked[1].field}: {asked[0].field} is set, too; leave one out"
-            raise ApiError(both, asked[1].field)
-        return asked[0] if asked else None
+            if (given := getattr(self, field)) is not None:
+                found.append(Constraint({kind: given}, field))
+        constraints = [one for one in found if one is not None]
+        if len(constraints) > 1:
+            first, second, *_ = (one.field for one in constraints)
+            raise ApiError(f"{second}: {first} is set, too; leave one out", second)
+        return constraints[0] if constraints else None

@@ -1,9 +1,10 @@
 """Required and strict tool calls: the constraint that an answer must match.
 
-    tools, which calls are wanted --> a grammar in the model's own format
+    tools, which calls are required --> a grammar in the model's own format
 
-Every protocol has its own fields for the tools (`Offer`) and for the wanted calls
-(`Wish`); errors name those. Where nothing has to be enforced, answers are free.
+Every protocol has its own fields for the tools (`OfferedTool`) and for the wanted calls
+(`CallRequirements`); errors name those. Where nothing has to be enforced, answers are
+free.
 """
 
 import logging
@@ -16,10 +17,13 @@ import attrs
 from attrs import frozen
 
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.protocol import GenerationRequest, Grounds, Part
-from minfer.effects.serving.request_parsing.answer_parts import end_of
+from minfer.effects.serving.protocol import GenerationRequest, ModelInfo, PartConstraint
+from minfer.effects.serving.request_parsing.answer_parsing import end_of
 from minfer.effects.serving.request_parsing.bodies import shown, wrong
-from minfer.effects.serving.request_parsing.structured_fields import Constraint, named
+from minfer.effects.serving.request_parsing.structured_fields import (
+    Constraint,
+    client_field,
+)
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import checked_schema
 from minfer.effects.text.grammars.spelled import json_rule, rule
@@ -46,7 +50,7 @@ _JSON: Final = ("json", "json_object")  # forms that a call cannot be taken for
 
 
 @frozen(kw_only=True)
-class Offer:
+class OfferedTool:
     """A tool that is in the prompt."""
 
     name: str
@@ -69,8 +73,8 @@ def check_names(names: Sequence[str]) -> None:
 
 
 @frozen(kw_only=True)
-class Wish:
-    """Which calls are wanted."""
+class CallRequirements:
+    """Which calls are required."""
 
     must: bool = False  # at least one
     only: frozenset[str] | None = None  # of these tools; None: of all
@@ -78,61 +82,67 @@ class Wish:
 
 
 @frozen
-class Bound:
+class AnswerConstraint:
     """The constraint of an answer, and the field that requires it."""
 
-    asked: StructuredOutputs
+    constraint: StructuredOutputs
     field: str
-    parts: tuple[Part, ...]
+    parts: tuple[PartConstraint, ...]
 
 
-def bound_to(
-    llm: Grounds,
-    offers: Sequence[Offer],
-    wish: Wish,
+def constrain_calls(
+    llm: ModelInfo,
+    offers: Sequence[OfferedTool],
+    requirements: CallRequirements,
     parsing: Parsing | None,
     answer: Constraint | None = None,
-) -> Bound | None:
+) -> AnswerConstraint | None:
     """The constraint of an answer for its calls; None: no other than the request's own,
     `answer`. Raises ApiError, which names the field that cannot be fulfilled.
     """
-    offers = [one for one in offers if wish.only is None or one.name in wish.only]
-    asking = _asking(offers, wish)
-    if parsing is None or not offers or not (asking or answer):
+    offers = [
+        one
+        for one in offers
+        if requirements.only is None or one.name in requirements.only
+    ]
+    requiring = _requiring_field(offers, requirements)
+    if parsing is None or not offers or not (requiring or answer):
         return None
-    if asking and parsing.tools not in FORMS:
+    if requiring and parsing.tools not in FORMS:
         why = f"cannot be had of a model whose calls have the format {parsing.tools!r}"
-        raise ApiError(f"{asking}: {why}", asking)
+        raise ApiError(f"{requiring}: {why}", requiring)
     # A requested JSON form is ignored if calls are required; other texts are no form.
-    idle = wish.must and (answer is None or answer.made().kind in _JSON)
-    said = None if idle else _answer(answer, parsing.tools, asking)
-    if not asking and said is None:
+    ignored = requirements.must and (answer is None or answer.build().kind in _JSON)
+    plain_answer = None if ignored else _plain_answer(answer, parsing.tools, requiring)
+    if not requiring and plain_answer is None:
         return None
-    parts = [_part(one, wish) for one in offers]
+    parts = [_arguments_constraint(one, requirements) for one in offers]
     callees = [
-        Callee(one.name, part.asked.json or OBJECT)
+        Callee(one.name, part.constraint.json or OBJECT)
         for one, part in zip(offers, parts, strict=True)
     ]
     calling = Calling(
         format=parsing.tools,
         callees=tuple(callees),
-        must=wish.must,
-        several=wish.several,
+        must=requirements.must,
+        several=requirements.several,
         thinking=REASONING.get(parsing.reasoning),
         opened=parsing.thinking is not None,
-        answer=None if said is None else _rule(said.asked),
-        token=_added(llm),
+        answer=None if plain_answer is None else _json_rule(plain_answer.constraint),
+        token=_marker_ids(llm),
     )
-    field = asking or (said.field if said is not None else "")
-    return Bound(_grammar(calling), field, (*parts, *([said] if said else [])))
+    field = requiring or (plain_answer.field if plain_answer is not None else "")
+    return AnswerConstraint(
+        _grammar(calling), field, (*parts, *([plain_answer] if plain_answer else []))
+    )
 
 
-def bound_behind(
-    llm: Grounds,
+def constrain_after_reasoning(
+    llm: ModelInfo,
     prompt: Sequence[int],
     parsing: Parsing | None,
     answer: Constraint | None,
-) -> Bound | None:
+) -> AnswerConstraint | None:
     """The constraint of an answer with the request's own one, `answer`, if the prompt
     ends within reasoning: reasoning is free, and the answer begins behind it. None if the
     answer begins with its first token, or if the constraint itself covers reasoning.
@@ -144,29 +154,29 @@ def bound_behind(
         if found := _OPENED.search(end_of(llm, prompt)):
             _warn(found[1])
         return None
-    asked = answer.made()
+    constraint = answer.build()
     thinking = parsing.thinking
-    if thinking is None or thinking.closes in asked.text:
+    if thinking is None or thinking.closes in constraint.text:
         return None
-    param = named(asked.param, answer.field)
+    param = client_field(constraint.param, answer.field)
     try:
-        made = rule(asked)
+        rule_text = rule(constraint)
     except GrammarError as error:
-        why = str(error).removeprefix(f"{asked.param}: ")
+        why = str(error).removeprefix(f"{constraint.param}: ")
         raise ApiError(f"{param}: {why}", param) from None
     text = reasoned(
         Calling(
             thinking=thinking,
             opened=True,
-            answer=made,
-            token=_added(llm),
+            answer=rule_text,
+            token=_marker_ids(llm),
         )
     )
-    whole = Constraint({"grammar": text}, answer.field).made()
-    return Bound(whole, answer.field, (Part(param, asked),))
+    whole = Constraint({"grammar": text}, answer.field).build()
+    return AnswerConstraint(whole, answer.field, (PartConstraint(param, constraint),))
 
 
-def _added(llm: Grounds) -> Callable[[str], int | None]:
+def _marker_ids(llm: ModelInfo) -> Callable[[str], int | None]:
     """A function from the text of a marker to its token id."""
     return llm.tokenizer.added if llm.tokenizer else lambda _: None
 
@@ -182,22 +192,26 @@ def _warn(marker: str) -> None:
     )
 
 
-def with_calls(request: GenerationRequest, bound: Bound | None) -> GenerationRequest:
+def with_constraint(
+    request: GenerationRequest, constraint: AnswerConstraint | None
+) -> GenerationRequest:
     """A request with that constraint in addition. Raises ApiError."""
-    if bound is None:
+    if constraint is None:
         return request
     if request.beams is not None:
         why = "does not go with use_beam_search; leave one of them out"
-        raise ApiError(f"{bound.field}: {why}", bound.field)
-    params = attrs.evolve(request.params, structured_outputs=bound.asked)
+        raise ApiError(f"{constraint.field}: {why}", constraint.field)
+    params = attrs.evolve(request.params, structured_outputs=constraint.constraint)
     return attrs.evolve(
-        request, params=params, constrained_by=bound.field, parts=bound.parts
+        request, params=params, constraint_field=constraint.field, parts=constraint.parts
     )
 
 
-def _asking(offers: Sequence[Offer], wish: Wish) -> str:
+def _requiring_field(
+    offers: Sequence[OfferedTool], requirements: CallRequirements
+) -> str:
     """The field that requires calls, or that they match."""
-    if wish.must or wish.only is not None:
+    if requirements.must or requirements.only is not None:
         return CHOICE
     return next((f"{one.where}.strict" for one in offers if one.strict), "")
 
@@ -207,40 +221,46 @@ def _grammar(calling: Calling) -> StructuredOutputs:
         given = {"grammar": grammar(calling)}
     except GrammarError as error:
         raise ApiError(f"tools: {error}", "tools") from None
-    return Constraint(given, "tools").made()
+    return Constraint(given, "tools").build()
 
 
-def _part(offer: Offer, wish: Wish) -> Part:
+def _arguments_constraint(
+    offer: OfferedTool, requirements: CallRequirements
+) -> PartConstraint:
     """The constraint of a tool's arguments: its schema, if that is enforced."""
     schema = OBJECT
-    if wish.must or offer.strict:
+    if requirements.must or offer.strict:
         try:
             schema = arguments_schema(offer.parameters, offer.param)
         except GrammarError as error:
             raise ApiError(str(error), offer.param) from None
-    return Part(offer.param, Constraint({"json": schema}, offer.param).made())
+    return PartConstraint(offer.param, Constraint({"json": schema}, offer.param).build())
 
 
-def _answer(answer: Constraint | None, form: str, asking: str) -> Part | None:
+def _plain_answer(
+    answer: Constraint | None, form: str, requiring: str
+) -> PartConstraint | None:
     """The constraint of an answer without calls, if it can be distinguished from one with
-    calls. If not, it is refused where the field `asking` requires something of calls.
+    calls. If not, it is refused where the field `requiring` requires something of calls.
     """
     if answer is None:
         return None
-    asked = answer.made()
-    param = named(asked.param, answer.field)
-    if form not in MARKED or asked.kind not in _JSON:
-        if asking:
-            why = f"cannot be combined with {asking}; leave one of them out"
+    constraint = answer.build()
+    param = client_field(constraint.param, answer.field)
+    if form not in MARKED or constraint.kind not in _JSON:
+        if requiring:
+            why = f"cannot be combined with {requiring}; leave one of them out"
             raise ApiError(f"{param}: {why}", param)
         return None
     try:
-        checked_schema(asked.json or OBJECT, param)
+        checked_schema(constraint.json or OBJECT, param)
     except GrammarError as error:
         raise ApiError(str(error), param) from None
-    return Part(param, asked)
+    return PartConstraint(param, constraint)
 
 
-def _rule(asked: StructuredOutputs) -> str:
-    whitespace = not asked.disable_any_whitespace
-    return json_rule(checked_schema(asked.json or OBJECT, FIELD), whitespace=whitespace)
+def _json_rule(constraint: StructuredOutputs) -> str:
+    whitespace = not constraint.disable_any_whitespace
+    return json_rule(
+        checked_schema(constraint.json or OBJECT, FIELD), whitespace=whitespace
+    )

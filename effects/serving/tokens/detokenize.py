@@ -7,7 +7,7 @@ from pydantic import Field
 
 from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.protocol import Grounds, Question
+from minfer.effects.serving.protocol import ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
 from minfer.effects.serving.wire.error_form import failure
 
@@ -18,7 +18,7 @@ class DetokenizeBody(StrictObject):
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
-    def answer(self, llm: Grounds) -> dict[str, object]:
+    def answer(self, llm: ModelInfo) -> dict[str, object]:
         """Their text, special tokens included. Raises RequestError and ApiError."""
         if llm.tokenizer is None:
             why = "token ids need a tokenizer, which was left out (skip_tokenizer_init)"
@@ -29,7 +29,7 @@ class DetokenizeBody(StrictObject):
         return {"prompt": text}
 
 
-QUESTION: Final = Question(
+QUERY_ENDPOINT: Final = QueryEndpoint(
     path="/detokenize",
     summary="The text that token ids spell.",
     prompt_field="tokens",

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, model_validator
 
 from minfer.effects.live.input_processing.prompts import encoded
-from minfer.effects.serving.openai.conversation import Message
+from minfer.effects.serving.openai.conversation import ChatMessage
 from minfer.effects.serving.openai.fields import Few
-from minfer.effects.serving.openai.tools import Tool
-from minfer.effects.serving.protocol import Grounds, Question
+from minfer.effects.serving.openai.tools import ChatTool
+from minfer.effects.serving.protocol import ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body, wrong
 from minfer.effects.serving.wire.error_form import failure
 
@@ -19,14 +19,14 @@ class TokenizeBody(StrictObject):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Few, Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Few, Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None  # None: to a text; templates add them
     return_token_strs: bool = False
     # Of a conversation, as POST /v1/chat/completions has them:
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[Tool], Few] | None = None
+    tools: Annotated[list[ChatTool], Few] | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -37,7 +37,7 @@ class TokenizeBody(StrictObject):
             raise wrong(why, "add_special_tokens")
         return self
 
-    def answer(self, llm: Grounds) -> dict[str, object]:
+    def answer(self, llm: ModelInfo) -> dict[str, object]:
         """The ids. Raises ChatTemplateError and RequestError."""
         ids = self._ids(llm)
         tokenizer = llm.tokenizer if self.return_token_strs else None
@@ -48,22 +48,22 @@ class TokenizeBody(StrictObject):
             "token_strs": None if tokenizer is None else tokenizer.names(ids),
         }
 
-    def _ids(self, llm: Grounds) -> list[int]:
+    def _ids(self, llm: ModelInfo) -> list[int]:
         if self.messages is None:
             special = self.add_special_tokens is not False
             return encoded(self.prompt or "", llm.tokenizer, special)
-        goes_on = self.continue_final_message
-        begins = self.add_generation_prompt
+        continues = self.continue_final_message
+        adds_prompt = self.add_generation_prompt
         return llm.render(
-            [message.told() for message in self.messages],
-            tools=[tool.told() for tool in self.tools or ()] or None,
-            add_generation_prompt=not goes_on if begins is None else begins,
-            continue_final_message=goes_on,
+            [message.to_turn() for message in self.messages],
+            tools=[tool.to_json() for tool in self.tools or ()] or None,
+            add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
+            continue_final_message=continues,
             chat_template_kwargs=self.chat_template_kwargs,
         )
 
 
-QUESTION: Final = Question(
+QUERY_ENDPOINT: Final = QueryEndpoint(
     path="/tokenize",
     summary="The token ids of a text, or of a conversation.",
     prompt_field="prompt",

@@ -30,7 +30,7 @@ class Decoder:
         self._inner: zlib._Decompress | None = None  # once the body has begun
         self._head = b""  # the first bytes, until they show the coding
 
-    def pieces(self, part: bytes) -> Iterator[bytes]:
+    def decode(self, part: bytes) -> Iterator[bytes]:
         """A part of the body, decoded. Raises ApiError if its coding is another."""
         if self.plain:
             yield part
@@ -41,29 +41,29 @@ class Decoder:
             if self._inner is None and len(part) < _HEAD:
                 self._head = part
                 return
-            inner = self._inner = self._inner or self._begun(part)
+            inner = self._inner = self._inner or self._begin(part)
             try:
-                piece = inner.decompress(part, PIECE)
+                decoded = inner.decompress(part, PIECE)
             except zlib.error:
-                raise self._wrong() from None
+                raise self._wrong_coding() from None
             part = inner.unconsumed_tail
             if inner.eof and inner.unused_data:  # one more follows
                 part, self._inner = inner.unused_data, None
-            if piece:
-                yield piece
+            if decoded:
+                yield decoded
 
     def end(self) -> None:
         """Note the end of the body. Raises ApiError if it is incomplete."""
         if self._head or (self._inner is not None and not self._inner.eof):
-            raise self._wrong()
+            raise self._wrong_coding()
 
-    def _begun(self, part: bytes) -> "zlib._Decompress":
+    def _begin(self, part: bytes) -> "zlib._Decompress":
         """The decompressor of a body that begins so."""
         if self._coding != "deflate":
             return zlib.decompressobj(_GZIP)
         named = part[0] & 0x0F == _DEFLATED and int.from_bytes(part[:_HEAD]) % 31 == 0
         return zlib.decompressobj(_ZLIB if named else -_ZLIB)
 
-    def _wrong(self) -> ApiError:
+    def _wrong_coding(self) -> ApiError:
         why = f"the body is not {self._coding}, as its Content-Encoding says"
         return ApiError(f"{why}, or it breaks off")

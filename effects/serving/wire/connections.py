@@ -29,10 +29,10 @@ from minfer.effects.serving.wire.descriptors import (
     FULL,
     KEPT,
     SPARE,
-    began,
+    handshake_done,
     is_high,
 )
-from minfer.effects.serving.wire.shared_counts import Tally
+from minfer.effects.serving.wire.shared_counts import SharedCount
 
 HEADER: Final = 10.0  # seconds
 CONNECTIONS: Final = 1024
@@ -58,29 +58,29 @@ class Connections(set[Any]):
     the other processes of the server.
     """
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, count: SharedCount) -> None:
         super().__init__()
-        self.tally = tally
+        self.count = count
 
     def add(self, element: Any) -> None:
         """One more."""
         super().add(element)
-        self.tally.set(len(self))
+        self.count.set(len(self))
 
     def discard(self, element: Any) -> None:
         """One less."""
         super().discard(element)
-        self.tally.set(len(self))
+        self.count.set(len(self))
 
 
-def _everywhere(connections: set[Any]) -> int:
+def _total_connections(connections: set[Any]) -> int:
     """The number of connections of all processes, if it is shared."""
     if isinstance(connections, Connections):
-        return connections.tally.total
+        return connections.count.total
     return len(connections)
 
 
-class _HealthAlone:
+class _HealthOnly:
     """An application for a connection beyond the limit: it serves only /health."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -89,17 +89,19 @@ class _HealthAlone:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, the last of its connection."""
 
-        async def closing(message: Message) -> None:
+        async def send_closing(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
             await send(message)
 
         if scope["path"] in LIVE:
-            await self._app(scope, receive, closing)
+            await self._app(scope, receive, send_closing)
             return
         headers = [(b"retry-after", b"1"), (b"content-length", b"0")]
-        await closing({"type": "http.response.start", "status": 503, "headers": headers})
+        await send_closing(
+            {"type": "http.response.start", "status": 503, "headers": headers}
+        )
         await send({"type": "http.response.body"})
 
 
@@ -121,12 +123,12 @@ class BoundedProtocol(H11Protocol):
         """Count it, and wait for a head."""
         super().connection_made(transport)
         descriptor = _descriptor(transport)
-        began(descriptor)
+        handshake_done(descriptor)
         high = is_high(descriptor, KEPT + SPARE)
-        if high or _everywhere(self.connections) > self.patience.connections:
-            self._be_extra()
+        if high or _total_connections(self.connections) > self.patience.connections:
+            self._serve_as_extra()
         else:
-            self._await_head()
+            self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
         """Parse data; a head's time runs from its first byte until it is complete."""
@@ -134,14 +136,14 @@ class BoundedProtocol(H11Protocol):
             return
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._stop_awaiting()
+            self._stop_head_timer()
             self._leave_extra()
         elif self._head is None and self.conn.trailing_data[0]:
-            self._await_head()
+            self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timers."""
-        self._stop_awaiting()
+        self._stop_head_timer()
         self._leave_extra()
         if self._rest is not None:
             self._rest.cancel()
@@ -167,7 +169,7 @@ class BoundedProtocol(H11Protocol):
         """Wait for the next request; not for long, if this one's body is still coming."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY and self._rest is None:
-            self._rest = self.loop.call_later(self.patience.header, self._rest_is_late)
+            self._rest = self.loop.call_later(self.patience.header, self._close_late_rest)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection."""
@@ -177,11 +179,11 @@ class BoundedProtocol(H11Protocol):
 
     def _should_upgrade(self) -> bool:
         """Whether a request begins a WebSocket."""
-        return not isinstance(self.app, _HealthAlone) and super()._should_upgrade()
+        return not isinstance(self.app, _HealthOnly) and super()._should_upgrade()
 
-    def _be_extra(self) -> None:
+    def _serve_as_extra(self) -> None:
         """Serve only /health, if its head comes soon; refuse the oldest of too many."""
-        self.app = _HealthAlone(self.app)
+        self.app = _HealthOnly(self.app)
         if len(self.extra) >= FEW:
             self.extra[0]._refuse()
         self.extra.append(self)
@@ -193,27 +195,27 @@ class BoundedProtocol(H11Protocol):
             self.extra.remove(self)
 
     def _refuse(self) -> None:
-        self._stop_awaiting()
+        self._stop_head_timer()
         self._leave_extra()
         if not self.transport.is_closing():
             self.transport.write(FULL)
             self._close()
 
-    def _await_head(self) -> None:
-        self._head = self.loop.call_later(self.patience.header, self._head_is_late)
+    def _start_head_timer(self) -> None:
+        self._head = self.loop.call_later(self.patience.header, self._refuse_late_head)
 
-    def _stop_awaiting(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head is not None:
             self._head.cancel()
             self._head = None
 
-    def _head_is_late(self) -> None:
+    def _refuse_late_head(self) -> None:
         self._head = None
         if not self.transport.is_closing():
             self.transport.write(_LATE)
             self._close()
 
-    def _rest_is_late(self) -> None:
+    def _close_late_rest(self) -> None:
         self._rest = None
         if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
             self._close()

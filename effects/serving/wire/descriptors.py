@@ -30,11 +30,13 @@ FULL: Final = (
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
 _log: Final = logging.getLogger("minfer.connections")
-_said: Final[set[int]] = set()  # limits for which it was logged that they are reached
+_logged_limits: Final[set[int]] = (
+    set()
+)  # limits for which it was logged that they are reached
 FEW: Final = 8  # connections with spare descriptors that stay open at once
 # With TLS: connections of this process in their handshake, by descriptor. The oldest is
 # first.
-_shaking: Final[OrderedDict[int, socket.socket]] = OrderedDict()
+_handshakes: Final[OrderedDict[int, socket.socket]] = OrderedDict()
 
 
 def raise_limit() -> None:
@@ -48,16 +50,16 @@ def is_high(descriptor: int, last: int) -> bool:
     """Whether a connection's descriptor is among the `last`; the first is logged."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     high = limit != resource.RLIM_INFINITY and descriptor >= limit - last
-    if high and limit not in _said:
-        _said.add(limit)
+    if high and limit not in _logged_limits:
+        _logged_limits.add(limit)
         why = f"file descriptors run short (ulimit -n is {limit}), and connections are"
         _log.warning("%s refused; raise it, or lower --max-connections", why)
     return high
 
 
-def began(descriptor: int) -> None:
+def handshake_done(descriptor: int) -> None:
     """Note that a connection's handshake is over."""
-    _shaking.pop(descriptor, None)
+    _handshakes.pop(descriptor, None)
 
 
 class Listener(socket.socket):
@@ -125,9 +127,9 @@ class Listener(socket.socket):
 
 def _await_handshake(made: socket.socket) -> None:
     """Register a handshake with a spare descriptor; the oldest of too many is refused."""
-    _shaking.pop(made.fileno(), None)  # that connection is closed
-    _shaking[made.fileno()] = made
-    if len(_shaking) > FEW:
-        _, oldest = _shaking.popitem(last=False)
+    _handshakes.pop(made.fileno(), None)  # that connection is closed
+    _handshakes[made.fileno()] = made
+    if len(_handshakes) > FEW:
+        _, oldest = _handshakes.popitem(last=False)
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)

@@ -42,7 +42,7 @@ _id_alone: Final = msgspec.json.Decoder(_IdAlone)
 
 
 @frozen
-class Envelope:
+class RequestMessage:
     """A message with a request."""
 
     id: str
@@ -51,46 +51,48 @@ class Envelope:
 
 
 @frozen
-class Cancelling:
+class CancelMessage:
     """A message that cancels a request."""
 
     id: str
 
 
 @frozen
-class Opened:
+class OpenedMessage:
     """A message that is an object, whose fields are not yet checked; `name` is its id, if
     it has one.
     """
 
     name: str | None
     _fields: _Fields | None
-    _odd: str = ""  # an unknown field
+    _unknown_field: str = ""  # an unknown field
 
-    def says(self) -> Envelope | Cancelling:
+    def parse(self) -> RequestMessage | CancelMessage:
         """The parsed message. Raises ApiError, which names the field."""
         fields = self._fields
         if fields is None:
-            why = f"{self._odd}: is not a field here; there is id, endpoint, body"
-            raise ApiError(why, self._odd)
+            why = (
+                f"{self._unknown_field}: is not a field here; there is id, endpoint, body"
+            )
+            raise ApiError(why, self._unknown_field)
         if bytes(fields.cancel):
-            name = _string(fields.cancel)
+            name = _decode_string(fields.cancel)
             if name is None or any(map(bytes, (fields.id, fields.endpoint, fields.body))):
                 raise ApiError("cancel: must be an id, and the only field", "cancel")
-            return Cancelling(name)
+            return CancelMessage(name)
         if not self.name:
             why = f"id: must be a string of 1 to {LONGEST_ID} characters"
             raise ApiError(why, "id")
-        endpoint = _string(fields.endpoint)
+        endpoint = _decode_string(fields.endpoint)
         if endpoint is None:
             raise ApiError("endpoint: must be a string", "endpoint")
         body = bytes(fields.body)
         if not body.startswith(b"{"):
             raise ApiError("body: must be an object", "body")
-        return Envelope(self.name, endpoint, body)
+        return RequestMessage(self.name, endpoint, body)
 
 
-def opened(text: str | None) -> Opened:
+def open_message(text: str | None) -> OpenedMessage:
     """Open a message. Raises ApiError if it is no JSON object."""
     if text is None:
         raise ApiError("the message is binary; send JSON as text")
@@ -98,17 +100,19 @@ def opened(text: str | None) -> Opened:
         try:
             fields = _fields.decode(text)
         except msgspec.ValidationError as error:
-            _, unknown, odd = str(error).partition(_UNKNOWN)
+            _, unknown, unknown_field = str(error).partition(_UNKNOWN)
             if not unknown:
                 raise ApiError("the message must be an object") from None
-            name = _string(_id_alone.decode(text).id)
-            return Opened(name, None, odd.rpartition("`")[0][:LONGEST_ID])
+            name = _decode_string(_id_alone.decode(text).id)
+            return OpenedMessage(
+                name, None, unknown_field.rpartition("`")[0][:LONGEST_ID]
+            )
     except (msgspec.DecodeError, RecursionError) as error:
         raise ApiError(f"the message is not valid JSON: {error}") from None
-    return Opened(_string(fields.id), fields)
+    return OpenedMessage(_decode_string(fields.id), fields)
 
 
-def _string(raw: msgspec.Raw) -> str | None:
+def _decode_string(raw: msgspec.Raw) -> str | None:
     """The string of a field; None, if it is none; empty, if it is too long."""
     data = bytes(raw)
     if not data.startswith(b'"'):

@@ -17,11 +17,11 @@ def failure(error: ApiError) -> Failure:
         "param": error.param,
         "code": error.code,
     }
-    said = json.dumps({"error": about}, ensure_ascii=False, separators=(",", ":"))
-    return Failure(error.status, Event(said), error.retry_after)
+    data = json.dumps({"error": about}, ensure_ascii=False, separators=(",", ":"))
+    return Failure(error.status, Event(data), error.retry_after)
 
 
 def stream_failure(error: ApiError) -> Failure:
     """Likewise, where the events of a stream have names: it is one called "error"."""
-    said = failure(error)
-    return attrs.evolve(said, event=attrs.evolve(said.event, name="error"))
+    data = failure(error)
+    return attrs.evolve(data, event=attrs.evolve(data.event, name="error"))

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.wire.coding import Decoder
 from minfer.effects.serving.wire.http import HttpTransport, failure_response
-from minfer.effects.serving.wire.plain import PlainBody
+from minfer.effects.serving.wire.plain_body import PlainBody
 from minfer.effects.serving.wire.request_ids import KEY as CHOSEN_ID
 from minfer.effects.serving.wire.sse import EventStream
 from minfer.effects.serving.wire.transport import Failure, Handler, Watcher
@@ -29,19 +29,19 @@ class Post:
         self._send = send
 
     @property
-    def chosen(self) -> str:
+    def chosen_id(self) -> str:
         """The x-request-id that the client chose, or an empty string."""
         return str(self.scope.get(CHOSEN_ID, ""))
 
-    def announced(self, most: int) -> int:
+    def announced_size(self, most: int) -> int:
         """Bytes of the body, by its head; `most` if it comes in chunks or compressed."""
         headers = dict(self.scope["headers"])
         unknown = b"transfer-encoding" in headers or b"content-encoding" in headers
         return most if unknown else int(headers.get(b"content-length", b"0"))
 
-    async def read(self, most: int, see: Watcher) -> bytes:
+    async def read(self, most: int, watch: Watcher) -> bytes:
         """The body, decoded. Raises ApiError if it is no JSON, has more than `most` bytes
-        or comes too slowly, what `see` raises, and ClientDisconnect.
+        or comes too slowly, what `watch` raises, and ClientDisconnect.
         """
         request = Request(self.scope, self._receive)
         headers = request.headers
@@ -52,12 +52,12 @@ class Post:
         decoder = Decoder(", ".join(headers.getlist("content-encoding")))
         data = bytearray()
         size = int(headers.get("content-length", "0"))  # as announced, or as received
-        came = 0
+        received = 0
         parts = request.stream()
         due = asyncio.get_running_loop().time() + PATIENCE
         while size <= most:
             try:
-                async with asyncio.timeout_at(due + came / PACE):
+                async with asyncio.timeout_at(due + received / PACE):
                     part = await anext(parts, b"")
             except TimeoutError:
                 why = f"the body comes at less than {PACE} bytes a second"
@@ -65,10 +65,10 @@ class Post:
             if not part:
                 decoder.end()
                 break
-            came += len(part)
-            for piece in decoder.pieces(part):
-                see(piece)
-                data += piece
+            received += len(part)
+            for decoded in decoder.decode(part):
+                watch(decoded)
+                data += decoded
                 size = max(size, len(data))
                 if size > most:
                     break
@@ -78,7 +78,7 @@ class Post:
             raise ApiError(f"the body has more than {most} bytes", status=413)
         return bytes(data)
 
-    async def departed(self) -> NoReturn:
+    async def wait_for_disconnect(self) -> NoReturn:
         """Wait until the client disconnects. Raises ClientDisconnect then."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -94,7 +94,7 @@ class Post:
         return kind(self.scope, self._receive, self._send, name)
 
 
-class _Endpoint:
+class _PostApp:
     """An ASGI application that hands each POST to what serves it.
 
     It is a class because Starlette calls functions with a Request, and no way to send.
@@ -109,4 +109,4 @@ class _Endpoint:
 
 def post_route(path: str, serve: Handler) -> BaseRoute:
     """POST at `path`, and no other method."""
-    return Route(path, _Endpoint(serve), methods=["POST"])
+    return Route(path, _PostApp(serve), methods=["POST"])

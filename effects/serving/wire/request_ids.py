@@ -31,19 +31,19 @@ class RequestIds:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, and put its id on the head of the answer."""
-        chosen = _chosen(scope.get("headers", ()))
+        chosen = _chosen_id(scope.get("headers", ()))
         scope[KEY] = chosen.decode()
 
-        async def named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] in _HEADS:
                 headers = _with_id(message.get("headers", ()), chosen)
                 message = {**message, "headers": headers}
             await send(message)
 
-        await self._app(scope, receive, named)
+        await self._app(scope, receive, send_with_id)
 
 
-def _chosen(headers: Headers) -> bytes:
+def _chosen_id(headers: Headers) -> bytes:
     """The id that a client chose; empty if it chose none, or an invalid one."""
     given = dict(headers).get(HEADER, b"").strip()
     sane = len(given) <= LONGEST and all(byte in _PRINTABLE for byte in given)
@@ -52,9 +52,11 @@ def _chosen(headers: Headers) -> bytes:
 
 def _with_id(headers: Headers, chosen: bytes) -> list[tuple[bytes, bytes]]:
     """Headers with an id: the client's, else the answer's own, else a new one."""
-    kept = list(headers)
+    headers_kept = list(headers)
     if chosen:
-        kept = [(name, value) for name, value in kept if name.lower() != HEADER]
-    elif any(name.lower() == HEADER for name, _ in kept):
-        return kept
-    return [*kept, (HEADER, chosen or f"req-{uuid.uuid4().hex}".encode())]
+        headers_kept = [
+            (name, value) for name, value in headers_kept if name.lower() != HEADER
+        ]
+    elif any(name.lower() == HEADER for name, _ in headers_kept):
+        return headers_kept
+    return [*headers_kept, (HEADER, chosen or f"req-{uuid.uuid4().hex}".encode())]

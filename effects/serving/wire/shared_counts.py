@@ -1,9 +1,9 @@
 """Counts shared by all processes of a server, for bounds that hold for the whole of it.
 
 Theory. Memory that is mapped before processes are forked is the same memory in each of
-them. In a `Tally` each process has a place of its own, which it alone writes; the bound
-is on their sum: connections, viewers. A process that takes the place of another, which
-may have died, clears that place first.
+them. In a `SharedCount` each process has a place of its own, which it alone writes; the
+bound is on their sum: connections, viewers. A process that takes the place of another,
+which may have died, clears that place first.
 """
 
 import mmap
@@ -20,20 +20,20 @@ def mapped(count: int) -> memoryview:
 
 
 @frozen
-class Tally:
+class SharedCount:
     """A count by process."""
 
     _counts: memoryview = field(factory=lambda: mapped(1).cast("q"))
     _place: int = 0
 
     @classmethod
-    def of(cls, places: int) -> "Tally":
+    def of(cls, places: int) -> "SharedCount":
         """A tally of so many processes, for the first of them."""
         return cls(mapped(places).cast("q"))
 
-    def at(self, place: int) -> "Tally":
+    def at(self, place: int) -> "SharedCount":
         """The tally for the process at this place, whose count is 0."""
-        taken = Tally(self._counts, place)
+        taken = SharedCount(self._counts, place)
         taken.set(0)
         return taken
 
@@ -53,19 +53,19 @@ class Tally:
 
 
 @frozen(kw_only=True)
-class Shared:
+class SharedCounts:
     """The counts that the fronts of a server share."""
 
-    connections: Tally = field(factory=Tally)
-    viewers: Tally = field(factory=Tally)  # of the live view
+    connections: SharedCount = field(factory=SharedCount)
+    viewers: SharedCount = field(factory=SharedCount)  # of the live view
 
     @classmethod
-    def of(cls, fronts: int) -> "Shared":
+    def of(cls, fronts: int) -> "SharedCounts":
         """The counts of so many fronts, which are forked after this."""
-        return cls(connections=Tally.of(fronts), viewers=Tally.of(fronts))
+        return cls(connections=SharedCount.of(fronts), viewers=SharedCount.of(fronts))
 
-    def at(self, front: int) -> "Shared":
+    def at(self, front: int) -> "SharedCounts":
         """The same for one front, whose counts are 0."""
-        return Shared(
+        return SharedCounts(
             connections=self.connections.at(front), viewers=self.viewers.at(front)
         )

@@ -52,8 +52,8 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timers."""
-        self._stalled = _cancelled(self._stalled)
-        self._late = _cancelled(self._late)
+        self._stalled = _cancel(self._stalled)
+        self._late = _cancel(self._late)
         super().connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002  # asyncio's
@@ -69,7 +69,7 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self.transport.pause_reading()
         is_read = self.writable.is_set() and not self.read_paused
         if not is_read or not (self.frames or self.conn.reader.buffer):
-            self._late = _cancelled(self._late)
+            self._late = _cancel(self._late)
         elif self._late is None:
             self._late = self.loop.call_later(self.stall, self._refuse_late)
 
@@ -82,7 +82,7 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Note that the client has read."""
         super().resume_writing()
-        self._stalled = _cancelled(self._stalled)
+        self._stalled = _cancel(self._stalled)
         if not self.read_paused:
             self.transport.resume_reading()
 
@@ -114,7 +114,7 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """Pass on a complete message."""
-        self._late = _cancelled(self._late)
+        self._late = _cancel(self._late)
         if self.curr_msg_data_type == "text" and not _is_text(b"".join(self.frames)):
             self.frames = []
             self.conn.send_close(_NO_TEXT)
@@ -140,7 +140,7 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self.handle_parser_exception()
 
 
-def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     """None, after a timer was cancelled."""
     if timer is not None:
         timer.cancel()

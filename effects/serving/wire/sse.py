@@ -23,9 +23,9 @@ class EventStream(HttpTransport):
     @staticmethod
     def frame(events: Iterable[Event]) -> str:
         """The frames of events, one after the other."""
-        return "".join([_framed(event) for event in events])
+        return "".join([_frame(event) for event in events])
 
 
-def _framed(event: Event) -> str:
+def _frame(event: Event) -> str:
     frame = f"data: {event.data}\n\n"
     return f"event: {event.name}\n{frame}" if event.name else frame

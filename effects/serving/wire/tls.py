@@ -18,7 +18,7 @@ class Tls:
     ca_certs: str = ""  # of those that signed the certificates that clients must have
 
     @property
-    def wanted(self) -> bool:
+    def enabled(self) -> bool:
         """Whether the server speaks HTTPS."""
         return bool(self.certfile)
 
@@ -53,7 +53,7 @@ class Tls:
 
     def settings(self) -> dict[str, Any]:
         """The settings for uvicorn."""
-        if not self.wanted:
+        if not self.enabled:
             return {}
         return {
             "ssl_certfile": self.certfile,

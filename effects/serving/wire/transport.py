@@ -46,7 +46,7 @@ class Transport(Protocol):
 Watcher = Callable[[bytes], None]  # of the parts of a body
 
 
-def see_nothing(_: bytes) -> None:
+def ignore_part(_: bytes) -> None:
     """Ignore a part."""
 
 
@@ -58,20 +58,20 @@ class Connection(Protocol):
         """Its address and head, in ASGI's form."""
 
     @property
-    def chosen(self) -> str:
+    def chosen_id(self) -> str:
         """The x-request-id that the client chose, or an empty string."""
 
-    def announced(self, most: int) -> int:
+    def announced_size(self, most: int) -> int:
         """Bytes of the request's body, as far as known before it is read; `most`, if
         unknown.
         """
 
-    async def read(self, most: int, see: Watcher) -> bytes:
-        """The request's body, of `most` bytes; `see` gets each part as it comes. Raises
-        ApiError, the errors of `see`, and ClientDisconnect.
+    async def read(self, most: int, watch: Watcher) -> bytes:
+        """The request's body, of `most` bytes; `watch` gets each part as it comes. Raises
+        ApiError, the errors of `watch`, and ClientDisconnect.
         """
 
-    async def departed(self) -> NoReturn:
+    async def wait_for_disconnect(self) -> NoReturn:
         """Wait until the client disconnects. Raises ClientDisconnect then."""
 
     async def refuse(self, failure: Failure) -> None:

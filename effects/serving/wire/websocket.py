@@ -27,12 +27,12 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.errors import ApiError, told_of
+from minfer.effects.serving.errors import ApiError, to_api_error
 from minfer.effects.serving.wire.envelope import (
-    Cancelling,
-    Envelope,
-    Opened,
-    opened,
+    CancelMessage,
+    OpenedMessage,
+    RequestMessage,
+    open_message,
 )
 from minfer.effects.serving.wire.error_form import failure
 from minfer.effects.serving.wire.origins import foreign
@@ -60,33 +60,33 @@ _POLICY: Final = 1008  # the close code for a client without access
 class Channel:
     """One request on a socket, and its way back: a `Connection` and a `Transport`."""
 
-    def __init__(self, scope: Scope, send: Send, asked: Envelope) -> None:
+    def __init__(self, scope: Scope, send: Send, message: RequestMessage) -> None:
         self.scope = scope
-        self.chosen = str(scope.get(CHOSEN_ID, ""))
+        self.chosen_id = str(scope.get(CHOSEN_ID, ""))
         self.gone = asyncio.Event()  # the client left, or cancelled it
         self.ended = False  # the end was sent
         self._send = send
-        self._body = asked.body
-        self._id = json.dumps(asked.id)
+        self._body = message.body
+        self._id = json.dumps(message.id)
 
-    def announced(self, most: int) -> int:  # noqa: ARG002  # the message is here
+    def announced_size(self, most: int) -> int:  # noqa: ARG002  # the message is here
         """Bytes of the body."""
         return len(self._body)
 
-    async def read(self, most: int, see: Watcher) -> bytes:
+    async def read(self, most: int, watch: Watcher) -> bytes:
         """The body, which is not kept. Raises ApiError if it has more than `most` bytes,
-        and the errors of `see`.
+        and the errors of `watch`.
         """
         body, self._body = self._body, b""
         if len(body) > most:
             raise ApiError(f"the body has more than {most} bytes", status=413)
         for begin in range(0, len(body), PART):
-            see(body[begin : begin + PART])
+            watch(body[begin : begin + PART])
             if len(body) > PART:
                 await asyncio.sleep(0)  # let other tasks run
         return body
 
-    async def departed(self) -> NoReturn:
+    async def wait_for_disconnect(self) -> NoReturn:
         """Wait until the client no longer wants the answer; raises ClientDisconnect."""
         await self.gone.wait()
         raise ClientDisconnect
@@ -103,13 +103,13 @@ class Channel:
         """Send each event as a message; `done` replaces a mark of the end."""
         for event in events:
             if not event.mark:
-                await self._say(f'{{"id": {self._id}, "event": {event.data}}}')
+                await self._send_text(f'{{"id": {self._id}, "event": {event.data}}}')
         if last:
             await self._end(f'{{"id": {self._id}, "done": true}}')
 
     async def fail(self, failure: Failure) -> None:
         """Send a failure, which ends the answer."""
-        await self._end(_failed(self._id, failure))
+        await self._end(_failure_text(self._id, failure))
 
     async def cancelled(self) -> None:
         """Send the end of a request that the client has cancelled."""
@@ -117,9 +117,9 @@ class Channel:
 
     async def _end(self, text: str) -> None:
         self.ended = True
-        await self._say(text)
+        await self._send_text(text)
 
-    async def _say(self, text: str) -> None:
+    async def _send_text(self, text: str) -> None:
         """Send a message. Raises ClientDisconnect."""
         try:
             await self._send({"type": "websocket.send", "text": text})
@@ -145,23 +145,23 @@ class Socket:
         await self._send({"type": "websocket.accept"})
         async with asyncio.TaskGroup() as group:
             while (message := await self._receive())["type"] == "websocket.receive":
-                await self._heed(message.pop("text", None), group)
+                await self._handle(message.pop("text", None), group)
             for channel in self._open.values():
                 channel.gone.set()
 
-    async def _heed(self, text: str | None, group: asyncio.TaskGroup) -> None:
+    async def _handle(self, text: str | None, group: asyncio.TaskGroup) -> None:
         """Handle a message, or send its error."""
         name: str | None = None
         try:
-            message = opened(text)
-            name = self._spare(message.name)
-            self._take(message, group)
+            message = open_message(text)
+            name = self._error_id(message.name)
+            self._start_or_cancel(message, group)
         except ApiError as error:
             with contextlib.suppress(OSError):  # the client may be gone
-                told = _failed(json.dumps(name), failure(error))
-                await self._send({"type": "websocket.send", "text": told})
+                text = _failure_text(json.dumps(name), failure(error))
+                await self._send({"type": "websocket.send", "text": text})
 
-    def _spare(self, name: str | None) -> str | None:
+    def _error_id(self, name: str | None) -> str | None:
         """An id that an error may have: it must not seem to end an open request."""
         return None if not name or self._is_open(name) else name
 
@@ -169,28 +169,28 @@ class Socket:
         """Whether a request is open: its id is free as soon as its end is sent."""
         return name in self._open and not self._open[name].ended
 
-    def _take(self, message: Opened, group: asyncio.TaskGroup) -> None:
+    def _start_or_cancel(self, opened: OpenedMessage, group: asyncio.TaskGroup) -> None:
         """Begin or cancel a request. Raises ApiError for an invalid message."""
-        asked = message.says()
-        if isinstance(asked, Cancelling):
-            if asked.id in self._open:  # it may have ended in the meantime
-                self._open[asked.id].gone.set()
+        message = opened.parse()
+        if isinstance(message, CancelMessage):
+            if message.id in self._open:  # it may have ended in the meantime
+                self._open[message.id].gone.set()
             return
-        if self._is_open(asked.id):
-            raise ApiError(f"id: {asked.id!r} is being answered; ids must differ", "id")
+        if self._is_open(message.id):
+            raise ApiError(f"id: {message.id!r} is being answered; ids must differ", "id")
         if len(self._open) >= MAX_OPEN:
             why = f"{MAX_OPEN} requests are open on this socket; wait for one to end"
             raise ApiError(why, None, "too_many_requests", 429)
-        if asked.endpoint not in self._handlers:
-            there = ", ".join(self._handlers)
+        if message.endpoint not in self._handlers:
+            names = ", ".join(self._handlers)
             raise ApiError(
-                f"endpoint: there is none of this name; there is {there}", "endpoint"
+                f"endpoint: there is none of this name; there is {names}", "endpoint"
             )
-        channel = Channel(self._scope, self._send, asked)
-        self._open[asked.id] = channel
-        group.create_task(self._answer(asked.id, asked.endpoint, channel))
+        channel = Channel(self._scope, self._send, message)
+        self._open[message.id] = channel
+        group.create_task(self._serve_request(message.id, message.endpoint, channel))
 
-    async def _answer(self, name: str, endpoint: str, channel: Channel) -> None:
+    async def _serve_request(self, name: str, endpoint: str, channel: Channel) -> None:
         """Serve one request; an error does not affect the others."""
         try:
             await self._handlers[endpoint](channel)
@@ -202,20 +202,20 @@ class Socket:
             logging.getLogger("uvicorn.error").exception("a request on a socket failed")
             if not channel.ended:
                 with contextlib.suppress(ClientDisconnect):
-                    await channel.fail(failure(told_of(RuntimeError())))
+                    await channel.fail(failure(to_api_error(RuntimeError())))
         finally:
             if self._open.get(name) is channel:
                 del self._open[name]
 
 
-def _failed(name: str, told: Failure) -> str:
+def _failure_text(name: str, failure: Failure) -> str:
     """A failure as a message; protocols have a field `error` around it."""
-    said = json.loads(told.event.data)
-    error = json.dumps(said.get("error", said))
-    return f'{{"id": {name}, "status": {told.status}, "error": {error}}}'
+    payload = json.loads(failure.event.data)
+    error = json.dumps(payload.get("error", payload))
+    return f'{{"id": {name}, "status": {failure.status}, "error": {error}}}'
 
 
-class _Endpoint:
+class _SocketApp:
     """An ASGI application: Starlette calls functions with an object of its own."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
@@ -231,4 +231,4 @@ class _Endpoint:
 
 def socket_route(path: str, handlers: Mapping[str, Handler]) -> BaseRoute:
     """A socket at `path` for all `handlers`, by their names."""
-    return WebSocketRoute(path, _Endpoint(handlers))
+    return WebSocketRoute(path, _SocketApp(handlers))

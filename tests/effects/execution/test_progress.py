@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from minfer.effects.execution.warming.progress import (
+from minfer.effects.execution.warming.start_progress import (
     GRAPHS,
     KERNELS,
     START,
     WEIGHTS,
-    Progress,
+    StartProgress,
     logged,
 )
 
@@ -18,12 +18,12 @@ def test_the_begin_and_the_end_of_each_stage_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, START)
-    seen: list[Progress] = []
+    seen: list[StartProgress] = []
     report = logged(seen.append)
     reports = [
-        *(Progress(WEIGHTS, 0, 1), Progress(WEIGHTS, 1, 1)),
-        *(Progress(KERNELS, 0, 0), Progress(KERNELS, 5, 0)),
-        *(Progress(GRAPHS, i, 3) for i in range(4)),
+        *(StartProgress(WEIGHTS, 0, 1), StartProgress(WEIGHTS, 1, 1)),
+        *(StartProgress(KERNELS, 0, 0), StartProgress(KERNELS, 5, 0)),
+        *(StartProgress(GRAPHS, i, 3) for i in range(4)),
     ]
     for one in reports:
         report(one)

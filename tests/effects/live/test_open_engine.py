@@ -10,10 +10,8 @@ from attrs import evolve
 from minfer.effects.execution.device.device_rows import Wants
 from minfer.effects.execution.dry_executor import Dry
 from minfer.effects.execution.torch_executor import Readiness
-from minfer.effects.execution.warming.progress import WEIGHTS, Progress
-from minfer.effects.live.engine.open_engine import open_executor, open_journal
 from minfer.effects.execution.warming.start_progress import WEIGHTS, StartProgress
-from minfer.effects.live.engine.opening import open_executor, open_journal
+from minfer.effects.live.engine.open_engine import open_executor, open_journal
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError

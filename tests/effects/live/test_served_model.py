@@ -12,10 +12,8 @@ import attrs
 import pytest
 
 from minfer import LLM, AsyncLLM, SamplingParams
-from minfer.effects.execution.warming.progress import Report, ignore_progress
-from minfer.effects.live.served_model import ServedModel
 from minfer.effects.execution.warming.start_progress import Report, ignore_progress
-from minfer.effects.live.served import ServedModel
+from minfer.effects.live.served_model import ServedModel
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.chat import ChatOptions, Conversation, Conversations, Tools
 from minfer.effects.text.tools.formats import Parsers

@@ -15,8 +15,8 @@ from minfer.effects.serving.observability.metrics import Metrics
 from minfer.effects.text.outputs import RequestOutput
 from minfer.records.messages import Admitted, Preempted
 from tests.effects.served import Serving, Slow, events, serving
+from tests.effects.serving.raw_requests import asking
 from tests.effects.serving.test_metrics import read, settle
-from tests.effects.serving.wire import asking
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched
 

@@ -6,7 +6,7 @@ import pytest
 from openai import OpenAI
 
 from tests.effects.served import Serving, events, serving
-from tests.effects.serving.wire import NEIGHBOUR, SLOW
+from tests.effects.serving.raw_requests import NEIGHBOUR, SLOW
 from tests.effects.tiny_model import write_checkpoint
 
 

@@ -69,7 +69,9 @@ def main() -> int:
     names = (ENGINE, front_name(0), front_name(1))
     runs = {name: partial(be, name, options) for name in names}
     made = Supervisor(Processes(2), runs, lambda run: run(), options.patience, PULSE)
-    before = descriptors() - len((made._lifeline, made._held, made._words, made._said))
+    before = descriptors() - len(
+        (made._lifeline, made._lifeline_end, made._reports, made._reports_end)
+    )
     code = made.run(lambda: say("server", "ready"))
     assert descriptors() == before, "a descriptor is left"
     return code

@@ -17,7 +17,7 @@ HEAD = {"type": "http.response.start", "status": 201, "headers": []}
 
 
 class Kept:
-    """In the place of `Lines`."""
+    """In the place of `LineWriter`."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -143,7 +143,7 @@ def test_the_tokens_of_an_answer_are_those_of_its_usage(bundled: Serving) -> Non
     answer = bundled.post("completions", prompt=["def f(", "x"], max_tokens=3)
     name = answer.headers["x-request-id"]
     bundled.until(lambda: not records._live)
-    log = AccessLog(bundled.service, kept, "json", "server", records.told)
+    log = AccessLog(bundled.service, kept, "json", "server", records.find)
     scope = {"type": "http", "method": "POST", "path": "/v1/completions"}
     log._log(scope, named(name), 0.0, 1.0)
     found = json.loads(kept.made[0])

@@ -6,7 +6,12 @@ import anthropic
 import openai
 import pytest
 
-from minfer.effects.serving.addresses import Meant, meant, wrong_address, wrong_method
+from minfer.effects.serving.addresses import (
+    Suggestion,
+    suggest_address,
+    wrong_address,
+    wrong_method,
+)
 from minfer.effects.serving.description import description
 from tests.effects.served import Serving
 
@@ -31,20 +36,22 @@ SLIPS = {
 
 
 @pytest.mark.parametrize(("asked", "right"), WRONG.items())
-def test_behind_a_wrong_base_the_end_tells_what_was_meant(asked: str, right: str) -> None:
-    assert meant(asked) == Meant(right, rebased=True)
+def test_behind_a_wrong_base_the_end_decides_the_suggestion(
+    asked: str, right: str
+) -> None:
+    assert suggest_address(asked) == Suggestion(right, rebased=True)
 
 
 @pytest.mark.parametrize(("asked", "right"), SLIPS.items())
-def test_a_slip_of_the_pen_is_understood(asked: str, right: str) -> None:
-    assert meant(asked) == Meant(right, rebased=False)
+def test_a_typo_is_corrected(asked: str, right: str) -> None:
+    assert suggest_address(asked) == Suggestion(right, rebased=False)
 
 
 @pytest.mark.parametrize(
     "asked", ["/docs", "/v1", "/v1/nothing", "/v1/messages/batches", "/metrics" * 999]
 )
-def test_what_cannot_be_told_is_not_guessed(asked: str) -> None:
-    assert meant(asked) is None
+def test_an_unclear_address_has_no_suggestion(asked: str) -> None:
+    assert suggest_address(asked) is None
     said = str(wrong_address("GET", asked))
     assert said.endswith("GET /openapi.json describes all endpoints")
     assert len(said) < 200
@@ -55,7 +62,7 @@ def test_what_is_meant_is_an_address() -> None:
     assert set(WRONG.values()) | set(SLIPS.values()) <= known
 
 
-def test_a_wrong_base_is_told_of_as_the_client_has_to_set_it() -> None:
+def test_the_error_names_the_base_url_to_set() -> None:
     said = str(wrong_address("POST", "/chat/completions"))
     assert "there is nothing at POST /chat/completions; did you mean" in said
     right = "/v1/chat/completions? The base URL of clients of OpenAI's API ends in /v1"
@@ -98,7 +105,7 @@ def test_anthropics_sdk_hears_of_it_in_anthropics_shape(bundled: Serving) -> Non
     assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
 
 
-def test_who_says_that_it_speaks_anthropics_api_is_answered_in_it(
+def test_anthropics_header_selects_the_error_format(
     bundled: Serving,
 ) -> None:
     headers = {"anthropic-version": "2023-06-01"}
@@ -107,7 +114,7 @@ def test_who_says_that_it_speaks_anthropics_api_is_answered_in_it(
     assert "type" not in bundled.get("/v1/files").json()
 
 
-def test_a_wrong_method_is_told_the_right_one(bundled: Serving) -> None:
+def test_a_wrong_method_gets_the_allowed_ones(bundled: Serving) -> None:
     found = bundled.get("/v1/chat/completions")
     assert (found.status_code, found.headers["allow"]) == (405, "POST")
     assert "takes POST, not GET" in found.json()["error"]["message"]

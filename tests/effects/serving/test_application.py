@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from minfer.effects.live.errors import EngineDeadError
 from tests.effects.served import Serving, events
-from tests.effects.serving.wire import NEIGHBOUR, raw
+from tests.effects.serving.raw_requests import NEIGHBOUR, raw
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_an_address_that_only_begins_like_messages_has_openais_shape(
     assert found.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_stream_is_held_back_by_nobody(bundled: Serving) -> None:
+def test_a_stream_is_not_delayed_by_others(bundled: Serving) -> None:
     found = bundled.post("completions", prompt="x", max_tokens=1, stream=True)
     assert found.headers["cache-control"] == "no-cache"
     assert found.headers["x-accel-buffering"] == "no"
@@ -133,7 +133,7 @@ def test_a_dead_engine_has_no_cache(
     assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_dead")
 
 
-def test_a_question_that_breaks_is_told_as_little(
+def test_a_query_that_breaks_reports_no_details(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundled.llm.tokenizer, "encode", None)
@@ -144,7 +144,7 @@ def test_a_question_that_breaks_is_told_as_little(
     )
 
 
-def test_nobody_is_sent_where_a_host_header_says(slow: Serving) -> None:
+def test_no_redirect_follows_a_host_header(slow: Serving) -> None:
     found = slow.http.post(
         f"{slow.url}/v1/completions/", json={}, headers={"host": "evil.example"}
     )
@@ -191,7 +191,7 @@ BAD: dict[str, tuple[int, dict[str, Any]]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize(("status", "asked"), BAD.values(), ids=BAD)
-def test_bad_input_harms_nobody_else(
+def test_bad_input_affects_no_other_request(
     slow: Serving, quiet: list[str], status: int, asked: dict[str, Any]
 ) -> None:
     url = f"{slow.url}/v1/completions"

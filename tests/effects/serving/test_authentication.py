@@ -6,10 +6,10 @@ from openai import OpenAI
 
 from minfer.effects.serving.access.api_keys import Key, Keys, digest
 from minfer.effects.serving.access.authentication import Caller, caller_of
-from minfer.effects.serving.access.bounds import Bounds
+from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.records.messages import Submit
 from tests.effects.served import serving
-from tests.effects.serving.wire import SLOW
+from tests.effects.serving.raw_requests import SLOW
 
 
 @pytest.mark.long
@@ -61,8 +61,8 @@ FREE = Key("free", digest(b"sk-f"))
 
 
 @pytest.mark.long
-def test_a_key_says_who_asks_and_how_urgent_it_is(folder: str) -> None:
-    bounds = Bounds(keys=Keys((TEAM, FREE)))
+def test_a_key_gives_client_name_and_priority(folder: str) -> None:
+    bounds = ServerBounds(keys=Keys((TEAM, FREE)))
     with serving(folder, service={"bounds": bounds}, **{**SLOW, "step": 0}) as served:
         for key, user in (("sk-t", "somebody"), ("sk-f", "a user")):
             found = served.http.post(
@@ -76,6 +76,6 @@ def test_a_key_says_who_asks_and_how_urgent_it_is(folder: str) -> None:
     assert asked == [("team", -4), ("free", 7)]
 
 
-def test_who_has_no_key_is_known_by_its_address() -> None:
+def test_a_client_without_a_key_is_identified_by_its_address() -> None:
     assert caller_of({"client": ("10.0.0.7", 5)}) == Caller("10.0.0.7")
     assert caller_of({"client": None}) == caller_of({}) == Caller("")

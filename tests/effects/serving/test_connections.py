@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.processes.server import bound
+from minfer.effects.serving.processes.server import listen_at
 from minfer.effects.serving.wire.connections import Connections, Patience, bounded
-from minfer.effects.serving.wire.shared_counts import Tally
+from minfer.effects.serving.wire.shared_counts import SharedCount
 
 HEADER: Final = 0.3  # seconds
 STALL: Final = 0.4  # seconds
@@ -35,7 +35,7 @@ async def app(scope: Scope, _: Receive, send: Send) -> None:
 
 
 @contextlib.contextmanager
-def server(tally: Tally | None = None, **patience: Any) -> Iterator[int]:
+def server(count: SharedCount | None = None, **patience: Any) -> Iterator[int]:
     """Serves the application with little patience; yields the port."""
     patience = {"header": HEADER, "stall": STALL, **patience}
     config = uvicorn.Config(
@@ -47,9 +47,9 @@ def server(tally: Tally | None = None, **patience: Any) -> Iterator[int]:
         timeout_keep_alive=1,
     )
     running = uvicorn.Server(config)
-    if tally is not None:
-        running.server_state.connections = Connections(tally)
-    (listener,) = bound("127.0.0.1", 0)
+    if count is not None:
+        running.server_state.connections = Connections(count)
+    (listener,) = listen_at("127.0.0.1", 0)
     with listener:
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -123,7 +123,7 @@ def test_the_second_head_of_a_connection_has_as_much_time(port: int) -> None:
 
 
 @pytest.mark.long
-def test_the_rest_of_a_body_that_nobody_wants_may_not_drip(port: int) -> None:
+def test_the_unread_rest_of_a_body_has_a_time_limit(port: int) -> None:
     with link(port) as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
@@ -131,7 +131,7 @@ def test_the_rest_of_a_body_that_nobody_wants_may_not_drip(port: int) -> None:
 
 
 @pytest.mark.long
-def test_who_does_not_read_is_cut_off(port: int) -> None:
+def test_a_client_that_does_not_read_is_disconnected(port: int) -> None:
     ended.clear()
     with link(port) as sock:
         begun = time.monotonic()
@@ -143,7 +143,7 @@ def test_who_does_not_read_is_cut_off(port: int) -> None:
         assert len(answer(sock)) < len(LARGE)
 
 
-def test_who_reads_slowly_gets_all(port: int) -> None:
+def test_a_slow_reader_gets_everything(port: int) -> None:
     with link(port) as sock:
         sock.sendall(GET % b"large")
         count = 0
@@ -153,7 +153,7 @@ def test_who_reads_slowly_gets_all(port: int) -> None:
 
 
 @pytest.mark.long
-def test_who_comes_while_there_are_too_many_is_told() -> None:
+def test_connections_beyond_the_limit_get_503() -> None:
     with server(connections=2, header=5.0) as port:
         with link(port) as first, link(port), link(port) as third:
             told = answer(third)
@@ -172,7 +172,7 @@ def test_who_comes_while_there_are_too_many_is_told() -> None:
 
 
 @pytest.mark.long
-def test_health_is_told_however_many_wait() -> None:
+def test_health_is_answered_however_many_wait() -> None:
     upgrade = GET.replace(b"host", b"connection: upgrade\r\nupgrade: websocket\r\nhost")
     with server(connections=2, header=5.0) as port, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(link(port)) for _ in range(40)]
@@ -196,7 +196,7 @@ def test_health_is_told_however_many_wait() -> None:
 
 @pytest.mark.long
 def test_connections_of_other_processes_count_too() -> None:
-    both = Tally.of(2)
+    both = SharedCount.of(2)
     other = both.at(1)
     other.set(2)
     with server(both.at(0), connections=2, header=5.0) as port:

@@ -7,7 +7,7 @@ import pytest
 from starlette.routing import Route, WebSocketRoute
 
 from minfer.effects.serving.description import description
-from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
+from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.request_parsing.bodies import StrictObject
 from tests.effects.served import Serving
 
@@ -24,7 +24,7 @@ def test_every_route_is_in_it(bundled: Serving) -> None:
     assert sorted(told) == sorted(routes)
 
 
-@pytest.mark.parametrize("one", [*ENDPOINTS, *QUESTIONS], ids=lambda one: one.path)
+@pytest.mark.parametrize("one", [*ENDPOINTS, *QUERY_ENDPOINTS], ids=lambda one: one.path)
 def test_every_field_of_a_body_is_in_it(one: Any) -> None:
     assert issubclass(one.body, StrictObject)
     made = description()
@@ -59,13 +59,13 @@ def test_every_part_of_a_path_is_a_parameter() -> None:
             assert told == re.findall(r"{(\w+)}", path)
 
 
-@pytest.mark.parametrize("one", [*ENDPOINTS, *QUESTIONS], ids=lambda one: one.path)
+@pytest.mark.parametrize("one", [*ENDPOINTS, *QUERY_ENDPOINTS], ids=lambda one: one.path)
 def test_what_comes_too_late_is_among_the_answers(one: Any) -> None:
     told = description()["paths"][one.path]["post"]["responses"]
     assert {"408", "504"} <= told.keys()
 
 
-def test_a_stream_is_not_said_to_be_of_strings() -> None:
+def test_a_stream_is_not_described_as_strings() -> None:
     paths = description()["paths"]
     streams = [one.path for one in ENDPOINTS if one.streams]
     assert streams
@@ -74,7 +74,7 @@ def test_a_stream_is_not_said_to_be_of_strings() -> None:
         assert content["text/event-stream"] == {}
 
 
-def test_what_is_said_of_fields() -> None:
+def test_descriptions_of_fields() -> None:
     made = description()["components"]["schemas"]
     chat = made["ChatBody"]
     assert chat["required"] == ["messages"]

@@ -14,22 +14,22 @@ from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
+from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.protocol import (
+    AnswerWriter,
     Endpoint,
     GenerationRequest,
-    Grounds,
     Include,
-    Served,
-    Writer,
+    ModelInfo,
+    PromptUsage,
 )
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event, Failure
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.request import SamplingParams
-from tests.effects.serving.wire import asgi
+from tests.effects.serving.raw_requests import asgi
 
 # --- what would be a protocol's module --------------------------------------------------
 
@@ -42,7 +42,7 @@ class Telegram:
     stream: bool = True
     model: str | None = None
 
-    def generation(self, llm: Grounds) -> GenerationRequest:
+    def generation(self, llm: ModelInfo) -> GenerationRequest:
         size = llm.setup.spec.vocab_size
         return GenerationRequest(
             prompts=(read_prompt(self.prompt, llm.tokenizer, size),),
@@ -63,7 +63,7 @@ class TelegramWriter:
         self.begun = True
         return [*begin, Event(json.dumps([choice, delta.text]), "words")]
 
-    def end(self, served: Sequence[Served]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         return [Event(str(served[0].metrics.output_tokens), "end")]
 
 
@@ -73,7 +73,7 @@ def read(data: bytes) -> Telegram:
     return Telegram(json.loads(data))
 
 
-def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> Writer:
+def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> AnswerWriter:
     assert request.stream
     return TelegramWriter(stamp)
 
@@ -103,13 +103,13 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Application]:
         yield Application(llm, ["dry"])
 
 
-def told(app: Application, said: Any) -> tuple[int, str]:
-    start, *parts = asyncio.run(asgi(app, TELEGRAM.path, json.dumps(said).encode()))
+def posted(app: Application, content: Any) -> tuple[int, str]:
+    start, *parts = asyncio.run(asgi(app, TELEGRAM.path, json.dumps(content).encode()))
     return start["status"], b"".join(part["body"] for part in parts).decode()
 
 
 def test_its_answer_is_its_own_over_a_transport_that_was_there(app: Application) -> None:
-    status, text = told(app, "hello")
+    status, text = posted(app, "hello")
     assert status == 200
     first, *words, last = text.removesuffix("\n\n").split("\n\n")
     assert first.startswith("event: begin\ndata: telegram-")
@@ -118,13 +118,13 @@ def test_its_answer_is_its_own_over_a_transport_that_was_there(app: Application)
 
 
 def test_its_failures_are_its_own(app: Application) -> None:
-    assert told(app, ["no string"]) == (400, "STOP None STOP")
-    assert told(app, "") == (400, "STOP the whole STOP")  # of the engine's, prepared
-    assert told(app, "long " * 10**4) == (400, "STOP the whole STOP")  # in a thread
+    assert posted(app, ["no string"]) == (400, "STOP None STOP")
+    assert posted(app, "") == (400, "STOP the whole STOP")  # of the engine's, prepared
+    assert posted(app, "long " * 10**4) == (400, "STOP the whole STOP")  # in a thread
 
 
 def test_rows_do_not_collide() -> None:
     for field in ("name", "path", "id_prefix"):
         assert len({getattr(one, field) for one in ENDPOINTS}) == len(ENDPOINTS)
-    paths = {one.path for one in ENDPOINTS} | {one.path for one in QUESTIONS}
-    assert len(paths) == len(ENDPOINTS) + len(QUESTIONS)
+    paths = {one.path for one in ENDPOINTS} | {one.path for one in QUERY_ENDPOINTS}
+    assert len(paths) == len(ENDPOINTS) + len(QUERY_ENDPOINTS)

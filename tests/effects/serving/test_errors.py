@@ -13,15 +13,15 @@ from minfer.effects.live.errors import (
     RequestError,
     TooLongError,
 )
-from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError, told_of
+from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError, to_api_error
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.records.request import ParameterError
 from tests.effects.served import serving
-from tests.effects.serving.wire import SLOW, asking
+from tests.effects.serving.raw_requests import SLOW, asking
 
 
 @pytest.mark.long
-def test_a_full_line_is_503_with_retry_after(folder: str) -> None:
+def test_a_full_waiting_queue_is_503_with_retry_after(folder: str) -> None:
     with serving(folder, max_num_seqs=1, max_waiting=2, **SLOW) as served:
         body = {"prompt": "x", "max_tokens": 5000, "ignore_eos": True}
 
@@ -57,23 +57,23 @@ def test_a_full_line_is_503_with_retry_after(folder: str) -> None:
         (DrainingError("x"), 503, "engine_dead", None),
     ],
 )
-def test_what_is_told_keeps_its_words(
+def test_public_errors_keep_their_text(
     error: Exception, status: int, code: str | None, param: str | None
 ) -> None:
-    told = told_of(error, "prompt")
+    told = to_api_error(error, "prompt")
     assert (told.status, told.code, told.param) == (status, code, param)
     assert str(told) == getattr(error, "detail", str(error))
     assert told.retry_after == (1 if code == "overloaded" else None)
 
 
-def test_what_broke_the_engine_is_not_told() -> None:
-    told = told_of(EngineDeadError("the engine broke: KeyError('secret')"), "prompt")
+def test_what_broke_the_engine_is_not_reported() -> None:
+    told = to_api_error(EngineDeadError("the engine broke: KeyError('secret')"), "prompt")
     assert (told.status, told.code) == (503, "engine_dead")
     assert "secret" not in str(told)
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret")])
-def test_what_nobody_foresaw_is_not_told(error: Exception) -> None:
-    told = told_of(error, "prompt")
+def test_unknown_errors_are_not_reported(error: Exception) -> None:
+    told = to_api_error(error, "prompt")
     assert (told.status, told.code, told.param) == (500, None, None)
     assert str(told) == "internal error"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving.processes.gate import Gate
-from tests.effects.serving.wire import asgi
+from tests.effects.serving.raw_requests import asgi
 
 
-def asked(gate: Gate, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
+def get(gate: Gate, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
     start, body = asyncio.run(asgi(gate, path, b"{}"))
     return start["status"], json.loads(body["body"]), dict(start["headers"])
 
@@ -18,23 +18,23 @@ def asked(gate: Gate, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
 @pytest.mark.parametrize("path", ["/health", "/healthz"])
 def test_a_process_that_loads_is_healthy(path: str) -> None:
     gate = Gate(lambda: "loading the model")
-    status, told, _ = asked(gate, path)
+    status, told, _ = get(gate, path)
     assert (status, told) == (200, {"status": "loading: loading the model"})
 
 
 def test_it_is_not_ready_and_says_how_far_it_is() -> None:
     steps = ["", "loading weights (3 of 9)"]
     gate = Gate(lambda: steps[0])
-    assert asked(gate, "/ready")[:2] == (503, {"status": "starting"})
+    assert get(gate, "/ready")[:2] == (503, {"status": "starting"})
     del steps[0]
-    assert asked(gate, "/ready")[:2] == (503, {"status": "loading weights (3 of 9)"})
+    assert get(gate, "/ready")[:2] == (503, {"status": "loading weights (3 of 9)"})
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/metrics", "/x"]
 )
 def test_all_else_comes_too_early_and_may_come_again(path: str) -> None:
-    status, told, headers = asked(Gate(lambda: "loading the model"), path)
+    status, told, headers = get(Gate(lambda: "loading the model"), path)
     assert status == 503
     assert "the server is not ready: loading the model" in told["error"]["message"]
     assert int(headers[b"retry-after"]) >= 1

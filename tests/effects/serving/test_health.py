@@ -8,12 +8,12 @@ import pytest
 
 from minfer.effects.serving.errors import BROKEN
 from tests.effects.served import events, serving
+from tests.effects.serving.raw_requests import SLOW
 from tests.effects.serving.test_connections import until
-from tests.effects.serving.wire import SLOW
 
 
 @pytest.mark.long
-def test_a_broken_engine_is_told_and_unhealthy(
+def test_a_broken_engine_is_reported_and_unhealthy(
     folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(folder, **SLOW) as served:

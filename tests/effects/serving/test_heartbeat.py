@@ -25,11 +25,11 @@ def begun(limit: float = LIMIT) -> Heartbeat:
     return made
 
 
-def test_who_says_nothing_for_as_long_as_the_limit_hangs() -> None:
+def test_a_process_silent_for_the_limit_hangs() -> None:
     assert watched(begun(), 100.0, 3 * LIMIT) == LIMIT
 
 
-def test_who_says_a_word_now_and_then_does_not() -> None:
+def test_a_process_with_a_heartbeat_does_not_hang() -> None:
     heartbeat = begun()
     for number in range(300):  # counts run through, and are not what matters
         heartbeat.beat()
@@ -38,12 +38,12 @@ def test_who_says_a_word_now_and_then_does_not() -> None:
     assert watched(heartbeat, 2800.0, 3 * LIMIT) == LOOK + LIMIT
 
 
-def test_who_loads_has_more_time() -> None:
+def test_a_loading_process_has_more_time() -> None:
     silent = watched(begun(), 100.0, 2 * LOADING * LIMIT, ready=False)
     assert silent == LOADING * LIMIT
 
 
-def test_time_in_which_nobody_looked_does_not_count() -> None:
+def test_time_without_checks_does_not_count() -> None:
     heartbeat = begun()
     assert not heartbeat.hangs(101.0, ready=True)
     assert not heartbeat.hangs(99_999.0, ready=True), "all were stopped, and go on"
@@ -59,5 +59,5 @@ def test_a_successor_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_without_a_limit_nobody_hangs(ready: bool) -> None:
+def test_without_a_limit_no_process_hangs(ready: bool) -> None:
     assert watched(begun(0.0), 100.0, 10_000.0, ready=ready) == float("inf")

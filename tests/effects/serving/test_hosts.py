@@ -11,7 +11,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from minfer.effects.cli.serve import add_options
-from minfer.effects.serving.access.hosts import Hosts, hosts_of
+from minfer.effects.serving.access.hosts import Hosts, read_hosts
 from minfer.values.checks import ConfigError
 from tests.circles import claimed, long
 from tests.effects.serving.test_server import process
@@ -41,21 +41,21 @@ def test_this_machines_names_are_allowed_at_any_port_and_no_others(port: str) ->
     assert not any(mine.allows(one + port) for one in others)
 
 
-def said(*arguments: str, has_keys: bool = False) -> Hosts | None:
+def parse(*arguments: str, has_keys: bool = False) -> Hosts | None:
     parser = argparse.ArgumentParser()
     add_options(parser)
-    return hosts_of(parser.parse_args(arguments), has_keys=has_keys)
+    return read_hosts(parser.parse_args(arguments), has_keys=has_keys)
 
 
 def test_names_are_compared_without_keys_at_a_loopback_address() -> None:
-    assert said() == said("--host", "::1") == said("--host", "localhost") == Hosts()
-    assert said("--host", "127.0.0.5") == Hosts()
-    assert said(has_keys=True) is said("--host", "0.0.0.0") is None  # noqa: S104
-    assert said("--host", "nowhere.invalid") is None
+    assert parse() == parse("--host", "::1") == parse("--host", "localhost") == Hosts()
+    assert parse("--host", "127.0.0.5") == Hosts()
+    assert parse(has_keys=True) is parse("--host", "0.0.0.0") is None  # noqa: S104
+    assert parse("--host", "nowhere.invalid") is None
     two = ("--allowed-host", "A.example.", "--allowed-host", "[FE80::1]")
     made = Hosts(("a.example", "fe80::1"))
-    assert said(*two) == said(*two, has_keys=True) == made
-    assert said(*two, "--host", "0.0.0.0") == made  # noqa: S104
+    assert parse(*two) == parse(*two, has_keys=True) == made
+    assert parse(*two, "--host", "0.0.0.0") == made  # noqa: S104
 
 
 BAD = ("a:80", "http://a", "a/b", "", "*.example", "[a]", "a b", "ä.example")
@@ -64,7 +64,7 @@ BAD = ("a:80", "http://a", "a/b", "", "*.example", "[a]", "a b", "ä.example")
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--allowed-host must be a host name"):
-        said("--allowed-host", name)
+        parse("--allowed-host", name)
 
 
 ASKED: list[tuple[str, str, dict[str, Any] | None]] = [

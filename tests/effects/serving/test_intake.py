@@ -17,22 +17,27 @@ from websockets.sync.client import connect
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving.access.api_keys import Key
-from minfer.effects.serving.access.bounds import Bounds
-from minfer.effects.serving.backend import Backend
+from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.intake import LONG, Intake
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing import bodies
-from minfer.effects.serving.request_parsing.limits import HELD, SHARE, UNCOUNTED, Limits
+from minfer.effects.serving.request_parsing.limits import (
+    BODY_MEMORY,
+    CLIENT_SHARE,
+    UNCOUNTED,
+    Limits,
+)
 from minfer.effects.serving.request_parsing.model_names import Models
-from minfer.effects.serving.wire.envelope import Envelope
+from minfer.effects.serving.server_state import ServerState
+from minfer.effects.serving.wire.envelope import RequestMessage
 from minfer.effects.serving.wire.transport import Failure, Transport, Watcher
 from minfer.effects.serving.wire.websocket import Channel
 from minfer.effects.text.grammars import store as grammars
 from minfer.records.messages import Submit
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.served import Serving, events, serving
-from tests.effects.serving.wire import NEIGHBOUR, SLOW, raw
+from tests.effects.serving.raw_requests import NEIGHBOUR, SLOW, raw
 from tests.effects.text.grammars.one_by_one import OneByOne
 
 MODELS = Models(("m",), 0, 2048)
@@ -51,9 +56,9 @@ class Sent:
             "headers": [(name.encode(), said.encode()) for name, said in raw],
         }
 
-    chosen = ""
+    chosen_id = ""
 
-    def announced(self, most: int) -> int:
+    def announced_size(self, most: int) -> int:
         return min(len(self.data), most)
 
     async def read(self, most: int, see: Watcher) -> bytes:
@@ -62,7 +67,7 @@ class Sent:
         see(self.data)
         return self.data
 
-    async def departed(self) -> NoReturn:
+    async def wait_for_disconnect(self) -> NoReturn:
         await self.gone.wait()
         raise ClientDisconnect
 
@@ -87,9 +92,9 @@ def taken(llm: AsyncLLM, sent: Sent, **bounds: Any) -> Any:
     """What becomes of a body."""
 
     async def whole() -> Any:
-        made = Bounds(**bounds)
+        made = ServerBounds(**bounds)
         limits = Limits.of(llm)
-        intake = Intake(Backend(llm, limits, made), MODELS, limits, made)
+        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
         try:
             return await intake.take(ENDPOINT, sent)
         finally:
@@ -99,7 +104,9 @@ def taken(llm: AsyncLLM, sent: Sent, **bounds: Any) -> Any:
 
 
 @pytest.mark.parametrize("length", [1, LONG + 1])
-def test_who_asks_is_known_by_its_address_or_says_so(llm: AsyncLLM, length: int) -> None:
+def test_a_client_is_known_by_its_address_or_its_own_name(
+    llm: AsyncLLM, length: int
+) -> None:
     data = body(cache_salt="x" * length)
     assert taken(llm, Sent(data)).request.urgency.client == "10.0.0.7"
     told = taken(llm, Sent(body(user="me", priority=3))).request.urgency
@@ -133,7 +140,7 @@ def test_a_body_that_does_not_come_in_time(llm: AsyncLLM) -> None:
     assert caught.value.status == 408
 
 
-def test_who_leaves_while_its_body_is_prepared(llm: AsyncLLM) -> None:
+def test_a_disconnect_while_the_body_is_prepared(llm: AsyncLLM) -> None:
     sent = Sent(body(cache_salt="x" * LONG))
     sent.gone.set()
     with pytest.raises(ClientDisconnect):
@@ -145,10 +152,10 @@ class Slowly(OneByOne):
 
     def __init__(self) -> None:
         self.go = threading.Event()
-        self.asked: list[str] = []
+        self.clients: list[str] = []
 
     def compile(self, asked: StructuredOutputs) -> Any:
-        self.asked.append(asked.text)
+        self.clients.append(asked.text)
         assert self.go.wait(60)
         return self
 
@@ -157,19 +164,19 @@ def constrained(name: str) -> Sent:
     return Sent(body(structured_outputs={"regex": name}))
 
 
-def test_who_leaves_takes_its_constraint_out_of_the_line(llm: AsyncLLM) -> None:
+def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> None:
     slowly = Slowly()
     store = grammars.Grammars(lambda: slowly)
 
     async def whole() -> None:
-        made = Bounds()
+        made = ServerBounds()
         limits = Limits.of(llm)
-        intake = Intake(Backend(llm, limits, made), MODELS, limits, made)
+        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
         share = grammars.MOST_WAITING // grammars.SHARE
         sent = [constrained(f"x{i}") for i in range(share + grammars.THREADS)]
         doing = [asyncio.ensure_future(intake.take(ENDPOINT, one)) for one in sent]
         async with asyncio.timeout(60):
-            while len(slowly.asked) < grammars.THREADS or not store.crowded("10.0.0.7"):
+            while len(slowly.clients) < grammars.THREADS or not store.crowded("10.0.0.7"):
                 await asyncio.sleep(0.001)
         with pytest.raises(OverloadedError, match="constraints wait"):
             await intake.take(ENDPOINT, constrained("one more"))
@@ -182,7 +189,7 @@ def test_who_leaves_takes_its_constraint_out_of_the_line(llm: AsyncLLM) -> None:
         assert store.pending == grammars.THREADS + 1
         slowly.go.set()
         assert (await doing[-1]).request.prompts
-        assert sorted(slowly.asked) == ["other", "x0", "x1"]
+        assert sorted(slowly.clients) == ["other", "x0", "x1"]
         for left in doing[:-1]:
             assert isinstance(left.exception(), ClientDisconnect)
         intake.close()
@@ -191,9 +198,9 @@ def test_who_leaves_takes_its_constraint_out_of_the_line(llm: AsyncLLM) -> None:
         asyncio.run(whole())
 
 
-def test_more_than_an_idle_server_can_take_is_said_so() -> None:
+def test_more_than_an_idle_server_can_take_is_refused() -> None:
     with contextlib.closing(AsyncLLM(executor="dry", max_waiting=2)) as llm:
-        with pytest.raises(ApiError, match="line, which holds 2") as caught:
+        with pytest.raises(ApiError, match="waiting queue, which holds 2") as caught:
             taken(llm, Sent(body(n=3)))
         assert (caught.value.status, caught.value.param) == (400, "n")
         assert taken(llm, Sent(body(n=2))).request.params.n == 2
@@ -201,7 +208,7 @@ def test_more_than_an_idle_server_can_take_is_said_so() -> None:
 
 @pytest.fixture(scope="module")
 def pooled(folder: str) -> Iterator[Serving]:
-    bounds = Bounds(workers=2)
+    bounds = ServerBounds(workers=2)
     with serving(folder, service={"bounds": bounds}, **SLOW) as made:
         yield made
 
@@ -312,21 +319,23 @@ def test_nor_is_a_large_message_on_a_socket(
 
 def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
     """As bodies are: before anything of them is read."""
-    said = Envelope("a", "completions", body(cache_salt="x" * UNCOUNTED))
+    said = RequestMessage("a", "completions", body(cache_salt="x" * UNCOUNTED))
 
     async def whole() -> None:
-        made = Bounds()
+        made = ServerBounds()
         limits = Limits.of(llm)
-        intake = Intake(Backend(llm, limits, made), MODELS, limits, made)
+        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
         channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, said)
         try:
             with (
-                intake._holding.hold("10.0.0.7", HELD // SHARE - UNCOUNTED),
+                intake._body_memory.reserve(
+                    "10.0.0.7", BODY_MEMORY // CLIENT_SHARE - UNCOUNTED
+                ),
                 pytest.raises(OverloadedError, match="too many large bodies"),
             ):
                 await intake.take(ENDPOINT, channel)
             await intake.take(ENDPOINT, channel)
-            assert channel.announced(0) == 0, "it is kept while it is answered"
+            assert channel.announced_size(0) == 0, "it is kept while it is answered"
         finally:
             intake.close()
 

@@ -13,20 +13,22 @@ from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.errors import ApiError, NoRoomError
+from minfer.effects.serving.errors import ApiError, ContextLengthError
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.request_parsing.limits import (
     LEAST_BODY,
     UNCOUNTED,
-    Holding,
+    BodyMemory,
     Limits,
     largest_body,
 )
 from minfer.records.request import SamplingParams
 from tests.effects.served import Serving
-from tests.effects.serving.wire import HEAD, exchange, raw
+from tests.effects.serving.raw_requests import HEAD, exchange, raw
 
-LIMITS = Limits(body=LEAST_BODY, context=2048, text=40_000, seats=16, line=64)
+LIMITS = Limits(
+    body=LEAST_BODY, context=2048, text=40_000, max_running=16, max_waiting=64
+)
 
 
 def request(n: int, prompts: int) -> GenerationRequest:
@@ -49,7 +51,7 @@ def test_the_largest_body_holds_a_context_of_ids() -> None:
 def test_more_samples_than_an_idle_server_could_take() -> None:
     LIMITS.check_samples(request(64, 1))
     LIMITS.check_samples(request(1, 80))
-    with pytest.raises(ApiError, match="line, which holds 64") as caught:
+    with pytest.raises(ApiError, match="waiting queue, which holds 64") as caught:
         LIMITS.check_samples(request(65, 1))
     assert (caught.value.status, caught.value.param) == (400, "n")
     with pytest.raises(ApiError, match="81 prompts of 1 samples each"):
@@ -61,35 +63,40 @@ def test_beams_need_places_as_samples_do() -> None:
     search = evolve(request(2, 1), params=beams.sampling, beams=beams)
     LIMITS.check_samples(search)
     with pytest.raises(ApiError, match="best_of: 8 samples") as caught:
-        evolve(LIMITS, line=7).check_samples(search)
+        evolve(LIMITS, max_waiting=7).check_samples(search)
     assert caught.value.param == "best_of"
 
 
-def asked(*lengths: int, wanted: int | None, by: str = "max_tokens") -> GenerationRequest:
+def request_of(
+    *lengths: int, wanted: int | None, by: str = "max_tokens"
+) -> GenerationRequest:
     """A request with prompts of these lengths, for so many tokens of output."""
     return evolve(
         request(1, 1),
         prompts=tuple(TokenizedPrompt(None, [5] * length) for length in lengths),
         params=SamplingParams(max_tokens=wanted),
-        wanted_by=by,
+        max_tokens_field=by,
     )
 
 
-def test_more_output_than_fits_is_refused_where_it_was_asked_for() -> None:
-    LIMITS.check_room(asked(2000, wanted=48), "prompt")
-    LIMITS.check_room(asked(2000, wanted=None), "prompt")
-    LIMITS.check_room(asked(2000, wanted=49, by=""), "prompt")  # a default, which is cut
-    LIMITS.check_room(asked(2048, wanted=1), "prompt")  # too long whatever is wanted
-    with pytest.raises(NoRoomError) as caught:
-        LIMITS.check_room(asked(2000, wanted=49, by="max_output_tokens"), "input")
+def test_more_output_than_fits_is_refused_by_its_field() -> None:
+    LIMITS.check_length(request_of(2000, wanted=48), "prompt")
+    LIMITS.check_length(request_of(2000, wanted=None), "prompt")
+    # A default, which is cut.
+    LIMITS.check_length(request_of(2000, wanted=49, by=""), "prompt")
+    LIMITS.check_length(
+        request_of(2048, wanted=1), "prompt"
+    )  # too long whatever is wanted
+    with pytest.raises(ContextLengthError) as caught:
+        LIMITS.check_length(request_of(2000, wanted=49, by="max_output_tokens"), "input")
     assert str(caught.value) == (
         "This model's maximum context length is 2048 tokens. However, you requested 2049 "
         "tokens (2000 in the input, 49 in the completion). Shorten the input, or lower "
         "max_output_tokens to 48"
     )
     assert (caught.value.status, caught.value.param) == (400, "max_output_tokens")
-    with pytest.raises(NoRoomError, match=r"\(2000 in the prompt\[1\], 49 in"):
-        LIMITS.check_room(asked(5, 2000, wanted=49), "prompt")
+    with pytest.raises(ContextLengthError, match=r"\(2000 in the prompt\[1\], 49 in"):
+        LIMITS.check_length(request_of(5, 2000, wanted=49), "prompt")
 
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -118,7 +125,7 @@ def test_each_endpoint_refuses_it_by_its_own_field(
     assert bundled.post(path, **body, **{field: fits}, **stop).status_code == 200
 
 
-def test_what_is_wrong_with_a_prompt_is_told_first(bundled: Serving) -> None:
+def test_errors_of_a_prompt_come_first(bundled: Serving) -> None:
     for prompt, code in (("", None), ("a " * 3000, "context_length_exceeded")):
         error = bundled.post("completions", prompt=prompt, max_tokens=9999).json()[
             "error"
@@ -129,14 +136,14 @@ def test_what_is_wrong_with_a_prompt_is_told_first(bundled: Serving) -> None:
 
 
 @pytest.mark.long
-def test_who_does_not_say_how_much_gets_what_fits(bundled: Serving) -> None:
+def test_without_max_tokens_a_request_gets_what_fits(bundled: Serving) -> None:
     prompt = [5] * 2045
     found = bundled.post("completions", prompt=prompt, ignore_eos=True).json()
     assert found["usage"]["completion_tokens"] == 3  # not the 16 of the default
     assert found["choices"][0]["finish_reason"] == "length"
 
 
-def test_anthropics_clients_are_told_in_the_words_that_they_know(
+def test_anthropics_clients_get_its_message(
     bundled: Serving,
 ) -> None:
     found = bundled.post("messages", **CHAT, max_tokens=2048)
@@ -175,7 +182,7 @@ def test_a_prompt_that_is_too_long_is_one_error_however_it_comes(
     assert "maximum context length is 2048 tokens" in error["message"]
 
 
-def test_a_prompt_of_any_length_is_told_alike_by_whoever_prepares_it(
+def test_too_long_prompts_have_equal_errors_in_thread_and_worker(
     bundled: Serving,
 ) -> None:
     for length in (2048, 3000, 9000):
@@ -192,20 +199,20 @@ def test_one_request_never_has_all_seats() -> None:
     assert LIMITS.window(1) == 14
     assert LIMITS.window(4) == 3
     assert LIMITS.window(128) == 1
-    assert evolve(LIMITS, line=5).window(1) == 5
-    assert evolve(LIMITS, seats=1).window(1) == 1
+    assert evolve(LIMITS, max_waiting=5).window(1) == 5
+    assert evolve(LIMITS, max_running=1).window(1) == 1
 
 
-def test_bodies_are_held_by_client() -> None:
-    holding = Holding(most=4 * UNCOUNTED)
+def test_bodies_are_counted_by_client() -> None:
+    holding = BodyMemory(most=4 * UNCOUNTED)
     size = 2 * UNCOUNTED
-    with holding.hold("a", size):
-        with pytest.raises(OverloadedError), holding.hold("a", size):
+    with holding.reserve("a", size):
+        with pytest.raises(OverloadedError), holding.reserve("a", size):
             pass  # that would be more than its share
-        with holding.hold("a", UNCOUNTED):
+        with holding.reserve("a", UNCOUNTED):
             pass  # small ones are always taken
-        with holding.hold("b", size):
-            assert holding.held == {"a": size, "b": size}
-            with pytest.raises(OverloadedError), holding.hold("c", UNCOUNTED + 1):
+        with holding.reserve("b", size):
+            assert holding.reserved == {"a": size, "b": size}
+            with pytest.raises(OverloadedError), holding.reserve("c", UNCOUNTED + 1):
                 pass
-    assert holding.held == {}
+    assert holding.reserved == {}

@@ -10,7 +10,7 @@ from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import ACCEPTED_AT, FIRST, GAP, Histogram, Totals
 from minfer.effects.serving.observability import live_view
 from minfer.effects.serving.observability.live_view import Figures
-from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.records.config import EngineConfig
 from tests.effects.served import Serving, events, serving
 
@@ -118,7 +118,7 @@ def test_a_stream_goes_on_and_viewers_are_counted(
 @pytest.mark.long
 def test_viewers_of_other_processes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_view, "MOST", 2)
-    fronts = Shared.of(2)
+    fronts = SharedCounts.of(2)
     other = fronts.at(1).viewers
     other.set(2)
     with serving(service={"shared": fronts.at(0)}, **DRY) as served:
@@ -130,7 +130,7 @@ def test_viewers_of_other_processes_count_too(monkeypatch: pytest.MonkeyPatch) -
             assert fronts.viewers.total == 2
 
 
-def test_viewers_share_a_look_and_nobody_looking_costs_nothing(
+def test_viewers_share_a_snapshot_and_without_viewers_none_is_taken(
     served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live, looks = served.service.live, list[float]()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from minfer.effects.serving.observability.logs import BURST, KINDS, STRETCH, Thinned
+from minfer.effects.serving.observability.logs import BURST, KINDS, STRETCH, LogRateLimit
 
 CODE = """
 import logging
@@ -35,7 +35,7 @@ def line(text: str, *values: object, level: int = logging.WARNING) -> logging.Lo
 
 def test_lines_that_say_the_same_are_thinned_and_counted() -> None:
     now = [100.0]
-    thinned = Thinned(lambda: now[0])
+    thinned = LogRateLimit(lambda: now[0])
     written = [thinned.filter(line("port %s", i)) for i in range(BURST + 7)]
     assert written == [True] * BURST + [False] * 7
     assert thinned.filter(line("another"))
@@ -50,7 +50,7 @@ def test_lines_that_say_the_same_are_thinned_and_counted() -> None:
 
 
 def test_kinds_of_lines_do_not_grow_without_end() -> None:
-    thinned = Thinned(lambda: 0.0)
+    thinned = LogRateLimit(lambda: 0.0)
     for number in range(3 * KINDS):
         assert thinned.filter(line(f"made of {number}"))
-    assert len(thinned._kinds) <= KINDS
+    assert len(thinned._counts) <= KINDS

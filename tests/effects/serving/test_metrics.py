@@ -204,9 +204,9 @@ def test_gaps_are_those_between_the_outputs_of_each_sequence(made: Made) -> None
     assert (
         found["prefix_cache_queries_total"] == found["prompt_tokens_total"]
     )  # once, at the first
-    for bound in ("0.001", "0.01", "1.0"):
-        below = sum(gap <= float(bound) for gap in gaps)
-        assert found[f"inter_token_latency_seconds_bucket {bound}"] == below
+    for listen_at in ("0.001", "0.01", "1.0"):
+        below = sum(gap <= float(listen_at) for gap in gaps)
+        assert found[f"inter_token_latency_seconds_bucket {listen_at}"] == below
     assert found["inter_token_latency_seconds_bucket +Inf"] == len(gaps)
 
 

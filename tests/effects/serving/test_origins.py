@@ -28,7 +28,9 @@ def test_foreign(headers: dict[str, str], is_foreign: bool) -> None:
 @pytest.mark.parametrize(
     ("allowed", "is_foreign"), [(["http://a"], True), (["*"], False)]
 )
-def test_foreign_is_who_is_not_allowed(allowed: list[str], is_foreign: bool) -> None:
+def test_origins_that_are_not_allowed_are_foreign(
+    allowed: list[str], is_foreign: bool
+) -> None:
     scope = {"type": "http", "headers": [(b"origin", b"http://b")], ALLOWED: allowed}
     assert foreign(scope) is is_foreign
     scope["headers"] = [(b"origin", b"http://a")]

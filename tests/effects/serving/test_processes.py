@@ -26,148 +26,148 @@ def begun(fronts: int = 2) -> Processes:
     """All processes run; none has said that it is ready."""
     made = Processes(fronts)
     for action in made.begin():
-        made.started(action.name)
+        made.note_started(action.name)
     return made
 
 
 def served(fronts: int = 2) -> Processes:
     made = begun(fronts)
-    said = [made.said_ready(name) for name in sorted(made.alive)]
+    said = [made.note_ready(name) for name in sorted(made.alive)]
     assert said == [False] * fronts + [True]
     return made
 
 
-def test_all_are_started_and_ready_is_said_once() -> None:
+def test_all_are_started_and_ready_is_reported_once() -> None:
     made = Processes(2)
     assert made.begin() == [Start(ENGINE), Start(ONE), Start(TWO)]
     made = served()
-    assert not made.said_ready(ENGINE)
-    made.ended(ENGINE, 137)
-    made.started(ENGINE)
-    assert not made.said_ready(ENGINE)
+    assert not made.note_ready(ENGINE)
+    made.note_ended(ENGINE, 137)
+    made.note_started(ENGINE)
+    assert not made.note_ready(ENGINE)
 
 
 @pytest.mark.parametrize("name", [ENGINE, ONE])
-def test_who_was_ready_and_ended_is_started_again_at_once(name: str) -> None:
+def test_a_ready_process_that_ended_is_restarted_at_once(name: str) -> None:
     made = served()
     for _ in range(3 * MOST_FAILURES):
-        assert made.ended(name, 137) == [Start(name, FIRST_PAUSE)]
-        made.started(name)
-        made.said_ready(name)
+        assert made.note_ended(name, 137) == [Start(name, FIRST_PAUSE)]
+        made.note_started(name)
+        made.note_ready(name)
     assert made.phase == "watching"
 
 
-def test_who_fails_to_be_ready_again_and_again_is_given_up() -> None:
+def test_a_process_that_is_never_ready_is_given_up() -> None:
     made = served()
-    made.ended(ENGINE, 137)
+    made.note_ended(ENGINE, 137)
     for count in range(1, MOST_FAILURES):
-        made.started(ENGINE)
-        assert made.ended(ENGINE, 1) == [Start(ENGINE, FIRST_PAUSE * 2**count)]
-    made.started(ENGINE)
-    assert made.ended(ENGINE, 0) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
+        made.note_started(ENGINE)
+        assert made.note_ended(ENGINE, 1) == [Start(ENGINE, FIRST_PAUSE * 2**count)]
+    made.note_started(ENGINE)
+    assert made.note_ended(ENGINE, 0) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
     assert made.code == FAILED
-    assert made.ended(ONE, 0) == []
+    assert made.note_ended(ONE, 0) == []
     assert not made.over
-    assert made.ended(TWO, 0) == []  # there is no engine any more that could be told
+    assert made.note_ended(TWO, 0) == []  # there is no engine any more that could be told
     assert made.over
 
 
 def test_one_that_becomes_ready_between_has_not_failed_in_a_row() -> None:
     made = served()
     for _ in range(3):
-        made.ended(ENGINE, 1)
+        made.note_ended(ENGINE, 1)
         for _ in range(MOST_FAILURES - 1):
-            made.started(ENGINE)
-            made.ended(ENGINE, 1)
-        made.started(ENGINE)
-        made.said_ready(ENGINE)
+            made.note_started(ENGINE)
+            made.note_ended(ENGINE, 1)
+        made.note_started(ENGINE)
+        made.note_ready(ENGINE)
     assert made.phase == "watching"
 
 
 @pytest.mark.parametrize(("code", "told"), [(2, 2), (137, 137), (0, FAILED)])
 @pytest.mark.parametrize("name", [ENGINE, ONE])
-def test_a_server_that_cannot_begin_ends_with_the_code_of_who_failed(
+def test_a_server_that_cannot_begin_ends_with_the_failed_processs_code(
     name: str, code: int, told: int
 ) -> None:
     made = begun()
-    made.ended(name, code)
+    made.note_ended(name, code)
     for one in (ONE, TWO, ENGINE):
-        made.ended(one, 0)
+        made.note_ended(one, 0)
     assert (made.over, made.code) == (True, told)
 
 
 def test_a_word_of_one_that_has_ended_is_not_its_successors() -> None:
     made = begun()
-    made.ended(ENGINE, 1)
-    assert not made.said_ready(ENGINE)
+    made.note_ended(ENGINE, 1)
+    assert not made.note_ready(ENGINE)
     assert ENGINE not in made.ready
 
 
 def test_a_signal_drains_fronts_first_and_the_engine_goes_last() -> None:
     made = served()
-    drain = made.signalled(interrupt=False)
+    drain = made.note_signal(interrupt=False)
     assert drain == [Signal(ONE, "drain"), Signal(TWO, "drain")]
-    assert made.ended(ONE, 0) == []
-    assert made.ended(TWO, 0) == [Signal(ENGINE, "stop")]
+    assert made.note_ended(ONE, 0) == []
+    assert made.note_ended(TWO, 0) == [Signal(ENGINE, "stop")]
     assert not made.over
-    assert made.ended(ENGINE, 0) == []
+    assert made.note_ended(ENGINE, 0) == []
     assert (made.over, made.code) == (True, 0)
 
 
 def test_a_second_signal_does_not_wait() -> None:
     made = served()
-    made.signalled(interrupt=False)
-    stop = made.signalled(interrupt=False)
+    made.note_signal(interrupt=False)
+    stop = made.note_signal(interrupt=False)
     assert stop == [Signal(ONE, "stop"), Signal(TWO, "stop")]
     assert (made.phase, made.code) == ("stopping", 0)
 
 
 def test_an_interrupt_does_not_wait_and_has_its_code() -> None:
     made = served()
-    assert made.signalled(interrupt=True) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
+    assert made.note_signal(interrupt=True) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
     for name in (ONE, TWO, ENGINE):
-        made.ended(name, 137)
+        made.note_ended(name, 137)
     assert (made.over, made.code) == (True, INTERRUPTED)
 
 
 def test_while_fronts_drain_their_engine_is_started_again() -> None:
     made = served()
-    made.signalled(interrupt=False)
-    assert made.ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE)]
+    made.note_signal(interrupt=False)
+    assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE)]
     assert made.may_start(ENGINE)
-    made.started(ENGINE)
-    assert made.ended(ONE, 137) == []  # nothing new is begun
+    made.note_started(ENGINE)
+    assert made.note_ended(ONE, 137) == []  # nothing new is begun
     assert not made.may_start(ONE)
-    made.ended(TWO, 0)
+    made.note_ended(TWO, 0)
     assert not made.may_start(ENGINE)
 
 
 def test_an_engine_that_cannot_be_kept_up_is_given_up_while_fronts_drain() -> None:
     made = served()
-    made.signalled(interrupt=False)
+    made.note_signal(interrupt=False)
     for _ in range(MOST_FAILURES):
-        made.ended(ENGINE, 1)
-        made.started(ENGINE)
-    assert made.ended(ENGINE, 1) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
+        made.note_ended(ENGINE, 1)
+        made.note_started(ENGINE)
+    assert made.note_ended(ENGINE, 1) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
 
 
-def test_who_does_not_hear_is_killed() -> None:
+def test_a_process_that_ignores_signals_is_killed() -> None:
     made = served()
-    made.signalled(interrupt=False)
-    killed = made.timed_out()
+    made.note_signal(interrupt=False)
+    killed = made.note_timeout()
     assert killed == [Signal(name, "kill") for name in (ENGINE, ONE, TWO)]
     assert made.phase == "stopping"
 
 
-def test_who_hangs_is_killed_unless_it_was_told_to_end() -> None:
+def test_a_hanging_process_is_killed_unless_it_is_stopping() -> None:
     made = served()
-    assert made.hung(ENGINE) == [Signal(ENGINE, "kill")]
-    assert made.ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE)]
-    made.started(ENGINE)
-    made.signalled(interrupt=False)
-    assert made.hung(ENGINE) == [Signal(ENGINE, "kill")], "fronts wait for it"
-    made.signalled(interrupt=False)
-    assert made.hung(ENGINE) == []
+    assert made.note_hang(ENGINE) == [Signal(ENGINE, "kill")]
+    assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE)]
+    made.note_started(ENGINE)
+    made.note_signal(interrupt=False)
+    assert made.note_hang(ENGINE) == [Signal(ENGINE, "kill")], "fronts wait for it"
+    made.note_signal(interrupt=False)
+    assert made.note_hang(ENGINE) == []
 
 
 EVENTS = st.one_of(
@@ -203,25 +203,25 @@ class Watched:
         self.due.discard(name)
         if self.table.may_start(name):
             assert not self.table.over
-            self.table.started(name)
+            self.table.note_started(name)
 
     def happen(self, what: str, *how: Any) -> None:
         table = self.table
         name = self.names[how[0] % len(self.names)] if how else ""
         match what:
             case "end" if name in table.alive:
-                self.check(table.ended(name, how[1]))
+                self.check(table.note_ended(name, how[1]))
             case "hang" if name in table.alive:
-                self.check(table.hung(name))
+                self.check(table.note_hang(name))
             case "ready":
-                self.ready += table.said_ready(name)
+                self.ready += table.note_ready(name)
             case "start" if name in self.due:
                 self.start(name)
             case "signal" if not table.over:
-                self.check(table.signalled(interrupt=how[0]))
+                self.check(table.note_signal(interrupt=how[0]))
                 assert table.phase != "watching"
             case "time" if table.phase != "watching":
-                self.check(table.timed_out())
+                self.check(table.note_timeout())
 
 
 PHASES = ("watching", "draining", "stopping")
@@ -238,11 +238,11 @@ def test_whatever_happens_it_ends(
         made.happen(*event)
         assert PHASES.index(table.phase) >= PHASES.index(phase), "there is no way back"
     assert made.ready <= 1
-    made.check(table.signalled(interrupt=interrupt))
-    made.check(table.timed_out())
+    made.check(table.note_signal(interrupt=interrupt))
+    made.check(table.note_timeout())
     for name in list(made.due):
         made.start(name)
     for name in sorted(table.alive):
-        made.check(table.ended(name, 137))
+        made.check(table.note_ended(name, 137))
     assert table.over
     assert not interrupt or table.code == INTERRUPTED

@@ -7,10 +7,10 @@ import pytest
 
 from minfer.effects.serving.observability import records
 from tests.effects.served import Serving, events, serving
-from tests.effects.serving.wire import NEIGHBOUR
+from tests.effects.serving.raw_requests import NEIGHBOUR
 
 
-def told(served: Serving, name: str) -> Any:
+def fetch(served: Serving, name: str) -> Any:
     found = served.get(f"/v1/requests/{name}")
     assert found.status_code == 200
     return found.json()
@@ -20,11 +20,11 @@ def ended(served: Serving, name: str, prompts: int = 1) -> Any:
     """The same, once nothing is missing: the client is told before all is noted."""
 
     def complete() -> bool:
-        found = told(served, name)
+        found = fetch(served, name)
         return found["state"] == "ended" and len(found["prompts"]) == prompts
 
     served.until(complete)
-    return told(served, name)
+    return fetch(served, name)
 
 
 def test_of_one_that_has_ended(bundled: Serving) -> None:
@@ -54,8 +54,8 @@ def test_by_the_ids_that_engines_have_for_parts_of_it(bundled: Serving) -> None:
     body = {"prompt": ["def f(", "class A"], "max_tokens": 5}
     name = bundled.post("completions", **body).json()["id"]
     whole = ended(bundled, name, prompts=2)
-    assert told(bundled, f"{name}-1") == whole
-    assert told(bundled, f"{name}-1#7") == whole, "asked for again of another engine"
+    assert fetch(bundled, f"{name}-1") == whole
+    assert fetch(bundled, f"{name}-1#7") == whole, "asked for again of another engine"
     assert bundled.get(f"/v1/requests/{name}0-1").status_code == 404
 
 
@@ -65,7 +65,7 @@ def test_by_the_id_that_the_client_chose(bundled: Serving) -> None:
     answer = bundled.http.post(url, json=body, headers={"x-request-id": "of/mine"}).json()
     found = ended(bundled, "of/mine")
     assert (found["id"], found["request_id"]) == (answer["id"], "of/mine")
-    assert found == told(bundled, answer["id"])
+    assert found == fetch(bundled, answer["id"])
 
 
 def test_of_one_that_is_served(slow: Serving) -> None:
@@ -74,7 +74,7 @@ def test_of_one_that_is_served(slow: Serving) -> None:
         stream = events(answer.iter_lines())
         name = next(stream)["id"]
         with slow.http.stream("POST", url, json={**NEIGHBOUR, "max_tokens": 5}):
-            found = told(slow, name)
+            found = fetch(slow, name)
         assert found["state"] == "running"
         (one,) = found["prompts"]
         assert one["finish_reasons"] == [None]
@@ -90,12 +90,12 @@ def test_of_one_that_came_to_nothing(bundled: Serving) -> None:
     refused = bundled.post("completions", prompt="x " * 5000)
     assert refused.status_code == 400
     name = refused.headers["x-request-id"]
-    bundled.until(lambda: told(bundled, name)["state"] == "refused")
-    found = told(bundled, name)
+    bundled.until(lambda: fetch(bundled, name)["state"] == "refused")
+    found = fetch(bundled, name)
     assert (found["state"], found["prompts"]) == ("refused", [])
 
 
-def test_of_one_that_nobody_knows(bundled: Serving) -> None:
+def test_an_unknown_request_has_no_record(bundled: Serving) -> None:
     found = bundled.get(f"/v1/requests/{'x' * 500}")
     assert found.status_code == 404
     error = found.json()["error"]
@@ -115,7 +115,7 @@ def test_the_oldest_are_forgotten(
 ) -> None:
     monkeypatch.setattr(records, "KEPT", 2)
     kept = bundled.service.records
-    monkeypatch.setattr(kept, "_over", type(kept._over)())
+    monkeypatch.setattr(kept, "_finished", type(kept._finished)())
     monkeypatch.setattr(kept, "_ids", {})
     url = f"{bundled.url}/v1/completions"
     body = {"prompt": "x", "max_tokens": 1}
@@ -125,10 +125,10 @@ def test_the_oldest_are_forgotten(
     # The first "a" is gone, and the second one is found.
     found = [bundled.get(f"/v1/requests/{name}").status_code for name in "abc"]
     assert found == [200, 404, 200]
-    assert len(kept._over) == len(kept._ids) == 2
+    assert len(kept._finished) == len(kept._ids) == 2
 
 
-def test_of_many_prompts_the_first_are_told(
+def test_a_record_has_the_first_of_many_prompts(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "PARTS", 3)
@@ -141,7 +141,7 @@ def test_of_one_that_had_drafts() -> None:
     """The second time what the first one was answered is looked up."""
     how = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
     settings: dict[str, Any] = {
-        "num_gpu_blocks_override": 400,
+        "num_gpu_blocks_finishedride": 400,
         "speculative_config": how,
     }
     with serving(executor="oracle", **settings) as served:

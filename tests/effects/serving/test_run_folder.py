@@ -64,7 +64,7 @@ def test_what_the_killed_left_is_removed_once_the_last_of_them_has_gone(
     assert there(place) == []
 
 
-def test_what_is_not_a_servers_is_left_alone(place: Path) -> None:
+def test_folders_of_others_stay(place: Path) -> None:
     (place / "minfer-verify-1").mkdir()
     mine = place / "mine"
     mine.mkdir()
@@ -78,6 +78,6 @@ def test_what_is_not_a_servers_is_left_alone(place: Path) -> None:
     assert (mine / "lock").exists()
 
 
-def test_two_at_once_leave_each_other_alone(place: Path) -> None:
+def test_two_servers_keep_each_others_folders(place: Path) -> None:
     with run_folder() as one, run_folder() as two:
         assert there(place) == sorted([one.name, two.name])

@@ -27,8 +27,8 @@ from minfer.effects.serving.processes import server
 from minfer.effects.serving.processes.server import (
     HttpOptions,
     HttpServer,
-    bound,
     http_config,
+    listen_at,
 )
 from minfer.values.checks import ConfigError
 from tests.effects.served import Serving, events
@@ -143,7 +143,7 @@ def test_a_signal_ends_what_runs_politely(
         assert re.search(rf" ms id={name} key=key tokens=1\+\d+$", line)
 
 
-def test_an_occupied_port_is_told_before_anything_is_loaded(
+def test_an_occupied_port_is_reported_before_loading(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "AsyncLLM", None)  # loading would fail
@@ -171,22 +171,22 @@ def test_an_address_that_cannot_be_is_named(host: str, port: int) -> None:
     with pytest.raises(
         ConfigError, match=r"cannot listen at .*; choose with --host and --port"
     ):
-        bound(host, port)
+        listen_at(host, port)
 
 
 def test_a_port_is_taken_from_the_start_on() -> None:
-    (first,) = bound("127.0.0.1", 0)
+    (first,) = listen_at("127.0.0.1", 0)
     with first, pytest.raises(ConfigError, match="in use"):
-        bound("127.0.0.1", first.getsockname()[1])
+        listen_at("127.0.0.1", first.getsockname()[1])
 
 
 def test_several_sockets_share_an_address_and_no_other_server_does() -> None:
     with contextlib.ExitStack() as stack:
-        mine = [stack.enter_context(one) for one in bound("127.0.0.1", 0, 3)]
+        mine = [stack.enter_context(one) for one in listen_at("127.0.0.1", 0, 3)]
         (port,) = {one.getsockname()[1] for one in mine}
         for count in (1, 2):
             with pytest.raises(ConfigError, match="in use"):
-                bound("127.0.0.1", port, count)
+                listen_at("127.0.0.1", port, count)
 
 
 def test_a_model_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,7 +211,7 @@ def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() ->
     client = SimpleNamespace(drain=told.append)
     records = SimpleNamespace(live=1)  # the engine is done with it, its client is not
     application: Any = SimpleNamespace(
-        backend=SimpleNamespace(llm=SimpleNamespace(client=client)), records=records
+        state=SimpleNamespace(llm=SimpleNamespace(client=client)), records=records
     )
 
     async def seconds(patience: float, work: float = 60, signals: int = 0) -> float:
@@ -221,7 +221,7 @@ def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() ->
             made.handle_exit(signal.SIGTERM, None)
         started = time.monotonic()
         asyncio.get_running_loop().call_later(work, setattr, records, "live", 0)
-        await made._drained(application)
+        await made._drain(application)
         return time.monotonic() - started
 
     assert 0.3 <= asyncio.run(seconds(60, work=0.3)) < 60

@@ -109,7 +109,7 @@ def serving(*options: str) -> Iterator[Server]:
 
 
 @pytest.mark.long
-def test_who_is_killed_is_started_again_and_ready_is_said_once() -> None:
+def test_a_killed_process_is_restarted_and_ready_is_reported_once() -> None:
     with serving() as server:
         for name in ("engine", "front-0", "engine"):
             before = server.ids[name]
@@ -171,7 +171,7 @@ def test_an_interrupt_stops_at_once_and_has_its_code() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("deaf", ["engine", "front 0"])
-def test_who_does_not_hear_is_killed_after_its_time(deaf: str) -> None:
+def test_a_process_that_ignores_signals_is_killed_after_its_time(deaf: str) -> None:
     with serving(f"--deaf={deaf}", "--patience=0.2", "--last-moments=0.2") as server:
         started = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
@@ -232,14 +232,14 @@ def test_what_cannot_begin_ends_with_its_code() -> None:
 
 
 @pytest.mark.long
-def test_all_end_if_a_front_cannot_begin_even_who_does_not_hear() -> None:
+def test_all_end_if_a_front_cannot_begin_even_if_one_ignores_signals() -> None:
     with started("--failing=front 1", "--deaf=engine", "--last-moments=0.1") as server:
         code, _ = server.ended()
     assert code == 7
 
 
 @pytest.mark.long
-def test_orphans_that_come_to_us_are_nobody() -> None:
+def test_adopted_orphans_are_ignored() -> None:
     with serving("--orphaning=engine") as server:
         server.kill("engine")
         server.until("engine", "started")

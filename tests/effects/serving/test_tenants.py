@@ -11,11 +11,11 @@ import pytest
 from websockets.sync.client import connect
 
 from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
-from minfer.effects.serving.access.bounds import Bounds
+from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.access.tenants import Tenants
 from tests.effects.served import Serving, serving
+from tests.effects.serving.raw_requests import SLOW
 from tests.effects.serving.test_server import process
-from tests.effects.serving.wire import SLOW
 
 
 def key(name: str, **more: Any) -> Key:
@@ -70,16 +70,18 @@ def test_all_keys_of_the_command_line_are_one_tenant(tmp_path: Path) -> None:
 
 
 def test_start_up_says_which_holds() -> None:
-    assert "shared by all: there are no API keys" in Tenants(Keys()).told()
-    assert "each tenant (3), with a random secret" in Tenants(KEYS).told()
-    assert "the secret of --cache-secret" in Tenants(KEYS, "s").told()
-    shared = Tenants(Keys(KEYS.known, share_all=True)).told()
+    assert "shared by all: there are no API keys" in Tenants(Keys()).describe()
+    assert "each tenant (3), with a random secret" in Tenants(KEYS).describe()
+    assert "the secret of --cache-secret" in Tenants(KEYS, "s").describe()
+    shared = Tenants(Keys(KEYS.known, share_all=True)).describe()
     assert "shared by all tenants" in shared
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Serving]:
-    with serving(service={"bounds": Bounds(keys=KEYS)}, **SLOW | {"step": 0}) as made:
+    with serving(
+        service={"bounds": ServerBounds(keys=KEYS)}, **SLOW | {"step": 0}
+    ) as made:
         yield made
 
 
@@ -157,9 +159,11 @@ def test_no_protocol_tells_a_tenant_what_another_has_sent(
 
 
 @pytest.mark.long
-def test_who_shares_all_may_not_reset_it_without_being_an_admin() -> None:
+def test_a_shared_cache_is_reset_only_by_an_admin() -> None:
     keys = Keys(KEYS.known, share_all=True)
-    with serving(service={"bounds": Bounds(keys=keys)}, **SLOW | {"step": 0}) as served:
+    with serving(
+        service={"bounds": ServerBounds(keys=keys)}, **SLOW | {"step": 0}
+    ) as served:
         path, body = ASKED["completions"]
         assert [cached(ask(served, name, path, **body)) > 0 for name in ("ann", "bob")]
         url = f"{served.url}/reset_prefix_cache"

@@ -35,7 +35,7 @@ def certified(folder: Path) -> Path:
 @pytest.mark.long
 @needs_openssl
 @pytest.mark.parametrize("fronts", ["0", "2"])
-def test_https_for_those_who_have_a_certificate(files: Path, fronts: str) -> None:
+def test_https_for_clients_with_a_certificate(files: Path, fronts: str) -> None:
     cert, key = files / "cert.pem", files / "locked.pem"
     options = ["--dry-run", "--api-processes", fronts, "--ssl-certfile", str(cert)]
     options += ["--ssl-keyfile", str(key), "--ssl-ca-certs", str(cert)]

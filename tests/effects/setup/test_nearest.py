@@ -5,12 +5,12 @@ import json
 import pytest
 from attrs import fields
 
-from minfer.effects.serving.addresses import meant
+from minfer.effects.serving.addresses import suggest_address
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.setup.nearest import nearest
 from minfer.effects.setup.speculation import SpeculativeConfig, speculative_config
 from minfer.values.checks import ConfigError
-from tests.effects.serving.openai.asked import HI, refused
+from tests.effects.serving.openai.helpers import HI, refused
 
 NEAR = {
     "max_token": "max_tokens",
@@ -61,11 +61,11 @@ def test_keys_of_speculation() -> None:
 
 
 def test_addresses() -> None:
-    found = meant("/v1/chat/completion")
+    found = suggest_address("/v1/chat/completion")
     assert found is not None
     assert found.path == "/v1/chat/completions"
     for path in ("/v1/images", "/v1/audio/speech", "/v1/files", "/chat", "/x", "/v2"):
-        assert meant(path) is None
+        assert suggest_address(path) is None
 
 
 def test_the_known_words_are_near_themselves_alone() -> None:

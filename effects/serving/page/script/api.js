@@ -1,4 +1,4 @@
-// What the page asks its server for, and what went wrong, in words for people.
+// Requests to the server, and its errors in words for people.
 
 import { key, askForKey } from "./key.js";
 
@@ -10,22 +10,22 @@ export class Refused extends Error {
 }
 
 // Paths have no slash in front, so that the page works behind a prefix, too.
-export async function ask(path, { body, signal } = {}) {
+export async function request(path, { body, signal } = {}) {
   let wrong = false;
   for (;;) {
-    const response = await sent(path, body, signal);
+    const response = await send(path, body, signal);
     if (response.status !== 401) {
       if (!response.ok) throw await refusal(response);
       return response;
     }
     if (!(await askForKey(wrong || key() !== ""))) {
-      throw new Refused("The server asks for a key, and has not got one.", 401);
+      throw new Refused("The server needs an API key, and none was given.", 401);
     }
     wrong = true;
   }
 }
 
-async function sent(path, body, signal) {
+async function send(path, body, signal) {
   const headers = {};
   if (key()) headers.Authorization = `Bearer ${key()}`;
   if (body) headers["Content-Type"] = "application/json";
@@ -44,8 +44,8 @@ async function sent(path, body, signal) {
 }
 
 async function refusal(response) {
-  const told = await response.json().catch(() => ({}));
-  const words = told.error?.message ?? `it answered with status ${response.status}`;
+  const body = await response.json().catch(() => ({}));
+  const words = body.error?.message ?? `it answered with status ${response.status}`;
   return new Refused(`${opening(response)} ${sentence(words)}`, response.status);
 }
 

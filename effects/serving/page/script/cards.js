@@ -1,4 +1,4 @@
-// The cards of the live view: each knows what it shows of a frame and of those before.
+// The cards of the live view: each shows figures of a frame and of earlier frames.
 
 import { bars } from "./bars.js";
 import { chart, timeAt } from "./chart.js";
@@ -6,25 +6,25 @@ import { $, el } from "./dom.js";
 import { count, duration, percent, rate, seconds, short } from "./format.js";
 import { frames, percentile, rates, spread, values } from "./history.js";
 
-// What who is next in line waits for, and the others: in words.
+// What waiting sequences wait for, in words.
 const WAITS = {
-  turn: "behind who is next in line",
+  turn: "behind the head of the queue",
   blocks: "for KV blocks: the cache is full",
-  rows: "for a seat: the batch is full",
-  budget: "for room in a step: it has no tokens left",
-  sibling: "for a sibling, whose prompt it shares",
-  policy: "because the policy has them wait",
-  share: "while their clients have their share of seats, beside others",
+  rows: "for a batch row: the batch is full",
+  budget: "for token budget: the step is full",
+  sibling: "for a sample that computes the same prompt",
+  policy: "deferred by the scheduling policy",
+  share: "while their clients use their share of rows",
   step: "for the next step",
-  fault: "while one runs alone, to see whose fault a failure is",
+  fault: "while a suspect of a failed step runs without others",
 };
 
-const TOO_FEW = "–"; // instead of what so few values do not tell
+const TOO_FEW = "–"; // in place of a percentile of too few values
 
 // Where a pointer looks: a place in a chart, from 0 to 1, which stays below the pointer
 // while time goes by; null: at the end, now.
 let pointed = null;
-const shows = []; // what draws each card
+const updates = []; // of the cards, each a function that draws one
 
 export function makeCards() {
   $("cards").replaceChildren(
@@ -39,7 +39,7 @@ export function makeCards() {
   );
 }
 
-// Show everything, as it is now or where the pointer is.
+// Draw all cards, for now or for the time at the pointer.
 export function drawCards() {
   const all = frames();
   if (!all.length) return;
@@ -48,7 +48,8 @@ export function drawCards() {
   const frame = all.findLast(({ time }) => time <= at) ?? all[0];
   $("moment").textContent =
     pointed === null ? "" : `as it was ${duration(Math.max(0, now - frame.time))} ago`;
-  for (const show of shows) show(frame, { now, at: pointed === null ? null : frame.time });
+  const when = { now, at: pointed === null ? null : frame.time };
+  for (const update of updates) update(frame, when);
 }
 
 // A card has a title, one large figure with its unit, a note, and what is drawn below.
@@ -64,12 +65,12 @@ function card(title, ...inside) {
     head,
     ...inside,
   );
-  const tell = (value, of, beside = "") => {
+  const setFigure = (value, of, beside = "") => {
     number.textContent = value;
     unit.textContent = of;
     note.textContent = beside;
   };
-  return { element, tell };
+  return { element, setFigure };
 }
 
 function listen(made) {
@@ -87,13 +88,13 @@ function listen(made) {
 
 function rateCard(title, name, look, unit) {
   const made = listen(chart([look], rate));
-  const { element, tell } = card(title, made.element);
-  shows.push((frame, when) => {
+  const { element, setFigure } = card(title, made.element);
+  updates.push((frame, when) => {
     const points = rates(name);
     const value = (points.findLast(({ time }) => time <= frame.time) ?? { value: 0 })
       .value;
     const idle = !frame.running && !frame.waiting;
-    tell(rate(value), unit, idle ? "idle" : "");
+    setFigure(rate(value), unit, idle ? "idle" : "");
     const most = Math.max(0, ...points.map((point) => point.value));
     made.draw([points], {
       ...when,
@@ -110,13 +111,13 @@ function batchCard() {
     el("span", {}, el("i", { className: "decode" }), "running"),
     el("span", {}, el("i", { className: "waiting" }), waiting, " waiting"),
   ];
-  const { element, tell } = card(
+  const { element, setFigure } = card(
     "Sequences",
     el("div", { className: "legend" }, ...legend),
     made.element,
   );
-  shows.push((frame, when) => {
-    tell(count(frame.running), "running", `of at most ${count(frame.rows)}`);
+  updates.push((frame, when) => {
+    setFigure(count(frame.running), "running", `of at most ${count(frame.rows)}`);
     waiting.textContent = count(frame.waiting);
     const layers = [values(({ running }) => running), values(({ waiting }) => waiting)];
     made.draw(layers, {
@@ -137,14 +138,14 @@ function cacheCard() {
     el("span", {}, el("i", { className: name }), counts[i], ` ${name}`),
   );
   const bar = el("div", { className: "bar" }, ...parts);
-  const { element, tell } = card(
+  const { element, setFigure } = card(
     "KV cache",
     bar,
     el("div", { className: "legend" }, ...legend),
     made.element,
   );
-  shows.push((frame, when) => {
-    tell(
+  updates.push((frame, when) => {
+    setFigure(
       percent(frame.blocks_used, frame.blocks),
       "used",
       `of ${short(frame.blocks)} blocks`,
@@ -168,7 +169,7 @@ function cacheCard() {
   return element;
 }
 
-// Of times it shows how they spread in one window, which ends now wherever a pointer is.
+// The distribution of times in a window that ends now, wherever the pointer is.
 function timeCard(title, name, look, nothing) {
   const drawn = bars(look);
   const shares = [0.9, 0.99].map((share) => ({ share, value: el("b") }));
@@ -177,25 +178,24 @@ function timeCard(title, name, look, nothing) {
   );
   const legend = el("div", { className: "legend" }, ...more);
   const empty = el("p", { className: "soft" }, nothing);
-  const { element, tell } = card(title, legend, empty, drawn.element);
-  shows.push(() => {
+  const { element, setFigure } = card(title, legend, empty, drawn.element);
+  updates.push(() => {
     const found = spread(name);
-    const told = (share) => {
+    const label = (share) => {
       const value = percentile(found, share);
       return value === null ? TOO_FEW : seconds(value);
     };
     legend.hidden = !found.many;
     empty.hidden = Boolean(found.many);
-    if (found.many) tell(told(0.5), "median", within(found));
-    else tell(TOO_FEW, "");
+    if (found.many) setFigure(label(0.5), "median", within(found));
+    else setFigure(TOO_FEW, "");
     for (const { share, value } of shares) {
-      value.textContent = told(share);
-      value.title = told(share) === TOO_FEW ? `${count(found.many)} are too few to say` : "";
+      value.textContent = label(share);
+      const few = label(share) === TOO_FEW;
+      value.title = few ? `${count(found.many)} values are too few` : "";
     }
-    drawn.draw(
-      found,
-      `${title}, ${within(found)}: half within ${told(0.5)}, 99 percent within ${told(0.99)}`,
-    );
+    const shown = `half within ${label(0.5)}, 99 percent within ${label(0.99)}`;
+    drawn.draw(found, `${title}, ${within(found)}: ${shown}`);
   });
   return element;
 }
@@ -209,15 +209,15 @@ function within({ many, over }) {
 
 function waitCard() {
   const list = el("ul", { className: "waits" });
-  const { element, tell } = card("Waiting in line", list);
-  shows.push((frame) => {
-    tell(count(frame.waiting), frame.waiting === 1 ? "sequence" : "sequences");
+  const { element, setFigure } = card("Waiting queue", list);
+  updates.push((frame) => {
+    setFigure(count(frame.waiting), frame.waiting === 1 ? "sequence" : "sequences");
     const causes = Object.entries(frame.waiting_for).filter(([, many]) => many);
     const lines = causes.map(([cause, many]) =>
       el("li", {}, el("b", {}, count(many)), WAITS[cause] ?? cause),
     );
     list.replaceChildren(
-      ...(lines.length ? lines : [el("li", { className: "soft" }, "Nobody waits.")]),
+      ...(lines.length ? lines : [el("li", { className: "soft" }, "No sequence waits.")]),
     );
   });
   return element;
@@ -230,7 +230,7 @@ const TOTALS = {
   "failed steps": ({ counts }) => count(counts.failed_steps),
 };
 
-// Shown once there were some: tokens that were guessed ahead.
+// Of speculative decoding: shown once drafts were verified.
 const DRAFTS = {
   "accepted drafts": (counts) =>
     percent(counts.spec_decode_num_accepted_tokens, counts.spec_decode_num_draft_tokens),
@@ -242,7 +242,7 @@ const DRAFTS = {
 };
 
 function totalCard() {
-  const told = Object.entries(TOTALS).map(([name, of]) => ({
+  const totals = Object.entries(TOTALS).map(([name, of]) => ({
     name,
     of,
     value: el("dd"),
@@ -254,14 +254,14 @@ function totalCard() {
   const list = el(
     "dl",
     {},
-    ...told.map(({ name, value }) => el("div", {}, el("dt", {}, name), value)),
+    ...totals.map(({ name, value }) => el("div", {}, el("dt", {}, name), value)),
   );
-  const { element, tell } = card("Since the start", list);
+  const { element, setFigure } = card("Since the start", list);
   list.append(...drafts.map(({ row }) => row));
-  shows.push((frame) => {
-    const { prefix_cache_hits: hits, prefix_cache_queries: asked } = frame.counts;
-    tell(percent(hits, asked), "prefix hit rate");
-    for (const { of, value } of told) value.textContent = of(frame);
+  updates.push((frame) => {
+    const { prefix_cache_hits: hits, prefix_cache_queries: queries } = frame.counts;
+    setFigure(percent(hits, queries), "prefix hit rate");
+    for (const { of, value } of totals) value.textContent = of(frame);
     for (const { row, of, value } of drafts) {
       row.hidden = !frame.counts.spec_decode_num_drafts;
       value.textContent = of(frame.counts);

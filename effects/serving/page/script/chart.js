@@ -11,9 +11,9 @@ const STEPS = [1, 1.5, 2, 3, 5, 7.5, 10];
 const SPANS = [30, 60, 120, SPAN]; // seconds that a chart may show
 const HEADROOM = 1.05; // of an axis, above what is shown
 
-// A chart whose layers have these names, which are classes, from the bottom up. `told`
-// is what an axis says of its upper end.
-export function chart(names, told) {
+// A chart whose layers have these names, which are classes, from the bottom up. `label`
+// formats the upper end of the axis.
+export function chart(names, label) {
   const areas = names.map((name) => svg("path", { class: `area ${name}` }));
   const lines = names.map((name) => svg("path", { class: `line ${name}` }));
   const cross = svg("path", { class: "cross" });
@@ -52,7 +52,7 @@ export function chart(names, told) {
       lines[i].setAttribute("d", outline(points, x, y));
     });
     cross.setAttribute("d", at === null ? "" : `M${x(at)} 0V${HIGH}`);
-    top.textContent = highest > 0 ? told(end) : ""; // nothing needs no scale
+    top.textContent = highest > 0 ? label(end) : ""; // nothing needs no scale
     begins.textContent = `${duration(span)} ago`;
     picture.setAttribute("aria-label", words);
   }

@@ -30,7 +30,7 @@ export function percent(part, all) {
   return `${share > 0 && share < 10 ? share.toFixed(1) : Math.round(share)}%`;
 }
 
-// A time that somebody waits: 0.4 ms, 12 ms, 1.3 s, 2 min 5 s.
+// A waiting time: 0.4 ms, 12 ms, 1.3 s, 2 min 5 s.
 export function seconds(value) {
   const milli = value * THOUSAND;
   if (milli < 1) return `${milli.toFixed(1)} ms`;

@@ -50,16 +50,16 @@ export function rates(name) {
   return points;
 }
 
-// How values spread in the last `WINDOW` seconds, or in as many of them as somebody has
-// listened for; since the start if none came in that time: {counts, bounds, many, over},
-// where `over` is the seconds that they came in, or null.
+// The distribution of values in the last `WINDOW` seconds, or since the view began to
+// listen, if that is shorter; since the engine's start if none came in that time:
+// {counts, bounds, many, over}, where `over` is the window's length in seconds, or null.
 export function spread(name) {
   const frame = kept.at(-1);
   const { bounds, counts } = frame[name];
   const before = kept.find(({ time }) => time >= frame.time - WINDOW);
-  const news = counts.map((all, i) => all - before[name].counts[i]);
-  const recent = sum(news) > 0;
-  const shown = recent ? news : counts;
+  const fresh = counts.map((all, i) => all - before[name].counts[i]);
+  const recent = sum(fresh) > 0;
+  const shown = recent ? fresh : counts;
   const over = recent ? frame.time - before.time : null;
   return { bounds, counts: shown, many: sum(shown), over };
 }

@@ -1,4 +1,4 @@
-// The server's key, if it wants one. It is asked for once, whoever needs it.
+// The server's API key, if it needs one. One dialog asks for it, for all requests.
 
 import { $ } from "./dom.js";
 
@@ -18,8 +18,8 @@ export function askForKey(wrong) {
 function dialog(wrong) {
   const box = $("key");
   $("key-title").textContent = wrong
-    ? "That key is not right"
-    : "This server asks for a key";
+    ? "This API key is wrong"
+    : "This server needs an API key";
   $("key-input").value = "";
   box.showModal();
   return new Promise((resolve) => {

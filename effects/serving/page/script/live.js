@@ -1,6 +1,6 @@
-// The live view listens to the engine while somebody looks, and not else.
+// The live view listens to the engine only while it is visible.
 
-import { ask, events } from "./api.js";
+import { request, events } from "./api.js";
 import { drawCards } from "./cards.js";
 import { $ } from "./dom.js";
 import { count, duration } from "./format.js";
@@ -9,7 +9,7 @@ import { keep } from "./history.js";
 const AGAIN = 2000; // milliseconds after which a lost view is asked for again
 let listening = null; // what ends it
 
-export function look(on) {
+export function setListening(on) {
   if (on && !listening) listen((listening = new AbortController()));
   if (!on && listening) {
     listening.abort();
@@ -20,13 +20,13 @@ export function look(on) {
 async function listen({ signal }) {
   while (!signal.aborted) {
     try {
-      for await (const data of events(await ask("live", { signal })))
+      for await (const data of events(await request("live", { signal })))
         show(JSON.parse(data));
       lost("The server has stopped.");
     } catch (error) {
       if (signal.aborted) return;
       lost(error.message);
-      if (error.status === 401) return; // it was asked for a key in vain: not again
+      if (error.status === 401) return; // no key was given: do not ask again
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN));
   }
@@ -51,6 +51,7 @@ function lost(words) {
 
 function health(state, words) {
   $("health").dataset.state = state;
-  const told = $("health").querySelector("span");
-  if (told.textContent !== words) told.textContent = words; // said once
+  const label = $("health").querySelector("span");
+  // Screen readers read each change.
+  if (label.textContent !== words) label.textContent = words;
 }

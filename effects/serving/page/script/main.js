@@ -1,15 +1,15 @@
-// The page begins here: meet the server, wait for a prompt, listen to the engine.
+// The entry point: loads the model's name, then serves the prompt box and the live view.
 
 import { makeCards } from "./cards.js";
 import { $ } from "./dom.js";
 import { count } from "./format.js";
 import { listenToPrompt } from "./prompt.js";
-import { meet, model } from "./server.js";
+import { loadModel, model } from "./server.js";
 import { listenToViews } from "./views.js";
 
 async function main() {
   makeCards();
-  await meet();
+  await loadModel();
   $("model").textContent = model.id;
   $("model").title = `${model.id}: ${count(model.max_model_len)} tokens of context`;
   document.title = `${model.id} · minfer`;

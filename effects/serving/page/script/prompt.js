@@ -1,6 +1,6 @@
 // The prompt box: one prompt, its answer as it comes, and what that took.
 
-import { ask, chunks } from "./api.js";
+import { request, chunks } from "./api.js";
 import { $ } from "./dom.js";
 import { seconds, tokens } from "./format.js";
 import { model } from "./server.js";
@@ -34,7 +34,7 @@ async function write(prompt) {
   const took = { count: 0, finish: "" };
   try {
     const path = model.chat ? "v1/chat/completions" : "v1/completions";
-    const response = await ask(path, { body: body(prompt), signal: writing.signal });
+    const response = await request(path, { body: body(prompt), signal: writing.signal });
     for await (const chunk of chunks(response)) take(chunk, took);
   } catch (error) {
     if (error.name === "AbortError") took.finish = "stopped";

@@ -1,7 +1,7 @@
-// Which of prompt and live view is shown: what the address says after its #.
+// Shows the prompt, the live view or both, as the address has it after its #.
 
 import { $ } from "./dom.js";
-import { look } from "./live.js";
+import { setListening } from "./live.js";
 
 const VIEWS = ["prompt", "live", "both"];
 const ROOM = matchMedia("(min-width: 1100px)"); // for both, side by side
@@ -14,12 +14,12 @@ export function listenToViews() {
 }
 
 function show() {
-  const asked = location.hash.slice(1);
-  const view = !VIEWS.includes(asked)
+  const requested = location.hash.slice(1);
+  const view = !VIEWS.includes(requested)
     ? "prompt"
-    : asked === "both" && !ROOM.matches
+    : requested === "both" && !ROOM.matches
       ? "live"
-      : asked;
+      : requested;
   document.body.dataset.view = view;
   for (const link of document.querySelectorAll(".segments a")) {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");
@@ -27,5 +27,5 @@ function show() {
   }
   $("prompt").inert = view === "live";
   $("live").inert = view === "prompt";
-  look(view !== "prompt" && !document.hidden);
+  setListening(view !== "prompt" && !document.hidden);
 }

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.anthropic.blocks import offers_of, turns_of
-from minfer.effects.serving.request_parsing.tool_constraints import Wish
-from tests.effects.serving.anthropic.asked import HI, body, refused
+from minfer.effects.serving.anthropic.blocks import offered_tools, turns_of
+from minfer.effects.serving.request_parsing.tool_constraints import CallRequirements
+from tests.effects.serving.anthropic.helpers import HI, body, refused
 
 USE = {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": [1, None]}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "5"}
@@ -66,35 +66,40 @@ def test_tools_as_templates_take_them() -> None:
     schema = {"type": "object", "properties": {"a": {"default": None}}}
     tool = {"name": "f", "input_schema": schema, "cache_control": {"type": "ephemeral"}}
     told = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    assert [one.told() for one in body(tools=[tool]).offered] == [told]
+    assert [one.to_json() for one in body(tools=[tool]).offered] == [told]
     assert body(tools=[tool], tool_choice={"type": "none"}).offered == []
     (described,) = body(tools=[{**tool, "description": "F."}]).offered
-    assert described.told()["function"]["description"] == "F."
+    assert described.to_json()["function"]["description"] == "F."
 
 
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 
 
 @pytest.mark.parametrize(
-    ("choice", "wish"),
+    ("choice", "requirements"),
     [
-        ({"type": "auto"}, Wish()),
-        ({"type": "auto", "disable_parallel_tool_use": True}, Wish(several=False)),
-        ({"type": "any"}, Wish(must=True)),
+        ({"type": "auto"}, CallRequirements()),
+        (
+            {"type": "auto", "disable_parallel_tool_use": True},
+            CallRequirements(several=False),
+        ),
+        ({"type": "any"}, CallRequirements(must=True)),
         (
             {"type": "any", "disable_parallel_tool_use": True},
-            Wish(must=True, several=False),
+            CallRequirements(must=True, several=False),
         ),
         (
             {"type": "tool", "name": "f"},
-            Wish(must=True, only=frozenset("f"), several=False),
+            CallRequirements(must=True, only=frozenset("f"), several=False),
         ),
     ],
 )
-def test_what_is_wanted(choice: dict[str, Any], wish: Wish) -> None:
+def test_call_requirements(
+    choice: dict[str, Any], requirements: CallRequirements
+) -> None:
     given = body(tools=[TOOL], tool_choice=choice).tool_choice
     assert given is not None
-    assert given.wish() == wish
+    assert given.requirements() == requirements
 
 
 @pytest.mark.parametrize(
@@ -121,5 +126,5 @@ def test_what_cannot_be_wanted(fields: dict[str, Any], param: str) -> None:
 
 
 def test_tools_as_they_are_offered() -> None:
-    (offer,) = offers_of(body(tools=[{**TOOL, "strict": True}]).offered)
+    (offer,) = offered_tools(body(tools=[{**TOOL, "strict": True}]).offered)
     assert (offer.name, offer.strict, offer.param) == ("f", True, "tools[0].input_schema")

@@ -6,7 +6,7 @@ import pytest
 
 from minfer.effects.serving.anthropic.blocks import MAX_ITEMS
 from minfer.effects.text.tools.formats import Parsers
-from tests.effects.serving.anthropic.asked import HI, body, refused
+from tests.effects.serving.anthropic.helpers import HI, body, refused
 
 
 class Listener:
@@ -53,7 +53,7 @@ def test_turns_of_one_role_are_one() -> None:
     ]
 
 
-def test_an_answer_may_be_begun_by_who_asks() -> None:
+def test_a_request_may_begin_its_answer() -> None:
     begun = rendered(messages=[*HI, {"role": "assistant", "content": "def"}])
     how = {"add_generation_prompt": False, "continue_final_message": True}
     assert begun.how == {"tools": None, **how}

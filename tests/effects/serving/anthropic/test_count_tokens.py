@@ -36,7 +36,7 @@ def test_errors_are_anthropics(anthropic: Anthropic) -> None:
         anthropic.messages.count_tokens(**{**CONVERSATION, "model": "claude"})
 
 
-def test_a_template_that_fails_is_told(
+def test_a_template_that_fails_is_reported(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundled.llm.tokenizer, "chat_template", "{{ 1 / 0 }}")

@@ -30,10 +30,10 @@ def test_a_status_has_a_kind(status: int, kind: str) -> None:
     assert json.loads(told.event.data) == said
 
 
-def test_a_prompt_that_is_too_long_is_told_in_the_words_that_programs_know() -> None:
+def test_a_prompt_that_is_too_long_has_anthropics_message() -> None:
     told = failure(ApiError("x", None, "context_length_exceeded", 400))
     assert json.loads(told.event.data)["error"]["message"] == "prompt is too long: x"
 
 
-def test_who_may_come_again_is_told_when() -> None:
+def test_an_overload_has_a_retry_after() -> None:
     assert failure(ApiError("x", None, "overloaded", 503)).retry_after == 1

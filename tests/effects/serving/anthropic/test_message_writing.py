@@ -8,12 +8,12 @@ from attrs import evolve
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.message_writing import writer
-from minfer.effects.serving.protocol import GenerationRequest, Include, Writer
+from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, Include
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.tools.formats import Parsing
 from minfer.records.request import SamplingParams
 from tests.effects.scripted import hermes
-from tests.effects.serving.openai.asked import delta, served
+from tests.effects.serving.openai.helpers import delta, served
 
 TEXT = "<think>So</think>Yes" + hermes(("add", {"a": 1}), ("now", {}))
 PARSING = Parsing(tools="hermes", reasoning="think", names=("add",))
@@ -27,7 +27,7 @@ REQUEST = GenerationRequest(
 )
 
 
-def made(*, stream: bool) -> Writer:
+def made(*, stream: bool) -> AnswerWriter:
     return writer(Stamp("msg-1", "m", 5), evolve(REQUEST, stream=stream), None)
 
 
@@ -35,25 +35,25 @@ def streamed(text: str, end: str) -> list[dict[str, Any]]:
     one = made(stream=True)
     events = [event for char in text for event in one.write(0, delta(char))]
     events += [*one.write(0, delta("", end)), *one.end(served(3, 5, 0))]
-    told = [json.loads(event.data) for event in events]
-    assert [event.name for event in events] == [each["type"] for each in told]
-    return told
+    to_json = [json.loads(event.data) for event in events]
+    assert [event.name for event in events] == [each["type"] for each in to_json]
+    return to_json
 
 
 def whole(text: str, end: str) -> dict[str, Any]:
     one = made(stream=False)
     one.write(0, delta(text, end))
     (event,) = one.end(served(3, 5, 0))
-    told: dict[str, Any] = json.loads(event.data)
-    return told
+    to_json: dict[str, Any] = json.loads(event.data)
+    return to_json
 
 
-def added_up(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def added_up(to_json: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The blocks of a stream, each of which is open by itself."""
     blocks: list[dict[str, Any]] = []
     arguments: dict[int, str] = {}
     running = None
-    for one in told:
+    for one in to_json:
         if one["type"] == "content_block_start":
             assert (running, one["index"]) == (None, len(blocks))
             running = one["index"]
@@ -108,14 +108,14 @@ def test_there_is_always_a_block() -> None:
 
 def test_a_call_that_broke_off_is_none() -> None:
     text = 'Yes <tool_call>{"name": "add", "arguments": {"a": [1'
-    told = whole(text, "length")
-    assert told["content"] == [{"type": "text", "text": text}]
-    assert told["stop_reason"] == "max_tokens"
+    to_json = whole(text, "length")
+    assert to_json["content"] == [{"type": "text", "text": text}]
+    assert to_json["stop_reason"] == "max_tokens"
 
 
 def test_a_call_that_goes_wrong_is_none() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": oops}}</tool_call>'
-    told = whole(text, "stop")
-    assert told["content"] == [{"type": "text", "text": text}]
-    assert told["stop_reason"] == "end_turn"
+    to_json = whole(text, "stop")
+    assert to_json["content"] == [{"type": "text", "text": text}]
+    assert to_json["stop_reason"] == "end_turn"
     assert streamed(text, "stop")[-2]["delta"]["stop_reason"] == "end_turn"

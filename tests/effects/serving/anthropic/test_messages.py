@@ -11,13 +11,13 @@ from anthropic.types import Message
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.messages import ENDPOINT
-from minfer.effects.serving.protocol import GenerationRequest, Include, Writer
+from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, Include
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.records.request import SamplingParams
 from tests.effects.served import Serving
-from tests.effects.serving.anthropic.asked import HI, body, refused
-from tests.effects.serving.openai.asked import served
+from tests.effects.serving.anthropic.helpers import HI, body, refused
+from tests.effects.serving.openai.helpers import served
 
 ASKED: dict[str, Any] = {
     "model": "bundled",
@@ -98,7 +98,7 @@ def test_a_stop_sequence_is_named(anthropic: Anthropic) -> None:
     assert text_of(message) == text[: text.index(stop)]
 
 
-def writer(stream: bool) -> Writer:
+def writer(stream: bool) -> AnswerWriter:
     request = GenerationRequest(
         prompts=(TokenizedPrompt(None, [1, 2, 3]),),
         params=SamplingParams(),
@@ -162,7 +162,7 @@ def test_a_field_that_makes_no_sense(
     assert words in str(error)
 
 
-def test_what_is_asked_for_reaches_the_engine(bundled: Serving) -> None:
+def test_requested_parameters_reach_the_engine(bundled: Serving) -> None:
     asked = body(
         temperature=0.5,
         top_p=0.25,

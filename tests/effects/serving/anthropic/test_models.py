@@ -6,7 +6,7 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 
-from minfer.effects.serving.anthropic.models import card, listed
+from minfer.effects.serving.anthropic.models import card, list_json
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.request_parsing.model_names import Models
 from tests.effects.served import Serving
@@ -37,7 +37,7 @@ def test_without_the_header_it_is_openais(bundled: Serving) -> None:
 def test_a_card() -> None:
     models = Models(("a", "b"), created=5, max_model_len=99)
     assert card(models, "b")["created_at"] == "1970-01-01T00:00:05Z"
-    assert listed(models)["has_more"] is False
+    assert list_json(models)["has_more"] is False
     for name in ("c", ""):
         with pytest.raises(ApiError, match="there is a, b"):
             card(models, name)

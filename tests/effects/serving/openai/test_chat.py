@@ -11,7 +11,7 @@ from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.fields import MAX_ITEMS
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import (
+from tests.effects.serving.openai.helpers import (
     GREEDY,
     HI,
     chat,
@@ -71,8 +71,8 @@ def test_a_message_that_makes_no_sense(fields: dict[str, Any], param: str) -> No
 def test_messages_become_plain() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     cached = [{**parts[0], "cache_control": {"type": "ephemeral"}}, parts[1]]
-    told = message(content=cached, name="me").messages[0].told()
-    assert told == {"role": "user", "content": parts, "name": "me"}
+    to_turn = message(content=cached, name="me").messages[0].to_turn()
+    assert to_turn == {"role": "user", "content": parts, "name": "me"}
     assert message(role="developer").messages[0].role == "system"
     answer: dict[str, Any] = {
         "role": "assistant",
@@ -110,7 +110,7 @@ def test_chunks_of_a_chat() -> None:
     assert done == "[DONE]"
 
 
-def said(client: OpenAI, messages: list[Any], **more: Any) -> list[str | None]:
+def content(client: OpenAI, messages: list[Any], **more: Any) -> list[str | None]:
     done = client.chat.completions.create(
         model="bundled", messages=messages, **{"seed": 5, "max_tokens": 12, **more}
     )
@@ -123,13 +123,13 @@ def said(client: OpenAI, messages: list[Any], **more: Any) -> list[str | None]:
 def test_conversations(client: OpenAI) -> None:
     system, hello = "You write Python.", {"role": "user", "content": "def add(a, b):"}
     messages: list[Any] = [{"role": "system", "content": system}, hello]
-    wanted = said(client, messages)
-    assert wanted == said(client, messages)
-    assert wanted == said(client, [{"role": "developer", "content": system}, hello])
+    wanted = content(client, messages)
+    assert wanted == content(client, messages)
+    assert wanted == content(client, [{"role": "developer", "content": system}, hello])
     parts = [{"type": "text", "text": "def add(a, b):"}]
-    assert wanted == said(client, [messages[0], {"role": "user", "content": parts}])
+    assert wanted == content(client, [messages[0], {"role": "user", "content": parts}])
     unknown = {"role": "user", "content": "Name a word."}  # nothing known by heart
-    two = said(client, [messages[0], unknown], n=2, temperature=2, top_p=1)
+    two = content(client, [messages[0], unknown], n=2, temperature=2, top_p=1)
     assert len(set(two)) == 2
     answer = client.chat.completions.create(
         model="bundled", messages=messages, max_tokens=5
@@ -139,11 +139,11 @@ def test_conversations(client: OpenAI) -> None:
         answer.choices[0].message.model_dump(),
         {"role": "user", "content": "more"},
     ]
-    assert said(client, turns) != wanted
+    assert content(client, turns) != wanted
     assert answer._request_id == answer.id
-    text = said(client, messages, temperature=0)[0]
+    text = content(client, messages, temperature=0)[0]
     assert text
-    assert said(client, messages, temperature=0, stop=[text[3:6]]) == [
+    assert content(client, messages, temperature=0, stop=[text[3:6]]) == [
         text[: text.index(text[3:6])]
     ]
 
@@ -204,7 +204,7 @@ def test_errors_of_conversations(client: OpenAI) -> None:
         ([], "messages", None),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
-            said(client, messages)
+            content(client, messages)
         assert (caught.value.param, caught.value.code) == (param, code)
     hello: Any = [{"role": "user", "content": "x"}]
     with pytest.raises(openai.NotFoundError) as missing:

@@ -2,7 +2,7 @@
 
 from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.tools.formats import Parsing
-from tests.effects.serving.openai.asked import chat, delta, read, served, writer_of
+from tests.effects.serving.openai.helpers import chat, delta, read, served, writer_of
 
 PARSING = Parsing(tools="hermes", reasoning="think", names=("add",))
 TEXT = '<think>So</think>Yes<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -11,24 +11,26 @@ SCORES = [{5: Logprob(-0.5, 1, "x")}]
 
 def test_fragments_of_arguments_are_chunks() -> None:
     writer = writer_of(chat(stream=True), parsing=PARSING)
-    told = [one for text in TEXT for one in read(writer.write(0, delta(text)))]
+    payload = [one for text in TEXT for one in read(writer.write(0, delta(text)))]
     (last,) = read(writer.write(0, delta("", "stop")))
     assert last["choices"][0]["finish_reason"] == "tool_calls"
-    said = [one["choices"][0]["delta"] for one in told]
-    thought = [one["reasoning"] for one in said if "reasoning" in one]
+    parsed = [one["choices"][0]["delta"] for one in payload]
+    thought = [one["reasoning"] for one in parsed if "reasoning" in one]
     assert thought == ["S", "o"]
-    assert [one["content"] for one in said if "content" in one] == ["", *"Yes"]
-    calls = [call for one in said for call in one.get("tool_calls", [])]
+    assert [one["content"] for one in parsed if "content" in one] == ["", *"Yes"]
+    calls = [call for one in parsed for call in one.get("tool_calls", [])]
     assert (calls[0]["index"], calls[0]["function"]["name"]) == (0, "add")
     assert [one["function"]["arguments"] for one in calls] == ["", *'{"a": 1}']
     assert all(one.keys() == {"index", "function"} for one in calls[1:])
 
 
-def test_scores_come_with_what_is_new_even_if_it_is_held() -> None:
+def test_scores_come_with_new_tokens_even_if_text_is_withheld() -> None:
     writer = writer_of(chat(stream=True, logprobs=True), parsing=PARSING)
     texts = ["<think>", "a", "</think>b<tool", '_call>{"name": "add", "arguments": {"a"']
-    told = [one for t in texts for one in read(writer.write(0, delta(t, None, SCORES)))]
-    scored = [one["choices"][0] for one in told if one["choices"][0]["logprobs"]]
+    payload = [
+        one for t in texts for one in read(writer.write(0, delta(t, None, SCORES)))
+    ]
+    scored = [one["choices"][0] for one in payload if one["choices"][0]["logprobs"]]
     assert len(scored) == len(texts)
     assert [list(one["delta"]) for one in scored] == [
         ["content"],
@@ -42,8 +44,8 @@ def test_scores_come_with_what_is_new_even_if_it_is_held() -> None:
 def test_an_object() -> None:
     writer = writer_of(chat(), parsing=PARSING)
     assert writer.write(0, delta(TEXT, "stop")) == []
-    (told,) = read(writer.end(served(1, 2, 0)))
-    message = told["choices"][0]["message"]
+    (payload,) = read(writer.end(served(1, 2, 0)))
+    message = payload["choices"][0]["message"]
     (call,) = message.pop("tool_calls")
     function = {"name": "add", "arguments": '{"a": 1}'}
     assert call == {"id": call["id"], "type": "function", "function": function}
@@ -57,23 +59,23 @@ def test_a_call_that_is_none() -> None:
     text = 'Yes <tool_call>{"name": "add", "arguments": {"a": oops}}</tool_call>'
     writer = writer_of(chat(), parsing=PARSING)
     writer.write(0, delta(text, "stop"))
-    (told,) = read(writer.end(served(1, 2, 0)))
+    (payload,) = read(writer.end(served(1, 2, 0)))
     plain = {"role": "assistant", "content": text, "refusal": None}
-    assert told["choices"][0]["message"] == plain
-    assert told["choices"][0]["finish_reason"] == "stop"
+    assert payload["choices"][0]["message"] == plain
+    assert payload["choices"][0]["finish_reason"] == "stop"
     writer = writer_of(chat(stream=True), parsing=PARSING)
     chunks = [one for char in text for one in read(writer.write(0, delta(char)))]
     (last,) = read(writer.write(0, delta("", "stop")))
     assert last["choices"][0]["finish_reason"] == "stop"
-    said = [one["choices"][0]["delta"] for one in chunks]
-    calls = [call for one in said for call in one.get("tool_calls", [])]
+    parsed = [one["choices"][0]["delta"] for one in chunks]
+    calls = [call for one in parsed for call in one.get("tool_calls", [])]
     assert "".join(one["function"]["arguments"] for one in calls) == '{"a": '
-    content = "".join(one.get("content", "") for one in said)
+    content = "".join(one.get("content", "") for one in parsed)
     assert content == "Yes\n\noops}}"
 
 
 def test_why_it_ended() -> None:
-    for text, end, told in (
+    for text, end, payload in (
         (TEXT, "stop", "tool_calls"),
         (TEXT, "length", "length"),
         ("<think>So</think>Yes", "stop", "stop"),
@@ -81,4 +83,4 @@ def test_why_it_ended() -> None:
         writer = writer_of(chat(), parsing=PARSING)
         writer.write(0, delta(text, end))
         (whole,) = read(writer.end(served(1, 2, 0)))
-        assert whole["choices"][0]["finish_reason"] == told
+        assert whole["choices"][0]["finish_reason"] == payload

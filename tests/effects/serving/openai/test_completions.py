@@ -15,7 +15,7 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.effects.serving.openai.fields import MAX_ITEMS
-from tests.effects.serving.openai.asked import (
+from tests.effects.serving.openai.helpers import (
     GREEDY,
     HI,
     completion,
@@ -25,7 +25,7 @@ from tests.effects.serving.openai.asked import (
     served,
     writer_of,
 )
-from tests.effects.serving.wire import asgi
+from tests.effects.serving.raw_requests import asgi
 
 # Fields that OpenAI's SDK does not know.
 EXTRA = {"repetition_penalty", "allowed_token_ids", "bad_words", "typical_p"}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving.openai.chat import ChatBody
-from minfer.effects.serving.openai.conversation import speaks_of_tools
-from tests.effects.serving.openai.asked import HI, chat, refused
+from minfer.effects.serving.openai.conversation import have_tool_calls
+from tests.effects.serving.openai.helpers import HI, chat, refused
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
@@ -47,25 +47,25 @@ def test_calls_as_templates_take_them() -> None:
     function = {"name": "add", "arguments": '{"a": [1, null], "b": "ü"}'}
     asked = {**CALLS, "tool_calls": [{**CALL, "function": function}]}
     body = chat(messages=[*HI, asked, {**ANSWER, "name": "add"}])
-    told = [message.told() for message in body.messages]
+    to_turn = [message.to_turn() for message in body.messages]
     call = {**CALL, "function": function}
-    assert told == [
+    assert to_turn == [
         *HI,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "5", "name": "add", "tool_call_id": "c1"},
     ]
-    assert speaks_of_tools(body.messages)
-    assert not speaks_of_tools(chat().messages)
+    assert have_tool_calls(body.messages)
+    assert not have_tool_calls(chat().messages)
     for odd in ("", "{", "[]", '{"a": NaN}', "[" * 10**5):
         assert chat(messages=[*HI, called(arguments=odd)]).messages[1].tool_calls
 
 
 def test_reasoning_goes_back_under_either_name() -> None:
     for name in ("reasoning_content", "reasoning"):
-        said = {"role": "assistant", "content": "x", name: "hm"}
-        (_, told) = [one.told() for one in chat(messages=[*HI, said]).messages]
-        assert told["reasoning_content"] == "hm"
+        content = {"role": "assistant", "content": "x", name: "hm"}
+        (_, to_turn) = [one.to_turn() for one in chat(messages=[*HI, content]).messages]
+        assert to_turn["reasoning_content"] == "hm"
         alone = {"role": "assistant", "content": None, name: "hm"}
-        (_, told) = [one.told() for one in chat(messages=[*HI, alone]).messages]
-        assert (told["content"], told["reasoning_content"]) == (None, "hm")
-    assert "reasoning_content" not in chat().messages[0].told()
+        (_, to_turn) = [one.to_turn() for one in chat(messages=[*HI, alone]).messages]
+        assert (to_turn["content"], to_turn["reasoning_content"]) == (None, "hm")
+    assert "reasoning_content" not in chat().messages[0].to_turn()

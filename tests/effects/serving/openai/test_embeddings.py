@@ -18,7 +18,7 @@ from minfer.effects.serving.openai.embeddings import (
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.records.plan import POOLINGS
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import STAMP, delta, refused
+from tests.effects.serving.openai.helpers import STAMP, delta, refused
 
 
 def body(**fields: Any) -> EmbeddingBody:
@@ -58,7 +58,7 @@ def test_a_body_that_makes_no_sense(fields: dict[str, Any], param: str) -> None:
     assert error.param == param
 
 
-def test_what_may_be_asked_for_is_what_the_engine_pools() -> None:
+def test_the_pooling_field_has_the_values_of_the_engine() -> None:
     assert get_args(EmbeddingBody.model_fields["pooling"].annotation) == POOLINGS
 
 

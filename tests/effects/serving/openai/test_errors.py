@@ -21,5 +21,5 @@ def test_the_shape_of_an_error_of_ours() -> None:
     assert (told.status, told.retry_after) == (500, None)
 
 
-def test_who_met_a_full_line_is_told_when_to_come_again() -> None:
+def test_a_full_waiting_queue_has_a_retry_after() -> None:
     assert failure(ApiError("full", None, "overloaded", 503)).retry_after == 1

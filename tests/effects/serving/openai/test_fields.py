@@ -10,7 +10,7 @@ from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.records.request import ParameterError
 from minfer.sampling.params import ADVISED, SamplingParams
-from tests.effects.serving.openai.asked import HI, chat, completion, refused
+from tests.effects.serving.openai.helpers import HI, chat, completion, refused
 
 
 def test_sampling_parameters_are_those_that_were_given() -> None:
@@ -44,7 +44,7 @@ def test_sampling_parameters_are_those_that_were_given() -> None:
     assert chat(max_completion_tokens=4).sampling()["max_tokens"] == 4
 
 
-def test_what_the_table_of_parameters_offers_can_be_asked_for() -> None:
+def test_all_parameters_of_the_table_are_fields() -> None:
     assert ADVISED
     for name in ADVISED:
         assert completion(**{name: 1}).sampling() == {"n": 1, name: 1}
@@ -162,7 +162,7 @@ def test_a_refused_field_is_named(fields: dict[str, Any], param: str, words: str
         assert words in str(error)
 
 
-def test_log_probabilities_are_asked_for_in_two_ways() -> None:
+def test_log_probabilities_are_requested_in_two_ways() -> None:
     for k in (0, 3, 20):
         assert completion(logprobs=k).sampling()["logprobs"] == k
         assert chat(logprobs=True, top_logprobs=k).sampling()["logprobs"] == k
@@ -223,7 +223,7 @@ def test_best_of_is_the_width_of_a_search_and_no_number_of_samples() -> None:
         asked.search(0)
 
 
-def test_a_beam_search_is_asked_for_as_in_vllm() -> None:
+def test_a_beam_search_is_requested_as_in_vllm() -> None:
     asked = completion(use_beam_search=True, n=3, max_tokens=5)
     assert asked.search(5) == BeamSearchParams(beam_width=3, n=3, max_tokens=5)
     fields: dict[str, Any] = {

@@ -10,7 +10,7 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import (
+from tests.effects.serving.openai.helpers import (
     chat,
     completion,
     delta,
@@ -20,7 +20,7 @@ from tests.effects.serving.openai.asked import (
 )
 
 
-def spelled() -> tuple[Tokenizer, list[dict[int, Logprob]]]:
+def token_text() -> tuple[Tokenizer, list[dict[int, Logprob]]]:
     """The two tokens of a character whose bytes they share, and one whose rivals are
     impossible.
     """
@@ -38,31 +38,31 @@ def spelled() -> tuple[Tokenizer, list[dict[int, Logprob]]]:
 
 
 def test_log_probabilities_of_a_completion() -> None:
-    tokenizer, scores = spelled()
+    tokenizer, scores = token_text()
     writer = writer_of(completion(logprobs=3, stream=True), tokenizer)
     begun = writer.write(0, delta("x", None, scores[:1]))
     ended = writer.write(0, delta("\u2603y", "stop", scores[1:]))
     first, second = read([*begun, *ended])
     parts = [chunk["choices"][0]["logprobs"] for chunk in (first, second)]
-    joined = {name: parts[0][name] + parts[1][name] for name in parts[0]}
-    assert joined["token_logprobs"] == [-0.5 - i for i in range(len(scores))]
-    assert joined["tokens"] == ["x", *["\ufffd"] * (len(scores) - 2), "y"]
+    join_scores = {name: parts[0][name] + parts[1][name] for name in parts[0]}
+    assert join_scores["token_logprobs"] == [-0.5 - i for i in range(len(scores))]
+    assert join_scores["tokens"] == ["x", *["\ufffd"] * (len(scores) - 2), "y"]
     # Bytes that go on with a character are where it ends.
-    assert joined["text_offset"] == [0, 1, *[2] * (len(scores) - 2)]
-    assert joined["top_logprobs"][0] == {
+    assert join_scores["text_offset"] == [0, 1, *[2] * (len(scores) - 2)]
+    assert join_scores["top_logprobs"][0] == {
         "x": -0.5,
         "1": -0.1,
         "2": -0.2,
         "\ufffd": -9999.0,
     }
     # Where a rival is spelled as the token itself is, the token itself is told of.
-    assert joined["top_logprobs"][1] == {"\ufffd": -1.5, "1": -0.1, "2": -0.2}
+    assert join_scores["top_logprobs"][1] == {"\ufffd": -1.5, "1": -0.1, "2": -0.2}
     (empty,) = read(writer.write(0, delta("", None, ())))
     assert empty["choices"][0]["logprobs"] is None
 
 
 def test_log_probabilities_of_a_conversation() -> None:
-    tokenizer, scores = spelled()
+    tokenizer, scores = token_text()
     asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 3}
     writer = writer_of(chat(**asked), tokenizer)
     writer.write(0, delta("x\u2603y", "stop", scores))
@@ -80,14 +80,14 @@ def test_log_probabilities_of_a_conversation() -> None:
     writer = writer_of(chat(**asked, stream=True), tokenizer)
     begun = writer.write(0, delta("x", None, scores[:1]))
     events = read([*begun, *writer.write(0, delta("", "stop", scores[1:]))])
-    told = [event["choices"][0]["logprobs"] for event in events]
-    assert [len(one["content"]) if one else 0 for one in told] == [
+    next_scores = [event["choices"][0]["logprobs"] for event in events]
+    assert [len(one["content"]) if one else 0 for one in next_scores] == [
         0,
         1,
         len(scores) - 1,
         0,
     ]
-    assert [item for one in told if one for item in one["content"]] == content
+    assert [item for one in next_scores if one for item in one["content"]] == content
     assert events[2]["choices"][0]["delta"] == {"content": ""}
 
 

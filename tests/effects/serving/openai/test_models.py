@@ -24,9 +24,9 @@ def test_the_bundled_model_is_named_as_such(bundled: Serving) -> None:
     assert {card["bundled"] for card in cards} == {True}
 
 
-def test_the_first_name_is_meant_where_none_is_asked_for() -> None:
+def test_the_first_name_is_the_default() -> None:
     models = Models(("a", "b"), created=5, max_model_len=99)
-    assert [models.named(name) for name in (None, "", "b")] == ["a", "a", "b"]
+    assert [models.resolve(name) for name in (None, "", "b")] == ["a", "a", "b"]
     for name in ("c", ""):
         with pytest.raises(ApiError, match="there is a, b") as caught:
             models.card(name)
@@ -34,4 +34,4 @@ def test_the_first_name_is_meant_where_none_is_asked_for() -> None:
     assert models.card("a")["chat"] is True
     assert Models(("a",), 5, 99, chat=False).card("a")["chat"] is False
     assert models.card("a")["bundled"] is False
-    assert models.listed()["data"] == [models.card("a"), models.card("b")]
+    assert models.list_json()["data"] == [models.card("a"), models.card("b")]

@@ -8,7 +8,7 @@ import pytest
 from minfer.effects.serving.openai.response_input import turns_of
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
-from tests.effects.serving.openai.asked import refused
+from tests.effects.serving.openai.helpers import refused
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "5"}
@@ -55,10 +55,10 @@ def test_what_the_assistant_does_at_once_is_one_message() -> None:
 
 
 def test_reasoning_that_is_all_there_is_is_a_turn() -> None:
-    thought = {"role": "assistant", "content": None, "reasoning_content": "hm"}
+    reasoning = {"role": "assistant", "content": None, "reasoning_content": "hm"}
     user = {"role": "user", "content": "go on"}
-    assert turns(THOUGHT, user) == [thought, user]
-    assert turns(user, THOUGHT) == [user, thought]
+    assert turns(THOUGHT, user) == [reasoning, user]
+    assert turns(user, THOUGHT) == [user, reasoning]
     assert turns(THOUGHT, THOUGHT, SAID) == [{**SAID, "reasoning_content": "hm\nhm"}]
 
 
@@ -111,6 +111,6 @@ def test_what_makes_no_sense(fields: dict[str, Any], param: str) -> None:
 def test_tools_as_templates_take_them() -> None:
     function = {"name": "f", "parameters": {"type": "object"}}
     (tool,) = body(tools=[TOOL]).offered
-    assert tool.tool().told() == {"type": "function", "function": function}
+    assert tool.tool().to_json() == {"type": "function", "function": function}
     assert tool.shown()["name"] == "f"
     assert body(tools=[TOOL], tool_choice="none").offered == []

@@ -15,7 +15,7 @@ from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.tools.formats import Parsing
 from minfer.records.request import SamplingParams
 from tests.effects.scripted import hermes
-from tests.effects.serving.openai.asked import delta, served
+from tests.effects.serving.openai.helpers import delta, served
 
 ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TEXT = "<think>So</think>Yes" + hermes(("f", {"a": 1}), ("g", {})) + "Done"
@@ -56,11 +56,11 @@ def test_a_stream_adds_up_to_the_whole() -> None:
 
 
 def test_events_are_the_sdks_and_each_item_is_whole() -> None:
-    told = written(TEXT, stream=True)
-    assert [one["sequence_number"] for one in told] == list(range(len(told)))
+    item_json = written(TEXT, stream=True)
+    assert [one["sequence_number"] for one in item_json] == list(range(len(item_json)))
     running: dict[int, str] = {}
     done: list[Any] = []
-    for one in told:
+    for one in item_json:
         extra = ANY_EVENT.validate_python(one).model_extra
         # OpenAI's description has it, and its SDK does not.
         named = one["type"] == "response.function_call_arguments.done"
@@ -77,7 +77,7 @@ def test_events_are_the_sdks_and_each_item_is_whole() -> None:
                 running[one["output_index"]] += one["delta"]
             elif one["type"] == "response.function_call_arguments.done":
                 assert one["arguments"] == running[one["output_index"]]
-    assert done == told[-1]["response"]["output"]
+    assert done == item_json[-1]["response"]["output"]
 
 
 def test_a_call_that_breaks_off_is_incomplete() -> None:

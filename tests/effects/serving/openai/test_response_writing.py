@@ -14,7 +14,7 @@ from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
 from minfer.records.request import SamplingParams
-from tests.effects.serving.openai.asked import delta, served
+from tests.effects.serving.openai.helpers import delta, served
 
 ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
@@ -41,7 +41,7 @@ def written(stream: bool, *texts: str, end: str) -> list[Event]:
 )
 def test_events_come_in_order(end: str, status: str) -> None:
     events = written(True, "a", "b", "", end=end)
-    told = [json.loads(event.data) for event in events]
+    item_json = [json.loads(event.data) for event in events]
     names = [
         "response.created",
         "response.in_progress",
@@ -54,15 +54,15 @@ def test_events_come_in_order(end: str, status: str) -> None:
         "response.output_item.done",
         f"response.{status}",
     ]
-    assert [event.name for event in events] == [one["type"] for one in told] == names
-    assert [one["sequence_number"] for one in told] == list(range(10))
-    assert told[4]["delta"] + told[5]["delta"] == told[6]["text"] == "ab"
-    assert told[0]["response"]["status"] == "in_progress"
-    assert "usage" not in told[0]["response"]  # which is null for SDKs
-    last = told[-1]["response"]
+    assert [event.name for event in events] == [one["type"] for one in item_json] == names
+    assert [one["sequence_number"] for one in item_json] == list(range(10))
+    assert item_json[4]["delta"] + item_json[5]["delta"] == item_json[6]["text"] == "ab"
+    assert item_json[0]["response"]["status"] == "in_progress"
+    assert "usage" not in item_json[0]["response"]  # which is null for SDKs
+    last = item_json[-1]["response"]
     assert (last["status"], last["output"][0]["status"]) == (status, status)
-    assert last["output"][0] == told[8]["item"]
-    ids = {one["item_id"] for one in told[3:8]} | {told[2]["item"]["id"]}
+    assert last["output"][0] == item_json[8]["item"]
+    ids = {one["item_id"] for one in item_json[3:8]} | {item_json[2]["item"]["id"]}
     assert ids == {"msg-1"}
 
 
@@ -87,6 +87,6 @@ def test_a_response_in_one_piece() -> None:
 
 
 def test_a_response_without_a_word() -> None:
-    told = [json.loads(event.data) for event in written(True, "", end="stop")]
-    assert [one["type"] for one in told].count("response.output_text.delta") == 0
-    assert told[-1]["response"]["output"][0]["content"][0]["text"] == ""
+    item_json = [json.loads(event.data) for event in written(True, "", end="stop")]
+    assert [one["type"] for one in item_json].count("response.output_text.delta") == 0
+    assert item_json[-1]["response"]["output"][0]["content"][0]["text"] == ""

@@ -10,12 +10,12 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from minfer.effects.serving.openai.responses import ResponsesBody
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import refused
+from tests.effects.serving.openai.helpers import refused
 
-QUESTION = "Write a Python function is_prime."
+QUERY_ENDPOINT = "Write a Python function is_prime."
 ASKED: dict[str, Any] = {
     "model": "bundled",
-    "input": QUESTION,
+    "input": QUERY_ENDPOINT,
     "instructions": "You write Python.",
     "temperature": 0,
     "max_output_tokens": 16,
@@ -36,7 +36,7 @@ def test_a_whole_response(client: OpenAI, bundled: Serving) -> None:
     messages = [{"role": "system", "content": ASKED["instructions"]}]
     chat = bundled.post(
         "chat/completions",
-        messages=[*messages, {"role": "user", "content": QUESTION}],
+        messages=[*messages, {"role": "user", "content": QUERY_ENDPOINT}],
         max_tokens=16,
         temperature=0,
     ).json()
@@ -85,7 +85,7 @@ def test_the_sdk_puts_a_stream_together(client: OpenAI) -> None:
 @pytest.mark.long
 def test_a_response_is_handed_back_with_the_next_question(client: OpenAI) -> None:
     first = client.responses.create(**ASKED)
-    question = {"role": "user", "content": QUESTION}
+    question = {"role": "user", "content": QUERY_ENDPOINT}
     again: Any = {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}
     items: Any = [question, *(item.model_dump() for item in first.output), again]
     second = client.responses.create(**{**ASKED, "input": items})

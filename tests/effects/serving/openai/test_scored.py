@@ -77,7 +77,7 @@ def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
 
 
 @pytest.mark.long
-def test_an_echo_is_told_of_as_its_output_is(client: OpenAI) -> None:
+def test_an_echo_is_scored_as_its_output(client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "bundled",
         "prompt": [TEXT, f"x = 1{END}y = 2\n"],
@@ -130,21 +130,23 @@ def test_offsets_are_of_the_text_which_special_tokens_are_not_in(
     x, y = (tokenizer.encode(one, add_special_tokens=False) for one in ("xs", "yes"))
     ids = [*x, end, *y]
     begins = len(x)
-    told = CompletionLogprobs(tokenizer).told(0, line(tokenizer, ids))
+    told = CompletionLogprobs(tokenizer).next_scores(0, line(tokenizer, ids))
     assert told["text_offset"][begins : begins + 2] == [2, 2]
     prompt: PromptLogprobs = [None, *line(tokenizer, ids[1:])]
     for text, place in (("xsyes", 2), (f"xs{END}yes", 2 + len(END))):
         scores = CompletionLogprobs(tokenizer)
-        found = scores.echoed(0, text, ids, prompt, 0)
+        found = scores.echo_scores(0, text, ids, prompt, 0)
         assert found["text_offset"][begins : begins + 2] == [2, place]
-        assert scores.told(0, line(tokenizer, x))["text_offset"][0] == len(text)
+        assert scores.next_scores(0, line(tokenizer, x))["text_offset"][0] == len(text)
     spaced = tokenizer.encode(" a", add_special_tokens=False)
-    found = CompletionLogprobs(tokenizer).echoed(0, "a", spaced, [None] * len(spaced), 0)
+    found = CompletionLogprobs(tokenizer).echo_scores(
+        0, "a", spaced, [None] * len(spaced), 0
+    )
     assert found["text_offset"][-1] <= 1, "a tokenizer may put a space before a text"
 
 
 @pytest.mark.long
-def test_a_prompt_is_told_of_as_vllm_does(client: OpenAI, tokenizer: Tokenizer) -> None:
+def test_prompt_logprobs_have_vllms_format(client: OpenAI, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT)
     more = {"prompt_logprobs": 2}
     completed: Any = client.completions.create(
@@ -180,7 +182,7 @@ def test_a_prompt_is_told_of_as_vllm_does(client: OpenAI, tokenizer: Tokenizer) 
 
 
 @pytest.mark.long
-def test_a_prompt_may_be_computed_for_the_cache_alone(client: OpenAI) -> None:
+def test_a_prompt_may_be_computed_only_for_the_cache(client: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "bundled", "prompt": COUNTED}
     asked["extra_body"] = {"cache_salt": "warmed"}
     asked["extra_body"]["timing"] = True

@@ -12,7 +12,7 @@ from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.sampling.structured import MAX_CONSTRAINT, StructuredOutputs
 from tests.effects.live.stuck import stick_at_the_end
 from tests.effects.served import Serving, events
-from tests.effects.serving.openai.asked import HI, chat, completion
+from tests.effects.serving.openai.helpers import HI, chat, completion
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -28,7 +28,7 @@ TAGS = {
 }
 
 
-def asked(body: Any) -> Any:
+def payload(body: Any) -> Any:
     return body.sampling().get("structured_outputs")
 
 
@@ -66,7 +66,7 @@ def test_each_field_asks_for_the_same(
     fields: dict[str, Any], right: dict[str, Any] | None
 ) -> None:
     expected = None if right is None else StructuredOutputs(**right)
-    assert asked(chat(**fields)) == asked(completion(**fields)) == expected
+    assert payload(chat(**fields)) == payload(completion(**fields)) == expected
 
 
 def refused(**fields: Any) -> ApiError:
@@ -74,7 +74,7 @@ def refused(**fields: Any) -> ApiError:
     told = list[ApiError]()
     for make in (chat, completion):
         with pytest.raises(ApiError) as caught:
-            asked(make(**fields))
+            payload(make(**fields))
         told.append(caught.value)
     assert str(told[0]) == str(told[1])
     assert told[0].status == 400
@@ -131,7 +131,7 @@ def refused(**fields: Any) -> ApiError:
         ({"guided_decoding_backend": "x"}, "guided_decoding_backend"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused_by_its_name(
+def test_unsupported_constraints_are_refused_by_name(
     fields: dict[str, Any], param: str
 ) -> None:
     assert refused(**fields).param == param
@@ -264,7 +264,7 @@ def test_long_bodies_are_compiled_as_well(bundled: Serving) -> None:
 
 
 @pytest.mark.long
-def test_a_grammar_that_cannot_go_on_is_told_to_its_client_alone(
+def test_a_stuck_grammar_fails_only_its_own_request(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of another constraint: a matcher that served others would be tried anew.

@@ -9,7 +9,7 @@ from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import HI, refused
+from tests.effects.serving.openai.helpers import HI, refused
 
 TEMPLATE = "{{ reasoning_effort }}|{{ enable_thinking }}|{{ verbosity }}|"
 OWN = {"enable_thinking": "own", "verbosity": "own"}

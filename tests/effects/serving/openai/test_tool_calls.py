@@ -81,7 +81,7 @@ def test_calls_in_one_piece(talker: Serving) -> None:
     assert second["function"] == {"name": "now", "arguments": "{}"}
 
 
-def test_an_answer_that_is_calls_alone_has_no_content(talker: Serving) -> None:
+def test_an_answer_of_calls_only_has_no_content(talker: Serving) -> None:
     say(talker.llm, TWO)
     message = whole(talker, tools=[ADD])["message"]
     assert message["content"] is None
@@ -254,7 +254,7 @@ def test_markers_that_are_special_tokens_are_written_where_a_call_must_be(
     assert (first["name"], first["arguments"][0]) == ("add", "{")
 
 
-def test_special_tokens_are_hidden_where_nobody_looks_for_them(mistral: Serving) -> None:
+def test_special_tokens_are_hidden_without_a_parser(mistral: Serving) -> None:
     say(mistral.llm, "[TOOL_CALLS]x[ARGS]<|other|>y")
     assert whole(mistral)["message"]["content"] == "xy"
 

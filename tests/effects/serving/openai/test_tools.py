@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving.openai.chat import ChatBody
-from minfer.effects.serving.openai.tools import offers_of, wish_of
-from minfer.effects.serving.request_parsing.tool_constraints import Wish
-from tests.effects.serving.openai.asked import HI, chat, refused
+from minfer.effects.serving.openai.tools import call_requirements, offered_tools
+from minfer.effects.serving.request_parsing.tool_constraints import CallRequirements
+from tests.effects.serving.openai.helpers import HI, chat, refused
 
 SCHEMA = {"type": "object", "properties": {"a": {"default": None}}}
 ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
@@ -76,7 +76,7 @@ def test_what_a_named_tool_may_be() -> None:
 
 def test_tools_as_templates_take_them() -> None:
     body = chat(tools=[ADD, NOW], tool_choice="auto", parallel_tool_calls=False)
-    assert [one.told() for one in body.offered] == [ADD, NOW]
+    assert [one.to_json() for one in body.offered] == [ADD, NOW]
     assert chat(tools=[ADD], tool_choice="none").offered == []
     assert chat().offered == []
 
@@ -84,25 +84,29 @@ def test_tools_as_templates_take_them() -> None:
 @pytest.mark.parametrize(
     ("choice", "several", "wish"),
     [
-        (None, True, Wish()),
-        ("auto", False, Wish(several=False)),
-        ("required", True, Wish(must=True)),
-        (NAMED, True, Wish(must=True, only=frozenset(["add"]), several=False)),
-        (some(ADD), True, Wish(only=frozenset(["add"]))),
+        (None, True, CallRequirements()),
+        ("auto", False, CallRequirements(several=False)),
+        ("required", True, CallRequirements(must=True)),
+        (
+            NAMED,
+            True,
+            CallRequirements(must=True, only=frozenset(["add"]), several=False),
+        ),
+        (some(ADD), True, CallRequirements(only=frozenset(["add"]))),
         (
             some(ADD, NOW, mode="required"),
             False,
-            Wish(must=True, only=frozenset(["add", "now"]), several=False),
+            CallRequirements(must=True, only=frozenset(["add", "now"]), several=False),
         ),
     ],
 )
-def test_what_is_wanted(choice: Any, several: bool, wish: Wish) -> None:
+def test_call_requirements(choice: Any, several: bool, wish: CallRequirements) -> None:
     body = chat(tools=[ADD, NOW], tool_choice=choice)
-    assert wish_of(body.tool_choice, several=several) == wish
+    assert call_requirements(body.tool_choice, several=several) == wish
 
 
 def test_tools_as_they_are_offered() -> None:
-    first, second = offers_of(chat(tools=tool(strict=True)).offered)
+    first, second = offered_tools(chat(tools=tool(strict=True)).offered)
     assert (first.parameters, first.strict) == (SCHEMA, False)
     assert first.param == "tools[0].function.parameters"
     assert (second.parameters, second.strict, second.where) == (None, True, WHERE)

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.serving.openai.usage import timing_of, usage_of
-from tests.effects.serving.openai.asked import (
+from tests.effects.serving.openai.helpers import (
     chat,
     completion,
     read,
@@ -36,7 +36,7 @@ def test_what_did_not_come_to_be_is_null() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_timing_is_told_to_who_asks_alone(stream: bool) -> None:
+def test_timing_is_sent_only_if_requested(stream: bool) -> None:
     error = refused(type(completion()), b'{"prompt": "x", "timing": "yes"}')
     assert error.param == "timing"
     assert "true or false" in str(error)

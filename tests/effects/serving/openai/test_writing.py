@@ -4,9 +4,9 @@ import pytest
 
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
-from minfer.effects.serving.protocol import Writer
+from minfer.effects.serving.protocol import AnswerWriter
 from minfer.effects.text.outputs import Logprob
-from tests.effects.serving.openai.asked import (
+from tests.effects.serving.openai.helpers import (
     chat,
     completion,
     delta,
@@ -44,7 +44,7 @@ TIMING = (
 SCORES = [{7: Logprob(-1.0, 1)}]
 
 
-def said_by(writer: Writer) -> list[str]:
+def written_by(writer: AnswerWriter) -> list[str]:
     """The events of an answer that comes in three parts, or in one."""
     events = writer.write(0, delta("é"))
     events += writer.write(0, delta("b", None, SCORES))
@@ -53,8 +53,8 @@ def said_by(writer: Writer) -> list[str]:
 
 
 def test_a_completion_to_the_byte() -> None:
-    told = said_by(writer_of(completion(timing=True), echo=["p"]))
-    assert told == [
+    choice_json = written_by(writer_of(completion(timing=True), echo=["p"]))
+    assert choice_json == [
         '{"id": "an-id", "object": "text_completion", ' + HEAD + '"choices": '
         '[{"index": 0, "logprobs": null, "text": "", "finish_reason": "stop"}], '
         + USAGE
@@ -66,8 +66,8 @@ def test_a_completion_to_the_byte() -> None:
 
 def test_chunks_of_a_completion_to_the_byte() -> None:
     begin = '{"id": "an-id", "object": "text_completion", ' + HEAD + '"choices": [{'
-    told = said_by(writer_of(completion(stream=True, logprobs=0), echo=["p"]))
-    assert told == [
+    choice_json = written_by(writer_of(completion(stream=True, logprobs=0), echo=["p"]))
+    assert choice_json == [
         begin + '"index": 0, "logprobs": null, "text": "p\\u00e9", '
         '"finish_reason": null}]}',
         begin + '"index": 0, "logprobs": {"tokens": ["token_id:7"], '
@@ -79,8 +79,8 @@ def test_chunks_of_a_completion_to_the_byte() -> None:
 
 
 def test_a_conversation_to_the_byte() -> None:
-    told = said_by(writer_of(chat()))
-    assert told == [
+    choice_json = written_by(writer_of(chat()))
+    assert choice_json == [
         '{"id": "an-id", "object": "chat.completion", ' + HEAD + '"choices": '
         '[{"index": 0, "logprobs": null, "message": {"role": "assistant", '
         '"content": "", "refusal": null}, "finish_reason": "stop"}], ' + USAGE + "}"
@@ -92,7 +92,7 @@ def test_chunks_of_a_conversation_to_the_byte() -> None:
     one = begin + '"usage": null, "choices": [{"index": 0, "logprobs": '
     end = '"finish_reason": null}]}'
     body = chat(stream=True, logprobs=True, stream_options={"include_usage": True})
-    assert said_by(writer_of(body)) == [
+    assert written_by(writer_of(body)) == [
         one + 'null, "delta": {"role": "assistant", "content": ""}, ' + end,
         one + 'null, "delta": {"content": "\\u00e9"}, ' + end,
         one + '{"content": [{"token": "token_id:7", "logprob": -1.0, "bytes": null, '
@@ -104,7 +104,7 @@ def test_chunks_of_a_conversation_to_the_byte() -> None:
 
 
 @pytest.mark.parametrize("body", [chat(stream=True), completion(stream=True)])
-def test_a_stream_of_which_nothing_more_is_asked_ends_at_once(
+def test_a_stream_without_usage_ends_at_once(
     body: ChatBody | CompletionBody,
 ) -> None:
     assert read(writer_of(body).end(served(1, 1, 0))) == ["[DONE]"]

@@ -24,7 +24,7 @@ def test_the_page_names_it() -> None:
 
 
 @pytest.mark.long
-def test_it_is_served_to_who_has_no_key() -> None:
+def test_it_is_served_without_a_key() -> None:
     with serving(service={"api_key": "secret"}, **DRY) as served:
         found = served.get(PATH)
     assert (found.status_code, found.text) == (200, ICON)

@@ -1,4 +1,4 @@
-"""The live view moves while somebody looks, and tells what the engine does."""
+"""The live view moves while it is visible, and shows what the engine does."""
 
 import json
 import time
@@ -31,7 +31,7 @@ def test_the_view_moves_and_listens_only_while_it_is_seen(
     assert "of at most 256" in cards["Sequences"]
     assert "of 400 blocks" in cards["KV cache"]
     assert "median" in cards["Time between tokens"]
-    assert "Nobody waits." in cards["Waiting in line"]
+    assert "No sequence waits." in cards["Waiting queue"]
     assert "preemptions0" in cards["Since the start"]
     labels = "[...document.querySelectorAll('.card svg')].map((one) => one.ariaLabel)"
     assert all(chromium.value(labels))
@@ -41,9 +41,7 @@ def test_the_view_moves_and_listens_only_while_it_is_seen(
 
 
 @pytest.mark.long
-def test_a_server_that_stops_looking_well_is_told_of(
-    chromium: Browser, dry: Serving
-) -> None:
+def test_an_unhealthy_server_is_shown(chromium: Browser, dry: Serving) -> None:
     visit(chromium, dry, "live")
     chromium.wait("document.querySelector('#health').dataset.state === 'well'")
     dry.service.live._illness = lambda: "requests wait, and no step for 61 s"
@@ -75,8 +73,10 @@ def frame(time: float, tokens: int, itl: tuple[int, ...] = (0, 0, 0)) -> dict[st
     }
 
 
-def told(chromium: Browser, frames: list[dict[str, Any]], expression: str) -> Any:
-    """What the history says once it was given some frames; nobody else gives it any."""
+def history_result(
+    chromium: Browser, frames: list[dict[str, Any]], expression: str
+) -> Any:
+    """An expression's value, of the history of some frames."""
     return chromium.value(
         f"import('/page/script/history.js?{time.monotonic()}').then((history) => "
         f"{{ for (const one of {json.dumps(frames)}) history.keep(one);"
@@ -91,28 +91,28 @@ SPREAD = "history.spread('itl')"
 def test_rates_and_percentiles_are_differences(chromium: Browser, dry: Serving) -> None:
     go(chromium, dry.url)
     frames = [frame(10 + i / 2, 5 * i) for i in range(5)]
-    rates = told(chromium, frames, "history.rates('generation_tokens')")
+    rates = history_result(chromium, frames, "history.rates('generation_tokens')")
     assert [round(one["value"], 9) for one in rates] == [10.0] * 4
     restarted = [*frames, frame(20, 0)]
-    assert told(chromium, restarted, "history.frames().length") == 1
+    assert history_result(chromium, restarted, "history.frames().length") == 1
     old = [frame(0, 0, (50, 0, 0)), frame(100, 0, (50, 0, 0)), frame(101, 0, (50, 4, 0))]
-    median = told(chromium, old, f"history.percentile({SPREAD}, 0.5)")
+    median = history_result(chromium, old, f"history.percentile({SPREAD}, 0.5)")
     assert abs(median - 0.15) < 1e-9
     quiet = [frame(0, 0, (8, 0, 0)), frame(100, 0, (8, 0, 0))]
-    assert told(chromium, quiet, f"[{SPREAD}.over, {SPREAD}.many]") == [None, 8]
+    assert history_result(chromium, quiet, f"[{SPREAD}.over, {SPREAD}.many]") == [None, 8]
     nothing = [frame(0, 0)]
-    assert told(chromium, nothing, f"history.percentile({SPREAD}, 0.5)") is None
+    assert history_result(chromium, nothing, f"history.percentile({SPREAD}, 0.5)") is None
 
 
 @pytest.mark.long
-def test_a_window_is_as_long_as_somebody_has_listened(
+def test_a_window_is_as_long_as_the_view_listened(
     chromium: Browser, dry: Serving
 ) -> None:
     go(chromium, dry.url)
     short = [frame(100 + i, 0, (i, 0, 0)) for i in range(8)]
-    assert told(chromium, short, f"{SPREAD}.over") == 7
+    assert history_result(chromium, short, f"{SPREAD}.over") == 7
     long = [frame(100 + i, 0, (i, 0, 0)) for i in range(90)]
-    assert told(chromium, long, f"[{SPREAD}.over, {SPREAD}.many]") == [60, 60]
+    assert history_result(chromium, long, f"[{SPREAD}.over, {SPREAD}.many]") == [60, 60]
 
 
 @pytest.mark.long
@@ -120,7 +120,7 @@ def test_a_few_values_have_no_last_hundredth(chromium: Browser, dry: Serving) ->
     go(chromium, dry.url)
     shares = f"[0.5, 0.9, 0.99].map((one) => history.percentile({SPREAD}, one) !== null)"
     known = {
-        many: told(chromium, [frame(0, 0, (many, 0, 0))], shares)
+        many: history_result(chromium, [frame(0, 0, (many, 0, 0))], shares)
         for many in (0, 1, 9, 10, 99, 100)
     }
     assert known == {
@@ -194,7 +194,7 @@ def test_drafts_are_shown_once_there_were_some(chromium: Browser) -> None:
                 "completions", prompt="a", max_tokens=30, temperature=0, ignore_eos=True
             )
         chromium.wait(f"{rows}.length === {before + 2}")
-        told = chromium.value(f"{rows}.map((d) => d.textContent)")
-        assert any(one.startswith("accepted drafts") and "%" in one for one in told)
-        assert any(one.startswith("tokens a step with drafts") for one in told)
+        totals = chromium.value(f"{rows}.map((d) => d.textContent)")
+        assert any(one.startswith("accepted drafts") and "%" in one for one in totals)
+        assert any(one.startswith("tokens a step with drafts") for one in totals)
         assert chromium.complaints == []

@@ -126,7 +126,7 @@ def test_what_a_model_thinks_is_shown_above_its_answer(chromium: Browser) -> Non
 
 
 @pytest.mark.long
-def test_what_goes_wrong_is_said_and_the_next_answer_begins_anew(page: Browser) -> None:
+def test_errors_are_shown_and_cleared_by_the_next_answer(page: Browser) -> None:
     limit(page, "5000")
     write(page, "Hello?")
     settled(page)
@@ -141,7 +141,7 @@ def test_what_goes_wrong_is_said_and_the_next_answer_begins_anew(page: Browser) 
 
 
 @pytest.mark.long
-def test_a_server_that_stops_or_is_gone_is_said(chromium: Browser) -> None:
+def test_a_server_that_stops_or_is_gone_is_reported(chromium: Browser) -> None:
     with serving(names=("bundled",), **DRY) as served:
         visit(chromium, served)
         served.service.close()
@@ -154,10 +154,10 @@ def test_a_server_that_stops_or_is_gone_is_said(chromium: Browser) -> None:
 
 
 @pytest.mark.long
-def test_a_key_is_asked_for_once_and_kept(chromium: Browser) -> None:
+def test_the_dialog_asks_for_a_key_once_and_keeps_it(chromium: Browser) -> None:
     with serving(names=("bundled",), service={"api_key": "secret"}, **DRY) as served:
         visit(chromium, served)
-        for key, title in (("wrong", "asks for a key"), ("secret", "is not right")):
+        for key, title in (("wrong", "needs an API key"), ("secret", "is wrong")):
             chromium.wait("document.querySelector('#key').open")
             assert title in text(chromium, "#key-title")[0]
             chromium.value("document.querySelector('#key-input').focus()")

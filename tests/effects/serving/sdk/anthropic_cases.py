@@ -21,7 +21,7 @@ ASKED: Final[dict[str, Any]] = {
 _EXTRA: Final = ("temperature", "top_k", "top_p")
 
 
-def asked(**more: Any) -> dict[str, Any]:
+def parameters(**more: Any) -> dict[str, Any]:
     """Arguments of a message, whichever of them the SDK's version has by name."""
     fields = {**ASKED, **more}
     extra = {name: fields.pop(name) for name in _EXTRA if name in fields}
@@ -38,7 +38,7 @@ def to(servers: Servers, **more: Any) -> Any:
 
 @case("messages.create: a text block, why it ended, usage")
 def _(servers: Servers) -> None:
-    done = to(servers).messages.create(**asked())
+    done = to(servers).messages.create(**parameters())
     (block,) = done.content
     assert (done.type, done.role, block.type) == ("message", "assistant", "text")
     assert block.text
@@ -49,28 +49,30 @@ def _(servers: Servers) -> None:
 @case("messages.create: an answer handed back as the SDK made it, and a system")
 def _(servers: Servers) -> None:
     client = to(servers)
-    first = client.messages.create(**asked(system="You write Python."))
+    first = client.messages.create(**parameters(system="You write Python."))
     messages = [
         *ASKED["messages"],
         {"role": "assistant", "content": first.content},
         {"role": "user", "content": [{"type": "text", "text": "And its name?"}]},
     ]
-    assert client.messages.create(**asked(messages=messages)).content[0].text
+    assert client.messages.create(**parameters(messages=messages)).content[0].text
 
 
 @case("messages.create(stop_sequences=...): the text ends before it")
 def _(servers: Servers) -> None:
     client = to(servers)
-    whole = client.messages.create(**asked()).content[0].text
+    whole = client.messages.create(**parameters()).content[0].text
     stop = whole[4:6]
-    done = client.messages.create(**asked(stop_sequences=[stop]))
+    done = client.messages.create(**parameters(stop_sequences=[stop]))
     assert (done.stop_reason, done.stop_sequence) == ("stop_sequence", stop)
     assert done.content[0].text == whole[: whole.index(stop)]
 
 
 @case("messages.create(stream=True): events in Anthropic's order")
 def _(servers: Servers) -> None:
-    kinds = [event.type for event in to(servers).messages.create(**asked(), stream=True)]
+    kinds = [
+        event.type for event in to(servers).messages.create(**parameters(), stream=True)
+    ]
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert "content_block_delta" in kinds
@@ -79,11 +81,11 @@ def _(servers: Servers) -> None:
 @case("messages.stream(): text as it comes, and the message put together")
 def _(servers: Servers) -> None:
     client = to(servers)
-    with client.messages.stream(**asked()) as stream:
+    with client.messages.stream(**parameters()) as stream:
         text = "".join(stream.text_stream)
         done = stream.get_final_message()
     assert text == done.content[0].text
-    assert text == client.messages.create(**asked()).content[0].text
+    assert text == client.messages.create(**parameters()).content[0].text
     assert done.usage.output_tokens == 8
 
 
@@ -92,7 +94,7 @@ def _(servers: Servers) -> None:
     client = to(servers)
     talk = {name: ASKED[name] for name in ("model", "messages")}
     counted = client.messages.count_tokens(**talk).input_tokens
-    usage = client.messages.create(**asked()).usage
+    usage = client.messages.create(**parameters()).usage
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
@@ -103,7 +105,7 @@ def _(servers: Servers) -> None:
     async def all_of_them() -> set[str]:
         settings: dict[str, Any] = {"base_url": servers.bundled.url, "api_key": "-"}
         async with anthropic.AsyncAnthropic(**settings) as client:
-            made = (client.messages.create(**asked()) for _ in range(4))
+            made = (client.messages.create(**parameters()) for _ in range(4))
             return {str(done.content[0].text) for done in await asyncio.gather(*made)}
 
     assert len(asyncio.run(all_of_them())) == 1
@@ -115,11 +117,11 @@ def _(servers: Servers) -> None:
 
     client = to(servers)
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(**asked(messages=[]))
+        client.messages.create(**parameters(messages=[]))
     told: Any = caught.value.body
     assert told["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(**asked(model="claude-9"))
+        client.messages.create(**parameters(model="claude-9"))
 
 
 @case("AuthenticationError: a wrong x-api-key")
@@ -128,7 +130,7 @@ def _(servers: Servers) -> None:
 
     wrong = to(servers, base_url=servers.locked.url, api_key="guess")
     with pytest.raises(anthropic.AuthenticationError):
-        wrong.messages.create(**asked())
+        wrong.messages.create(**parameters())
     right = to(servers, base_url=servers.locked.url, api_key=KEY)
     assert right.models.list().data[0].id == "tiny"
 
@@ -145,7 +147,7 @@ def calling(servers: Servers, text: str) -> tuple[Any, dict[str, Any]]:
     """A client whose answers are a text, and what to ask for."""
     say(servers.talker.llm, text)
     client = to(servers, base_url=servers.talker.url)
-    return client, asked(model="tiny", max_tokens=400, tools=[ADD])
+    return client, parameters(model="tiny", max_tokens=400, tools=[ADD])
 
 
 @case("messages.create(tools=...): tool_use blocks, and a message of results")

@@ -96,7 +96,7 @@ def _(servers: Servers) -> None:
         to(servers, model="gpt-9").invoke(ASKED)
 
 
-def talking(servers: Servers, text: str, **bound: Any) -> Any:
+def talking(servers: Servers, text: str, **listen_at: Any) -> Any:
     """A chat model with a tool, whose answers are a text."""
     add = {
         "name": "add",
@@ -106,7 +106,7 @@ def talking(servers: Servers, text: str, **bound: Any) -> Any:
     say(servers.talker.llm, text)
     url = f"{servers.talker.url}/v1"
     limit = {"max_completion_tokens": 400}
-    return to(servers, model="tiny", base_url=url, **limit).bind_tools([add], **bound)
+    return to(servers, model="tiny", base_url=url, **limit).bind_tools([add], **listen_at)
 
 
 ADDED: Final = hermes(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
@@ -141,8 +141,8 @@ def _(servers: Servers) -> None:
 @case("ChatOpenAI.bind_tools(tool_choice=...): any, a name; strict")
 def _(servers: Servers) -> None:
     one = hermes(("add", {"a": 1}))
-    for bound in ({"tool_choice": "any"}, {"tool_choice": "add"}, {"strict": True}):
-        message = talking(servers, one, **bound).invoke("Add.")
+    for listen_at in ({"tool_choice": "any"}, {"tool_choice": "add"}, {"strict": True}):
+        message = talking(servers, one, **listen_at).invoke("Add.")
         assert [call["args"] for call in message.tool_calls] == [{"a": 1}]
 
 

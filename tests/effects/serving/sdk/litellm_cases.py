@@ -12,7 +12,7 @@ TABLE: Final = Table("litellm", ("litellm",))
 case: Final = TABLE
 
 
-def asked(servers: Servers, **more: Any) -> dict[str, Any]:
+def parameters(servers: Servers, **more: Any) -> dict[str, Any]:
     """Arguments of a completion, for a server like vLLM's."""
     return {
         "model": "hosted_vllm/bundled",
@@ -29,7 +29,7 @@ def asked(servers: Servers, **more: Any) -> dict[str, Any]:
 def _(servers: Servers) -> None:
     import litellm
 
-    done = litellm.completion(**asked(servers))
+    done = litellm.completion(**parameters(servers))
     assert done.choices[0].message.content
     assert done.choices[0].finish_reason == "length"
     assert done.usage.completion_tokens == 8
@@ -39,9 +39,9 @@ def _(servers: Servers) -> None:
 def _(servers: Servers) -> None:
     import litellm
 
-    parts = litellm.completion(**asked(servers, stream=True))
+    parts = litellm.completion(**parameters(servers, stream=True))
     text = "".join(part.choices[0].delta.content or "" for part in parts)
-    whole = litellm.completion(**asked(servers)).choices[0].message.content
+    whole = litellm.completion(**parameters(servers)).choices[0].message.content
     assert text == whole
 
 
@@ -49,7 +49,7 @@ def _(servers: Servers) -> None:
 def _(servers: Servers) -> None:
     import litellm
 
-    done = litellm.completion(**asked(servers, model="openai/bundled", api_key="-"))
+    done = litellm.completion(**parameters(servers, model="openai/bundled", api_key="-"))
     assert done.choices[0].message.content
 
 
@@ -58,8 +58,8 @@ def _(servers: Servers) -> None:
     import litellm
 
     async def both() -> tuple[str, str]:
-        done = await litellm.acompletion(**asked(servers))
-        stream = await litellm.acompletion(**asked(servers, stream=True))
+        done = await litellm.acompletion(**parameters(servers))
+        stream = await litellm.acompletion(**parameters(servers, stream=True))
         parts = [part.choices[0].delta.content or "" async for part in stream]
         return done.choices[0].message.content, "".join(parts)
 
@@ -71,7 +71,9 @@ def _(servers: Servers) -> None:
 def _(servers: Servers) -> None:
     import litellm
 
-    fields = asked(servers, prompt="import os\n", model="text-completion-openai/bundled")
+    fields = parameters(
+        servers, prompt="import os\n", model="text-completion-openai/bundled"
+    )
     del fields["messages"]
     done = litellm.text_completion(**fields, api_key="-")
     assert done.choices[0].text
@@ -82,6 +84,6 @@ def _(servers: Servers) -> None:
     import litellm
 
     with pytest.raises(litellm.NotFoundError):
-        litellm.completion(**asked(servers, model="hosted_vllm/gpt-9"))
+        litellm.completion(**parameters(servers, model="hosted_vllm/gpt-9"))
     with pytest.raises(litellm.BadRequestError):
-        litellm.completion(**asked(servers, temperature=-1))
+        litellm.completion(**parameters(servers, temperature=-1))

@@ -12,9 +12,9 @@ import pytest
 from openai import OpenAI
 
 from tests.effects.served import Serving
+from tests.effects.serving.raw_requests import asking
 from tests.effects.serving.sdk.openai_answers import TABLE, TALK, TEXT, to
 from tests.effects.serving.sdk.servers import KEY, Servers
-from tests.effects.serving.wire import asking
 
 case: Final = TABLE
 SHORT: Final[dict[str, Any]] = {"model": "tiny", "prompt": "x", "max_tokens": 2}

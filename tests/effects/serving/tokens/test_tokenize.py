@@ -7,22 +7,22 @@ import pytest
 
 from minfer.effects.serving.tokens.tokenize import TokenizeBody
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import HI, refused
+from tests.effects.serving.openai.helpers import HI, refused
 
 
 def ask(bundled: Serving, **body: Any) -> dict[str, Any]:
     found = bundled.http.post(f"{bundled.url}/tokenize", json=body)
     assert found.status_code == 200
-    told: dict[str, Any] = found.json()
-    return told
+    to_turn: dict[str, Any] = found.json()
+    return to_turn
 
 
 def test_a_text(bundled: Serving) -> None:
-    told = ask(bundled, prompt="def f(", model="bundled")
+    to_turn = ask(bundled, prompt="def f(", model="bundled")
     tokenizer = bundled.llm.tokenizer
     assert tokenizer is not None
-    assert told == {
-        "count": len(told["tokens"]),
+    assert to_turn == {
+        "count": len(to_turn["tokens"]),
         "max_model_len": bundled.llm.setup.config.max_model_len,
         "tokens": tokenizer.encode("def f("),
         "token_strs": None,
@@ -31,9 +31,9 @@ def test_a_text(bundled: Serving) -> None:
 
 
 def test_tokens_by_name(bundled: Serving) -> None:
-    told = ask(bundled, prompt=" def é", return_token_strs=True)
-    names = told["token_strs"]
-    assert len(names) == told["count"]
+    to_turn = ask(bundled, prompt=" def é", return_token_strs=True)
+    names = to_turn["token_strs"]
+    assert len(names) == to_turn["count"]
     assert "".join(names) == "Ġdefâ".replace(
         "â", "ĠÃ©"
     )  # as byte-level vocabularies have it
@@ -59,8 +59,8 @@ def test_a_conversation(bundled: Serving) -> None:
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "def"},
     ]
-    told = ask(bundled, messages=messages)
-    assert told["tokens"] == bundled.llm.render(messages)
+    to_turn = ask(bundled, messages=messages)
+    assert to_turn["tokens"] == bundled.llm.render(messages)
     begun = ask(bundled, messages=messages, continue_final_message=True)
     assert begun["tokens"] == bundled.llm.render(
         messages, add_generation_prompt=False, continue_final_message=True

@@ -9,8 +9,8 @@ import pytest
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.wire.coding import PIECE, Decoder
 from tests.effects.served import Serving
+from tests.effects.serving.raw_requests import raw
 from tests.effects.serving.transports.test_post import come
-from tests.effects.serving.wire import raw
 
 BODY = b'{"prompt": "x", "max_tokens": 1}'
 _RAW = zlib.compressobj(wbits=-15)
@@ -27,10 +27,10 @@ CODED = {
 
 def decoded(coding: str, *parts: bytes) -> bytes:
     decoder = Decoder(coding)
-    pieces = [piece for part in parts for piece in decoder.pieces(part)]
-    assert all(len(piece) <= PIECE for piece in pieces)
+    decode = [decoded for part in parts for decoded in decoder.decode(part)]
+    assert all(len(decoded) <= PIECE for decoded in decode)
     decoder.end()
-    return b"".join(pieces)
+    return b"".join(decode)
 
 
 @pytest.mark.parametrize("coding", CODED)

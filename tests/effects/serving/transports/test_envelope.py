@@ -11,9 +11,9 @@ from pydantic_core import from_json
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.wire.envelope import (
     LONGEST_ID,
-    Cancelling,
-    Envelope,
-    opened,
+    CancelMessage,
+    RequestMessage,
+    open_message,
 )
 
 LARGE = 150_000  # characters
@@ -22,14 +22,14 @@ LARGE = 150_000  # characters
 def test_a_body_is_what_stood_there() -> None:
     body = '{"a": 1.50, "b": [ "\\u00fc" , 12345678901234567890123 ] , "a": null}'
     text = f' {{ "body" :  {body} , "endpoint":"chat", "id":"\\u00fc" }} '
-    message = opened(text)
+    message = open_message(text)
     assert message.name == "ü"
-    assert message.says() == Envelope("ü", "chat", body.encode())
+    assert message.parse() == RequestMessage("ü", "chat", body.encode())
 
 
 def test_of_a_request_that_is_to_end() -> None:
-    assert opened('{"cancel": "a"}').says() == Cancelling("a")
-    assert opened('{"cancel": ""}').says() == Cancelling("")
+    assert open_message('{"cancel": "a"}').parse() == CancelMessage("a")
+    assert open_message('{"cancel": ""}').parse() == CancelMessage("")
 
 
 @pytest.mark.parametrize("size", [LONGEST_ID, LONGEST_ID + 1, 50_000])
@@ -37,7 +37,7 @@ def test_of_a_request_that_is_to_end() -> None:
 @pytest.mark.parametrize("escaped", [False, True])
 def test_ids_are_short(size: int, letter: str, *, escaped: bool) -> None:
     text = json.dumps({"id": letter * size, "body": {}}, ensure_ascii=escaped)
-    assert opened(text).name == (letter * size if size <= LONGEST_ID else "")
+    assert open_message(text).name == (letter * size if size <= LONGEST_ID else "")
 
 
 NO_OBJECT: dict[str, tuple[str | None, str]] = {
@@ -57,7 +57,7 @@ NO_OBJECT: dict[str, tuple[str | None, str]] = {
 @pytest.mark.parametrize(("text", "words"), NO_OBJECT.values(), ids=NO_OBJECT)
 def test_what_is_no_object(text: str | None, words: str) -> None:
     with pytest.raises(ApiError, match=words):
-        opened(text)
+        open_message(text)
 
 
 NO_SENSE: dict[str, tuple[Any, str | None, str]] = {
@@ -73,17 +73,17 @@ NO_SENSE: dict[str, tuple[Any, str | None, str]] = {
 
 
 @pytest.mark.parametrize(("said", "name", "words"), NO_SENSE.values(), ids=NO_SENSE)
-def test_what_makes_no_sense(said: Any, name: str | None, words: str) -> None:
-    message = opened(json.dumps(said))
+def test_invalid_messages(said: Any, name: str | None, words: str) -> None:
+    message = open_message(json.dumps(said))
     assert message.name == name
     with pytest.raises(ApiError, match=words) as caught:
-        message.says()
+        message.parse()
     assert caught.value.param == words.split(":")[0] or name == "a"
 
 
 def test_a_long_name_of_a_field_is_cut() -> None:
     with pytest.raises(ApiError) as caught:
-        opened(json.dumps({"x" * LARGE: 1})).says()
+        open_message(json.dumps({"x" * LARGE: 1})).parse()
     assert len(str(caught.value)) < 2 * LONGEST_ID
 
 
@@ -106,6 +106,6 @@ def test_nothing_large_is_read_wherever_it_stands(place: str) -> None:
 
     def tried() -> None:
         with pytest.raises(ApiError):
-            opened(text).says()
+            open_message(text).parse()
 
     assert quickest(tried) < quickest(lambda: from_json(text)) / 4

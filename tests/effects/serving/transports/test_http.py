@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving.wire.http import HttpTransport
-from minfer.effects.serving.wire.plain import PlainBody
+from minfer.effects.serving.wire.plain_body import PlainBody
 from minfer.effects.serving.wire.sse import EventStream
 from minfer.effects.serving.wire.transport import Event, Failure
 

@@ -9,9 +9,9 @@ from starlette.requests import ClientDisconnect
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.wire import post
 from minfer.effects.serving.wire.post import Post
-from minfer.effects.serving.wire.transport import see_nothing
+from minfer.effects.serving.wire.transport import ignore_part
 from tests.effects.served import Serving, events
-from tests.effects.serving.wire import HEAD, NEIGHBOUR, exchange
+from tests.effects.serving.raw_requests import HEAD, NEIGHBOUR, exchange
 
 
 async def come(*parts: bytes, **headers: str) -> bytes:
@@ -30,7 +30,7 @@ async def come(*parts: bytes, **headers: str) -> bytes:
         raise AssertionError("reading sends nothing")
 
     return await Post({"type": "http", "headers": raw}, receive, send).read(
-        10, see_nothing
+        10, ignore_part
     )
 
 
@@ -75,7 +75,7 @@ def test_a_body_that_comes_too_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
         head = [(b"content-type", b"application/json")]
         return await Post({"type": "http", "headers": head}, receive, send).read(
-            10, see_nothing
+            10, ignore_part
         )
 
     assert asyncio.run(dripped(0.001)) == b"x" * 9

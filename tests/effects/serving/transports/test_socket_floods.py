@@ -19,7 +19,7 @@ from minfer.effects.serving.wire.socket_protocol import (
     PART,
     SocketProtocol,
 )
-from minfer.effects.serving.wire.transport import Connection, Event, see_nothing
+from minfer.effects.serving.wire.transport import Connection, Event, ignore_part
 from minfer.effects.serving.wire.websocket import socket_route
 
 HANDSHAKE = (
@@ -151,7 +151,7 @@ class Peer:
             await asyncio.sleep(0)
         return data
 
-    def heard(self) -> list[Frame]:
+    def receive(self) -> list[Frame]:
         """The frames that came behind the handshake."""
         _, _, data = bytes(self.wire.sent).partition(b"\r\n\r\n")
         reader = ServerProtocol()
@@ -170,7 +170,7 @@ class Peer:
 
 async def size(connection: Connection) -> None:
     """Answers with the size of the body."""
-    data = await connection.read(2**22, see_nothing)
+    data = await connection.read(2**22, ignore_part)
     transport = connection.transport(stream=True, name="x")
     await transport.write([Event(json.dumps({"size": len(data)}))], last=True)
 
@@ -232,9 +232,9 @@ def test_nothing_more_is_read_while_answers_are_not(name: str) -> None:
             for _ in range(100):
                 rest = await peer.send(rest)
             assert not rest
-            while len(peer.heard()) < answers * count:
+            while len(peer.receive()) < answers * count:
                 await asyncio.sleep(0)
-            assert len(peer.heard()) == answers * count
+            assert len(peer.receive()) == answers * count
 
     asyncio.run(conversation())
 
@@ -251,7 +251,7 @@ def test_a_message_in_many_frames_is_kept_as_its_bytes() -> None:
             assert len(peer.protocol.frames) == 2
             assert sum(map(len, peer.protocol.frames)) == len(body)
             await peer.send(frame(Opcode.CONT))
-            assert json.loads(bytes(peer.heard()[0].data))["event"] == {"size": 2009}
+            assert json.loads(bytes(peer.receive()[0].data))["event"] == {"size": 2009}
 
     asyncio.run(conversation())
 
@@ -270,7 +270,7 @@ def test_others_have_their_turn_between_two_messages() -> None:
             ticking = asyncio.create_task(count())
             flood, _ = FLOODS["no request"]
             await peer.send(flood * 100)
-            while len(peer.heard()) < 100:
+            while len(peer.receive()) < 100:
                 await asyncio.sleep(0)
             ticking.cancel()
             assert turns >= 100
@@ -279,7 +279,7 @@ def test_others_have_their_turn_between_two_messages() -> None:
 
 
 @pytest.mark.parametrize("progress", [0, 100])
-def test_who_reads_nothing_for_a_while_is_cut_off(progress: int) -> None:
+def test_a_client_that_reads_nothing_is_disconnected(progress: int) -> None:
     async def conversation() -> None:
         async with open_socket() as peer:
             peer.protocol.stop_keepalive()
@@ -323,7 +323,7 @@ def test_a_message_that_does_not_end_is_refused(
             assert not peer.wire.is_closing()
             peer.clock.pass_(0.6 * stall)
             assert peer.wire.is_closing()
-            last = peer.heard()[-1]
+            last = peer.receive()[-1]
             assert last.opcode is Opcode.CLOSE
             assert bytes(last.data).startswith((1008).to_bytes(2, "big"))
 

@@ -29,10 +29,10 @@ class Socket:
         self.send = send
 
     @property
-    def chosen(self) -> str:
+    def chosen_id(self) -> str:
         return ""
 
-    def announced(self, most: int) -> int:
+    def announced_size(self, most: int) -> int:
         return most
 
     async def read(self, most: int, see: Watcher) -> bytes:
@@ -46,7 +46,7 @@ class Socket:
         see(data)
         return data
 
-    async def departed(self) -> NoReturn:
+    async def wait_for_disconnect(self) -> NoReturn:
         while (await self.receive())["type"] != "websocket.disconnect":
             pass
         raise ClientDisconnect
@@ -152,7 +152,7 @@ def test_every_endpoint_is_reached_over_it(
     assert len(text) > 9
 
 
-def test_failures_are_told_over_it(app: Application) -> None:
+def test_failures_are_sent_over_it(app: Application) -> None:
     other = {"prompt": "x", "model": "other"}
     for body, code in (({"prompt": 5}, None), (other, "model_not_found")):
         _, frame, closed = talk(app, "/v1/completions", body)
@@ -164,7 +164,7 @@ def test_failures_are_told_over_it(app: Application) -> None:
     assert closed["code"] == 1011
 
 
-def test_who_leaves_is_cancelled(app: Application) -> None:
+def test_a_disconnect_cancels_the_request(app: Application) -> None:
     (accepted,) = talk(app, "/v1/completions", None)
     assert accepted["type"] == "websocket.accept"
     long = {"prompt": "x", "stream": True, "max_tokens": 1900, "ignore_eos": True}
@@ -173,6 +173,6 @@ def test_who_leaves_is_cancelled(app: Application) -> None:
     assert not any("[DONE]" in message.get("text", "") for message in sent)
 
 
-def test_the_key_is_asked_for_here_too(app: Application) -> None:
+def test_the_key_is_required_here_too(app: Application) -> None:
     first = talk(app, "/v1/completions", CHAT, key="wrong")[0]
     assert (first["type"], first["status"]) == ("websocket.http.response.start", 401)

@@ -12,10 +12,10 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from minfer.effects.serving.wire import websocket
-from minfer.effects.serving.wire.transport import Connection, Event, see_nothing
+from minfer.effects.serving.wire.transport import Connection, Event, ignore_part
 from minfer.effects.serving.wire.websocket import Socket
 from tests.effects.served import Serving, serving
-from tests.effects.serving.wire import NEIGHBOUR
+from tests.effects.serving.raw_requests import NEIGHBOUR
 
 ENDLESS = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True, "stream": True}
 
@@ -31,7 +31,7 @@ def ask(link: ClientConnection, name: str, endpoint: str, **body: Any) -> None:
     link.send(json.dumps({"id": name, "endpoint": endpoint, "body": body}))
 
 
-def heard(link: ClientConnection) -> dict[str, Any]:
+def receive(link: ClientConnection) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(link.recv(timeout=20))
     return found
 
@@ -41,7 +41,7 @@ def until_ended(link: ClientConnection, *names: str) -> dict[str, list[Any]]:
     said: dict[str, list[Any]] = {name: [] for name in names}
     left = set(names)
     while left:
-        message = heard(link)
+        message = receive(link)
         said[message["id"]].append(message)
         if "event" not in message:
             left.remove(message["id"])
@@ -150,7 +150,7 @@ def test_nonsense_gets_an_error_and_the_socket_stays(bundled: Serving) -> None:
     with socket(bundled) as link:
         for said, name, words in NONSENSE.values():
             link.send(said)
-            found = heard(link)
+            found = receive(link)
             assert found["id"] == name, said
             assert words in found["error"]["message"]
             assert found["status"] in (400, 404)
@@ -161,7 +161,7 @@ def test_nonsense_gets_an_error_and_the_socket_stays(bundled: Serving) -> None:
 def test_errors_are_the_protocols(bundled: Serving) -> None:
     with socket(bundled) as link:
         ask(link, "a", "messages", messages=MESSAGES)
-        error = heard(link)["error"]
+        error = receive(link)["error"]
     assert error["type"] == "invalid_request_error"
     assert error["message"] == "max_tokens: is missing"
 
@@ -171,7 +171,7 @@ def test_one_is_cancelled_and_the_other_does_not_notice(
 ) -> None:
     with socket(slow) as link:
         ask(link, "endless", "completions", **ENDLESS)
-        assert heard(link)["id"] == "endless"
+        assert receive(link)["id"] == "endless"
         ask(link, "other", "completions", **NEIGHBOUR)
         link.send('{"cancel": "nobody"}')  # which may have ended already
         link.send('{"cancel": "endless"}')
@@ -182,11 +182,11 @@ def test_one_is_cancelled_and_the_other_does_not_notice(
     assert slow.available() == 4000
 
 
-def test_who_leaves_is_cancelled(slow: Serving) -> None:
+def test_a_disconnect_cancels_the_request(slow: Serving) -> None:
     with socket(slow) as link:
         for name in ("a", "b"):
             ask(link, name, "completions", **ENDLESS)
-        assert heard(link)
+        assert receive(link)
         assert slow.llm.worker.driver.busy
     slow.idle()
     assert slow.available() == 4000
@@ -195,11 +195,11 @@ def test_who_leaves_is_cancelled(slow: Serving) -> None:
 def test_an_id_must_be_free(slow: Serving) -> None:
     with socket(slow) as link:
         ask(link, "a", "completions", **ENDLESS)
-        heard(link)
+        receive(link)
         ask(link, "a", "completions", **NEIGHBOUR)
-        error = heard(link)
+        error = receive(link)
         while "error" not in error:
-            error = heard(link)
+            error = receive(link)
         assert error["id"] is None  # it is not about the one that is open
         assert "'a' is being answered" in error["error"]["message"]
         link.send('{"cancel": "a"}')
@@ -212,18 +212,18 @@ def test_so_many_may_be_open(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> 
     with socket(slow) as link:
         for name in "abc":
             ask(link, name, "completions", **{**ENDLESS, "stream": False})
-        found = heard(link)
+        found = receive(link)
         assert (found["id"], found["status"]) == ("c", 429)
         assert found["error"]["code"] == "too_many_requests"
         link.send('{"cancel": "a"}')
-        assert heard(link) == {"id": "a", "done": True, "cancelled": True}
+        assert receive(link) == {"id": "a", "done": True, "cancelled": True}
         ask(link, "c", "completions", prompt="x", max_tokens=1)
         assert until_ended(link, "c")["c"][-1] == {"id": "c", "done": True}
     slow.idle()
 
 
 @pytest.mark.long
-def test_a_key_is_asked_for_and_pages_of_others_are_turned_away(folder: str) -> None:
+def test_a_key_is_required_and_foreign_pages_are_refused(folder: str) -> None:
     service = {"api_key": "secret", "max_body": 1000}
     with serving(
         folder, service=service, executor="oracle", num_gpu_blocks_override=4000
@@ -239,7 +239,7 @@ def test_a_key_is_asked_for_and_pages_of_others_are_turned_away(folder: str) -> 
             assert link.response is not None
             assert link.response.headers["x-request-id"] == "abc"
             ask(link, "a", "completions", prompt="x" * 1000)
-            found = heard(link)
+            found = receive(link)
             assert (found["id"], found["status"]) == ("a", 413)
             ask(link, "b", "completions", prompt="x", max_tokens=1)
             assert until_ended(link, "b")["b"][-1] == {"id": "b", "done": True}
@@ -253,7 +253,7 @@ class Client:
 
     def __init__(self) -> None:
         self.says: asyncio.Queue[Any] = asyncio.Queue()
-        self.told: list[Any] = []
+        self.messages: list[Any] = []
         self.reads = asyncio.Event()
         self.reads.set()
         self.there = True
@@ -269,7 +269,7 @@ class Client:
         if message["type"] == "websocket.accept":
             self.accepted.set()
         else:
-            self.told.append(json.loads(message["text"]))
+            self.messages.append(json.loads(message["text"]))
 
     def say(self, **message: Any) -> None:
         self.says.put_nowait({"type": "websocket.receive", "text": json.dumps(message)})
@@ -289,7 +289,7 @@ SCOPE: Scope = {"type": "websocket", "headers": []}
 
 async def echo(connection: Connection) -> None:
     """Answers with what it reads, in three parts; it breaks at "break"."""
-    data = await connection.read(100, see_nothing)
+    data = await connection.read(100, ignore_part)
     if b"break" in data:
         raise ValueError("secret")
     transport = connection.transport(stream=True, name="x")
@@ -311,37 +311,37 @@ async def served_by(client: Client) -> AsyncIterator[None]:
     await asyncio.wait_for(task, 5)
 
 
-def test_a_slow_reader_is_waited_for_alone() -> None:
+def test_a_slow_reader_delays_no_other() -> None:
     async def conversation() -> None:
         slow, quick = Client(), Client()
         async with served_by(slow), served_by(quick):
             slow.reads.clear()
             for client in (slow, quick):
                 client.say(id="a", endpoint="echo", body={})
-            await quick.until(lambda: len(quick.told) == 4)
-            assert slow.told == []
+            await quick.until(lambda: len(quick.messages) == 4)
+            assert slow.messages == []
             slow.reads.set()
-            await slow.until(lambda: len(slow.told) == 4)
-        assert slow.told == quick.told
+            await slow.until(lambda: len(slow.messages) == 4)
+        assert slow.messages == quick.messages
 
     asyncio.run(conversation())
 
 
-def test_a_handler_that_breaks_harms_nobody_else() -> None:
+def test_a_handler_that_breaks_affects_no_other() -> None:
     async def conversation() -> None:
         client = Client()
         async with served_by(client):
             client.say(id="a", endpoint="echo", body={"break": 1})
             client.say(id="b", endpoint="echo", body={})
-            await client.until(lambda: len(client.told) == 5)
-        (broke,) = [one for one in client.told if one["id"] == "a"]
+            await client.until(lambda: len(client.messages) == 5)
+        (broke,) = [one for one in client.messages if one["id"] == "a"]
         assert (broke["status"], broke["error"]["message"]) == (500, "internal error")
-        assert client.told[-1] == {"id": "b", "done": True}
+        assert client.messages[-1] == {"id": "b", "done": True}
 
     asyncio.run(conversation())
 
 
-def test_a_client_that_goes_while_it_is_told_something() -> None:
+def test_a_client_that_disconnects_during_a_write() -> None:
     async def conversation() -> None:
         client = Client()
         async with served_by(client):
@@ -350,6 +350,6 @@ def test_a_client_that_goes_while_it_is_told_something() -> None:
             client.say(id="b", endpoint="echo", body={"break": 1})
             client.says.put_nowait({"type": "websocket.receive", "text": "nonsense"})
             await asyncio.sleep(0.01)
-        assert client.told == []
+        assert client.messages == []
 
     asyncio.run(conversation())

@@ -1,0 +1,63 @@
+"""The bounds that a server's operator may set by options; others follow from the model
+(`limits`).
+"""
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from attrs import Factory, field, frozen
+
+from minfer.effects.serving.access.api_keys import Keys, read_keys
+from minfer.effects.serving.access.tenants import Tenants
+from minfer.effects.serving.wire.connections import Patience
+from minfer.values.checks import ConfigError
+
+BODY_TIMEOUT: Final = 60.0  # seconds
+
+
+@frozen(kw_only=True)
+class ServerBounds:
+    """Who has access, and the time limits."""
+
+    keys: Keys = field(factory=Keys)
+    tenants: Tenants = field(
+        default=Factory(lambda self: Tenants(self.keys), takes_self=True), eq=False
+    )
+    workers: int = 0  # processes that prepare large bodies; 0: threads of this one
+    body_timeout: float = BODY_TIMEOUT  # seconds that a body may take to come
+    request_timeout: float | None = None  # seconds that an answer may take; None: any
+    end_late: bool = False  # requests whose own deadline has passed
+    patience: Patience = field(factory=Patience)
+
+
+def read_bounds(options: argparse.Namespace) -> ServerBounds:
+    """The bounds of the command line. Raises ConfigError."""
+    file = options.api_keys_file
+    keys = read_keys(options.api_key, None if file is None else Path(file))
+    return ServerBounds(
+        keys=keys,
+        tenants=Tenants(keys, options.cache_secret),
+        workers=_check_whole("preparers", options.preparers, 0),
+        body_timeout=_check_seconds("body-timeout", options.body_timeout),
+        request_timeout=None
+        if options.request_timeout is None
+        else _check_seconds("request-timeout", options.request_timeout),
+        end_late=options.enforce_deadlines,
+        patience=Patience(
+            connections=_check_whole("max-connections", options.max_connections, 1),
+            header=_check_seconds("header-timeout", options.header_timeout),
+        ),
+    )
+
+
+def _check_seconds(name: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"--{name} must be a number of seconds above 0, not {value}")
+    return value
+
+
+def _check_whole(name: str, value: int, low: int) -> int:
+    if value < low:
+        raise ConfigError(f"--{name} must be a whole number from {low}, not {value}")
+    return value

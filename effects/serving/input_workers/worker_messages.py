@@ -1,0 +1,62 @@
+"""Messages between a server and its workers, in msgpack.
+
+They have a schema (`WorkerRequest`, `WorkerReply`, both attrs records), so that no data
+from a socket can become any other object. Frames around them are those of the link to the
+engine (`minfer.effects.live.link.frames`).
+"""
+
+from typing import Final
+
+import msgspec
+from attrs import frozen
+
+from minfer.effects.serving.input_workers.task import Prepared
+
+READ: Final = 2**18  # bytes of a message to read at once
+
+
+@frozen(kw_only=True)
+class WorkerRequest:
+    """A body, and the path it was posted to."""
+
+    path: str  # of the endpoint or question
+    data: bytes
+
+
+@frozen(kw_only=True)
+class Refusal:
+    """A refusal for the client: the parts of an ApiError."""
+
+    message: str
+    param: str | None
+    code: str | None
+    status: int
+
+
+@frozen(kw_only=True)
+class WorkerReply:
+    """The result of a body; `last` if the worker ends now, having grown."""
+
+    prepared: Prepared | None = None
+    answer: str | None = None  # to a question
+    refusal: Refusal | None = None
+    last: bool = False
+
+
+_request_decoder: Final = msgspec.msgpack.Decoder(WorkerRequest)
+_reply_decoder: Final = msgspec.msgpack.Decoder(WorkerReply)
+
+
+def encode(message: WorkerRequest | WorkerReply) -> bytes:
+    """A message as bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode_request(data: bytes) -> WorkerRequest:
+    """The `WorkerRequest` of a message. Raises msgspec.DecodeError."""
+    return _request_decoder.decode(data)
+
+
+def decode_reply(data: bytes) -> WorkerReply:
+    """The `WorkerReply` of a message. Raises msgspec.DecodeError."""
+    return _reply_decoder.decode(data)

@@ -1,0 +1,239 @@
+"""The pool: bodies wait in a queue for workers, which are bounded in time and memory.
+
+A worker that takes too long, or has died, is replaced, and its body is refused: the body
+may be the cause. When a client disconnects, its body leaves the queue; if a worker is
+busy with it, the worker is killed, unless it is done in a moment.
+"""
+
+import asyncio
+import contextlib
+import logging
+from concurrent.futures import Executor
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.live.errors import EngineDeadError
+from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
+from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
+from minfer.effects.serving.input_workers.task import ModelFacts, Prepared, work
+from minfer.effects.serving.protocol import Endpoint, ModelInfo, QueryEndpoint
+from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.text.line import Line
+
+LIMIT: Final = 10.0  # seconds that a body may take
+BOOT: Final = 60.0  # seconds that a worker has to start
+GRACE: Final = 0.5  # seconds after which a body is dropped if its client has left
+SMALL: Final = 2**16  # bytes of a body for which one worker is reserved
+TRIES: Final = 3  # starts of a worker, before a thread replaces it
+TOO_LONG: Final = "the body takes too long to be read and tokenized; send less at once"
+TOO_HEAVY: Final = "the body cannot be read and tokenized; send less at once"
+_log: Final = logging.getLogger("uvicorn.error")
+
+
+@define(eq=False)
+class _PendingBody:
+    """A body to prepare, and the future of its waiter."""
+
+    target: Endpoint | QueryEndpoint
+    data: bytes
+    done: asyncio.Future[Prepared | str]
+
+
+class _ThreadPreparer:
+    """Prepares in a thread of this process, where there are no workers."""
+
+    def __init__(self, threads: Executor, model_info: ModelInfo, models: Models) -> None:
+        self._thread_preparer = threads
+        self._about = model_info, models
+
+    async def prepare(self, body: _PendingBody) -> Prepared | str:
+        """Prepare a body. Raises the errors of `work`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._thread_preparer, work, body.target, body.data, *self._about
+        )
+
+
+class _ProcessPreparer:
+    """A worker process, replaced whenever it ends."""
+
+    def __init__(self, facts: ModelFacts, limit: float) -> None:
+        self._facts = facts
+        self._limit = limit
+        self._closed = False
+        self.process = Process(facts)
+
+    async def prepare(self, body: _PendingBody) -> Prepared | str:
+        """Prepare a body. Raises ApiError, and WorkerGoneError if none can be started."""
+        await self._wait_until_ready()
+        loop = asyncio.get_running_loop()
+        current = self.process
+
+        def kill_soon(done: asyncio.Future[Prepared | str]) -> None:
+            if done.cancelled():
+                timer.append(loop.call_later(GRACE, current.kill))
+
+        timer: list[asyncio.TimerHandle] = []
+        body.done.add_done_callback(kill_soon)
+        try:
+            async with asyncio.timeout(self._limit):
+                return await current.work(body.target, body.data)
+        except TimeoutError:
+            current.kill()
+            raise ApiError(TOO_LONG, status=413) from None
+        except WorkerGoneError:
+            raise ApiError(TOO_HEAVY, status=413) from None
+        finally:
+            body.done.remove_done_callback(kill_soon)
+            for handle in timer:
+                handle.cancel()
+            self._replace_if_spent()
+
+    async def _wait_until_ready(self) -> None:
+        """Wait until the worker is ready."""
+        for _ in range(TRIES):
+            try:
+                async with asyncio.timeout(BOOT):
+                    await self.process.ready()
+            except (WorkerGoneError, TimeoutError):
+                self.process.kill()
+                self._replace_if_spent()
+            else:
+                return
+        raise WorkerGoneError("no worker can be started")
+
+    def _replace_if_spent(self) -> None:
+        if self.process.spent and not self._closed:
+            self.process.kill()
+            self.process = Process(self._facts)
+
+    def close(self) -> None:
+        """End the worker, for good."""
+        self._closed = True
+        self.process.kill()
+
+
+@define(eq=False)
+class _PreparerSlot:
+    """A slot that prepares one body at a time; `most`: the largest, in bytes."""
+
+    preparer: _ProcessPreparer | None  # None: a thread
+    most: int | None = None
+    busy: bool = False
+    task: "asyncio.Task[None] | None" = field(default=None)
+
+
+class WorkerPool:
+    """Prepares bodies: in so many processes, or, with 0 `workers`, in `threads`.
+
+    It belongs to one event loop. `model_info` and `models` are for threads, the recipe
+    for processes; both describe the same model.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        model_info: ModelInfo,
+        models: Models,
+        threads: Executor,
+        *,
+        workers: int = 0,
+        limit: float = LIMIT,
+    ) -> None:
+        self._queue = Line[_PendingBody]()
+        self._thread_preparer = _ThreadPreparer(threads, model_info, models)
+        made = [_PreparerSlot(_ProcessPreparer(facts, limit)) for _ in range(workers)]
+        self._slots = made or [_PreparerSlot(None), _PreparerSlot(None)]
+        if len(self._slots) > 1:
+            self._slots[0].most = SMALL
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes at present."""
+        return [slot.preparer.process.pid for slot in self._slots if slot.preparer]
+
+    def __len__(self) -> int:
+        """The number of waiting bodies."""
+        return len(self._queue)
+
+    async def prepare(self, endpoint: Endpoint, data: bytes, client: str) -> Prepared:
+        """Prepare a body, at its client's turn.
+
+        Raises ApiError, the errors of `to_api_error`, and EngineDeadError once it is
+        closed.
+        """
+        result = await self._run_body(endpoint, data, client)
+        if isinstance(result, str):
+            raise TypeError(f"{endpoint.path} was answered like a question")
+        return result
+
+    async def answer(self, query: QueryEndpoint, data: bytes, client: str) -> str:
+        """Answer a question in JSON, at its client's turn. Raises likewise."""
+        result = await self._run_body(query, data, client)
+        if not isinstance(result, str):
+            raise TypeError(f"{query.path} was prepared like a request")
+        return result
+
+    async def _run_body(
+        self, target: Endpoint | QueryEndpoint, data: bytes, client: str
+    ) -> Prepared | str:
+        if self._closed:
+            raise EngineDeadError(SHUTTING_DOWN)
+        body = _PendingBody(target, data, asyncio.get_running_loop().create_future())
+        place = self._queue.add(body, client, len(data))
+        self._dispatch()
+        try:
+            return await body.done
+        finally:
+            self._queue.remove(place)
+
+    def close(self) -> None:
+        """End all workers, and fail the waiting bodies. May be called again."""
+        self._closed = True
+        while (body := self._queue.take()) is not None:
+            _settle(body, EngineDeadError(SHUTTING_DOWN))
+        for slot in self._slots:
+            if slot.preparer is not None:
+                slot.preparer.close()
+
+    def _dispatch(self) -> None:
+        """Give waiting bodies to free slots; bounded slots take only small ones."""
+        for slot in self._slots:
+            if not slot.busy and (body := self._queue.take(slot.most)) is not None:
+                slot.busy = True
+                slot.task = asyncio.ensure_future(self._run(slot, body))
+
+    async def _run(self, slot: _PreparerSlot, body: _PendingBody) -> None:
+        try:
+            _settle(body, await self._prepare(slot, body))
+        except Exception as error:
+            _settle(body, EngineDeadError(SHUTTING_DOWN) if self._closed else error)
+        finally:
+            slot.busy = False
+            if not self._closed:
+                self._dispatch()
+
+    async def _prepare(self, slot: _PreparerSlot, body: _PendingBody) -> Prepared | str:
+        if slot.preparer is not None:
+            try:
+                return await slot.preparer.prepare(body)
+            except WorkerGoneError:
+                slot.preparer.close()
+                if self._closed:
+                    raise
+                _log.exception("bodies are prepared in a thread from now on")
+                slot.preparer = None
+        return await self._thread_preparer.prepare(body)
+
+
+def _settle(body: _PendingBody, result: Prepared | str | Exception) -> None:
+    """Pass the result to the job's waiter, unless it left or the event loop is closed."""
+    if body.done.done():
+        return
+    with contextlib.suppress(RuntimeError):
+        if isinstance(result, Exception):
+            body.done.set_exception(result)
+        else:
+            body.done.set_result(result)

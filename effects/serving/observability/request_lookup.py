@@ -1,0 +1,70 @@
+"""Find a request by its id, whichever front of this server received it.
+
+    GET, DELETE /v1/requests/ID ---> the records here ---> those of the other fronts
+                                                           (`minfer.effects.live.link`)
+
+Others have `PATIENCE` to answer. A key finds only its own requests.
+"""
+
+import asyncio
+import json
+from typing import Final
+
+from minfer.effects.live.link.link_messages import RequestQuery
+from minfer.effects.live.link.request_queries import RequestQueries
+from minfer.effects.serving.errors import OVERLOADED, ApiError
+from minfer.effects.serving.observability.records import AnswerRecords, JsonObject
+from minfer.effects.serving.wire.request_ids import LONGEST
+
+PATIENCE: Final = 1.0  # seconds that other fronts have to answer
+_UNREACHABLE: Final = (
+    "the server's other processes cannot be reached now; try again later"
+)
+_SILENT: Final = "the server's other processes did not answer in time; try again later"
+
+
+class RequestLookup:
+    """Finds requests, and cancels them."""
+
+    def __init__(self, records: AnswerRecords) -> None:
+        self._records = records
+        self._inquirer: RequestQueries | None = None  # where there are other fronts
+
+    def join(self, queries: RequestQueries) -> None:
+        """Query other fronts too, and answer their queries."""
+        self._inquirer = queries
+        queries.answer = self._answer
+
+    async def find(self, query: RequestQuery) -> JsonObject | None:
+        """The record of a request, which is also cancelled if `query` requests that.
+        Raises ApiError if the other fronts cannot be queried, or are silent.
+        """
+        found = self._find_here(query)
+        if found is None and self._inquirer is not None and len(query.name) <= LONGEST:
+            data = await _query_fronts(self._inquirer, query)
+            found = json.loads(data) if data else None
+        return found
+
+    def _find_here(self, query: RequestQuery) -> JsonObject | None:
+        find = self._records.cancel if query.cancel else self._records.find
+        return find(query.name, query.owner)
+
+    def _answer(self, query: RequestQuery) -> bytes:
+        found = self._find_here(query)
+        return b"" if found is None else json.dumps(found).encode()
+
+
+async def _query_fronts(queries: RequestQueries, query: RequestQuery) -> bytes:
+    """The record of another front, in JSON, or empty."""
+    answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+    number = queries.ask(query, answer.set_result)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            found = await answer
+    except TimeoutError:
+        raise ApiError(_SILENT, None, "timeout", 504) from None
+    finally:
+        queries.forget(number)
+    if found is None:
+        raise ApiError(_UNREACHABLE, None, OVERLOADED, 503)
+    return found

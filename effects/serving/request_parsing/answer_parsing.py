@@ -1,0 +1,131 @@
+"""Answers split into content, reasoning and tool calls, each choice by itself.
+
+This happens where answers are written, after all work on tokens: a writer passes an
+output, and gets what is new in it as deltas.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.protocol import GenerationRequest, ModelInfo
+from minfer.effects.text.outputs import CompletionOutput
+from minfer.effects.text.tools.deltas import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+)
+from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
+from minfer.effects.text.tools.offered import Tools
+from minfer.effects.text.tools.parser import Parser
+
+_END: Final = 16  # tokens of a prompt in which its last marker is
+
+
+def parsing_of(
+    llm: ModelInfo,
+    prompt: Sequence[int],
+    tools: Tools,
+    *,
+    parallel: bool = True,
+    prefix: str = "",
+) -> Parsing | None:
+    """How to parse an answer to a prompt with these tools, if the prompt ends with
+    `prefix`, the beginning of the answer.
+    """
+    end = ""
+    if llm.tokenizer is not None and (prefix or llm.parsers.reasoning != NONE):
+        end = end_of(llm, prompt, len(prefix))
+        before, found, _ = (
+            end.rpartition(prefix.strip()) if prefix.strip() else ("", "", "")
+        )
+        # A template may have changed it: then the beginning is unknown.
+        prefix = end[len(before) :] if found else ""
+        end = before if found else end
+    return llm.parsers.parsing(tools, end, parallel=parallel, begun=prefix)
+
+
+def end_of(llm: ModelInfo, prompt: Sequence[int], more: int = 0) -> str:
+    """The end of a prompt: its last marker, and `more` characters."""
+    if llm.tokenizer is None:
+        return ""
+    return llm.tokenizer.decode(prompt[-(_END + more) :], skip_special_tokens=False)
+
+
+def check_template(parsers: Parsers, param: str) -> None:
+    """Raise ApiError if the model's format of tool calls is unknown."""
+    if parsers.tools == NONE:
+        why = "this model's chat template shows no way to call tools that is known here"
+        remedy = "leave tools out, or have the server started with --tool-parser"
+        raise ApiError(f"{param}: {why}; {remedy}", param)
+
+
+class AnswerParser:
+    """The parsers of an answer's choices, while they come."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._parsing = request.parsing
+        self._streaming = request.stream
+        self._parsers: dict[int, Parser] = {}  # by choice, until they end
+        self._calling: set[int] = set()  # choices with a complete call
+
+    def read(self, choice: int, output: CompletionOutput) -> list[Delta]:
+        """The new deltas of a choice."""
+        if self._parsing is None:
+            return [Content(output.text)] if output.text else []
+        if choice not in self._parsers:
+            self._parsers[choice] = self._parsing.parser(streaming=self._streaming)
+        parser = self._parsers[choice]
+        deltas = parser.push(output.text, final=output.finish_reason is not None)
+        if not self._parsing.parallel:
+            deltas = [one for one in deltas if not getattr(one, "index", 0)]
+        if any(isinstance(one, CallEnd) and one.whole for one in deltas):
+            self._calling.add(choice)
+        if output.finish_reason is not None:
+            del self._parsers[choice]
+        return deltas
+
+    def calls(self, choice: int) -> bool:
+        """Whether a choice has complete calls by now."""
+        return choice in self._calling
+
+
+@define
+class ParsedCall:
+    """One call."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@define
+class ParsedAnswer:
+    """All deltas of a choice, put together."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ParsedCall] = field(factory=list)
+
+    @classmethod
+    def of(cls, deltas: Iterable[Delta]) -> "ParsedAnswer":
+        """Put deltas together."""
+        answer = cls()
+        for delta in deltas:
+            match delta:
+                case Content(text):
+                    answer.content += text
+                case Reasoning(text):
+                    answer.reasoning += text
+                case CallStart(_, name_id, name):
+                    answer.calls.append(ParsedCall(name_id, name))
+                case Arguments(_, text):
+                    answer.calls[-1].arguments += text
+                case CallEnd():
+                    pass
+        return answer

@@ -1,0 +1,57 @@
+"""JSON objects of several kinds, distinguished by `type`, such as parts of messages.
+
+A few kinds are supported. Others are refused by their type, before their fields are
+checked.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Protocol
+
+from pydantic import PlainValidator, TypeAdapter, model_validator
+
+from minfer.effects.serving.request_parsing.bodies import StrictObject, shown, wrong
+
+
+class Spoken(Protocol):
+    """A part of content."""
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+
+
+class TypedObject(StrictObject):
+    """An object of one of the types `kinds`."""
+
+    kinds: ClassVar[tuple[str, ...]]
+    type: str
+
+    # Runs before `StrictObject._known`: validators run in reverse order of definition.
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, given: Any) -> Any:
+        """Refuse other types."""
+        if isinstance(given, dict) and given.get("type", cls.kinds[0]) not in cls.kinds:
+            there = " or ".join(map(shown, cls.kinds))
+            message = f"{shown(given['type'])} is not supported; there is {there}"
+            raise wrong(message, "type")
+        return given
+
+
+def text_or_parts(kind: Any, most: Any) -> PlainValidator:
+    """A validator of content that is a text, or a list of parts, of a number by `most`.
+    It keeps the form: some templates distinguish the two.
+    """
+    parts: TypeAdapter[Any] = TypeAdapter(Annotated[list[kind], most])
+
+    def read(given: object) -> object:
+        return given if isinstance(given, str) else parts.validate_python(given)
+
+    return PlainValidator(read, json_schema_input_type=str | list[kind])
+
+
+def template_content(content: str | Sequence[Spoken]) -> str | list[dict[str, str]]:
+    """Content in the form for chat templates."""
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]

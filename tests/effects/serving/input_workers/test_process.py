@@ -1,0 +1,91 @@
+"""A worker is started afresh, outlives nobody, and is told apart from its server."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
+from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
+from minfer.effects.serving.openai.completions import ENDPOINT
+
+RECIPE = ModelFacts(
+    folder=None,
+    vocab_size=9,
+    hidden_size=9,
+    max_model_len=9,
+    default_params={},
+    names=("m",),
+)
+BODY = b'{"prompt": [5]}'
+
+
+async def prepared(one: Process) -> Prepared:
+    result = await one.work(ENDPOINT, BODY)
+    assert isinstance(result, Prepared)
+    return result
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, or is about to be forgotten."""
+    status = Path(f"/proc/{pid}/status")
+    return not status.exists() or "\nState:\tZ" in status.read_text()
+
+
+def until_gone(pid: int) -> None:
+    end = time.monotonic() + 20
+    while not gone(pid):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.long
+def test_it_prepares_until_it_is_killed() -> None:
+    async def whole() -> None:
+        one = Process(RECIPE)
+        for _ in range(2):
+            result = await prepared(one)
+            assert result.request.prompts[0].ids == [5]
+        one.kill()
+        one.kill()
+        assert one.spent
+        with pytest.raises(WorkerGoneError):
+            await prepared(one)
+        until_gone(one.pid)
+
+    asyncio.run(whole())
+
+
+@pytest.mark.long
+def test_an_interrupt_of_the_whole_group_is_not_its_own() -> None:
+    async def whole() -> None:
+        one = Process(RECIPE)
+        await one.ready()
+        os.kill(one.pid, signal.SIGINT)
+        assert (await prepared(one)).model == "m"
+        one.kill()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.long
+def test_it_does_not_outlive_its_server() -> None:
+    code = f"""
+import asyncio, os
+from minfer.effects.serving.input_workers.process import Process
+from minfer.effects.serving.input_workers.task import ModelFacts
+async def whole():
+    one = Process({RECIPE!r})
+    await one.ready()
+    print(one.pid, flush=True)
+    os.kill(os.getpid(), 9)
+asyncio.run(whole())
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == -signal.SIGKILL
+    until_gone(int(done.stdout))

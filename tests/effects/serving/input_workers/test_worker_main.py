@@ -1,0 +1,99 @@
+"""A worker replies whatever it is asked, and loads nothing that an engine needs."""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.serving.input_workers import worker_main as module
+from minfer.effects.serving.input_workers.task import ModelFacts
+from minfer.effects.serving.input_workers.worker_main import InputWorker, serve
+from minfer.effects.serving.input_workers.worker_messages import (
+    WorkerReply,
+    WorkerRequest,
+    decode_reply,
+    encode,
+)
+from tests.effects.test_imports import loaded_by
+
+PATH = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[InputWorker]:
+    with contextlib.closing(AsyncLLM(executor="dry")) as llm:
+        yield InputWorker(ModelFacts.of(llm, ("bundled",)))
+
+
+def reply_to(worker: InputWorker, **body: object) -> WorkerReply:
+    return worker.reply(WorkerRequest(path=PATH, data=json.dumps(body).encode()))
+
+
+@pytest.mark.long
+def test_it_needs_no_torch() -> None:
+    code = "import minfer.effects.serving.input_workers.worker_main"
+    assert not {"torch", "transformers", "safetensors"} & loaded_by(code)
+
+
+def test_a_refusal_has_the_parts_of_the_error(worker: InputWorker) -> None:
+    error = reply_to(worker, prompt="x", temperature=-1).refusal
+    assert error is not None
+    assert (error.status, error.param) == (400, "temperature")
+    error = reply_to(worker, prompt="a" * 10**6).refusal
+    assert error is not None
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+
+
+def test_a_prompt_that_is_too_long_does_not_travel(worker: InputWorker) -> None:
+    assert reply_to(worker, prompt=[5] * 2047).prepared is not None
+    error = reply_to(worker, prompt=[[5], [5] * 2048]).refusal
+    assert error is not None
+    assert error.code == "context_length_exceeded"
+    assert "the prompt has 2048 tokens" in error.message
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "last"),
+    [(KeyError("secret"), 500, False), (MemoryError("secret"), 413, True)],
+)
+def test_an_internal_error_is_not_reported_to_the_client(
+    worker: InputWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    status: int,
+    last: bool,
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "work", broken)
+    reply = reply_to(worker, prompt="x")
+    assert reply.refusal is not None
+    assert (reply.refusal.status, reply.last) == (status, last)
+    assert "secret" not in reply.refusal.message
+
+
+def test_it_ends_when_it_has_grown(
+    worker: InputWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.alarm", lambda _: 0)  # of the main thread
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        thread = threading.Thread(target=serve, args=(theirs, worker))
+        thread.start()
+        reader, writer = FrameReader(), FrameWriter()
+        (ready,) = reader.feed(ours.recv(1000))
+        assert decode_reply(ready) == WorkerReply()
+        for growth, last in ((2**40, False), (-(2**50), True)):
+            monkeypatch.setattr(module, "_size", lambda _, more=growth: -more)
+            ask = encode(WorkerRequest(path=PATH, data=b'{"prompt": [5]}'))
+            ours.sendall(writer.frame(ask))
+            (data,) = reader.feed(ours.recv(10_000))
+            assert decode_reply(data).last is last
+        thread.join(10)
+        assert not thread.is_alive()

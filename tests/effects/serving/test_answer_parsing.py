@@ -1,0 +1,101 @@
+"""Choices of an answer, each with a parser of its own."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.request_parsing.answer_parsing import (
+    AnswerParser,
+    ParsedAnswer,
+    ParsedCall,
+    check_template,
+    parsing_of,
+)
+from minfer.effects.text.outputs import CompletionOutput
+from minfer.effects.text.tools.deltas import Content
+from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
+
+CALLS = "".join(
+    f'<tool_call>{{"name": "{name}", "arguments": {{"a": 1}}}}</tool_call>'
+    for name in ("f", "g")
+)
+
+
+def parsed(parsing: Parsing | None) -> AnswerParser:
+    request: Any = SimpleNamespace(parsing=parsing, stream=True)
+    return AnswerParser(request)
+
+
+def output(text: str, end: str | None = None) -> CompletionOutput:
+    return CompletionOutput(index=0, text=text, token_ids=(), finish_reason=end)
+
+
+def test_nothing_is_looked_for() -> None:
+    one = parsed(None)
+    assert one.read(0, output(f" {CALLS}")) == [Content(f" {CALLS}")]
+    assert one.read(0, output("", "stop")) == []
+    assert not one.calls(0)
+
+
+def test_choices_are_parsed_separately() -> None:
+    one = parsed(Parsing(tools="hermes", names=("f",)))
+    assert one.read(0, output("a <tool")) == [Content("a")]
+    assert one.read(1, output("b")) == [Content("b")]
+    first = ParsedAnswer.of(one.read(0, output(CALLS.removeprefix("<tool"), "stop")))
+    assert [(call.name, call.arguments) for call in first.calls] == [
+        ("f", '{"a": 1}'),
+        ("g", '{"a": 1}'),
+    ]
+    assert one.calls(0)
+    assert not one.calls(1)
+    assert one.read(1, output(" ", "stop")) == [Content(" ")]
+
+
+def test_only_the_first_call_counts_if_they_are_not_parallel() -> None:
+    one = parsed(Parsing(tools="hermes", names=("f",), parallel=False))
+    said = ParsedAnswer.of(one.read(0, output(f"{CALLS}x", "stop")))
+    assert [call.name for call in said.calls] == ["f"]
+    assert said.content == "x"
+
+
+def test_deltas_put_together() -> None:
+    one = parsed(Parsing(tools="hermes", reasoning="think", names=("f",)))
+    said = ParsedAnswer.of(one.read(0, output(f"<think>a</think>b{CALLS}", "stop")))
+    calls = [
+        ParsedCall(call.id, name, '{"a": 1}')
+        for call, name in zip(said.calls, "fg", strict=True)
+    ]
+    assert said == ParsedAnswer("b", "a", calls)
+
+
+def test_how_an_answer_is_read() -> None:
+    ends: list[list[int]] = []
+
+    def decode(ids: list[int], *, skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        ends.append(ids)
+        return "<think>\n"
+
+    tokenizer = SimpleNamespace(decode=decode)
+
+    def parsing_for(parsers: Parsers) -> Parsing | None:
+        llm: Any = SimpleNamespace(tokenizer=tokenizer, parsers=parsers)
+        return parsing_of(llm, [7] * 10_000, {"f": None}, parallel=False)
+
+    assert parsing_for(Parsers(NONE, NONE)) is None
+    assert parsing_for(Parsers("hermes", NONE)) == Parsing(
+        tools="hermes", names=("f",), parallel=False
+    )
+    assert ends == []
+    made = parsing_for(Parsers(NONE, "think"))
+    assert made is not None
+    assert made.opened
+    assert len(ends[0]) < 100
+
+
+def test_a_model_without_tools() -> None:
+    check_template(Parsers("hermes", "none"), "tools")
+    with pytest.raises(ApiError, match="tools: this model's chat template shows no way"):
+        check_template(Parsers("none", "none"), "tools")

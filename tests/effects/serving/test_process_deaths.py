@@ -1,0 +1,283 @@
+"""`minfer serve` in several processes, some of which are killed while streams run: nobody
+loses anything, and every stream is what it would have been.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from minfer.effects.live.journal.journal_files import read_journal
+from tests.circles import claimed, long
+from tests.effects.serving.process_deaths import (
+    ENGINE,
+    FRONTS,
+    SOON,
+    ClientAnswer,
+    Load,
+    Server,
+    ask,
+    bodies,
+    server,
+)
+
+FLOAT = "--dtype=float32"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Server]:
+    """A server, and what it said of its health from the first moment on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = (FLOAT, "--num-gpu-blocks-override=128", f"--port={port}")
+    with server(*options, wait=False) as made:
+        made.url = f"http://127.0.0.1:{port}"
+        end = time.monotonic() + SOON
+        while (not made.begun or made.begun[-1][1] != 200) and time.monotonic() < end:
+            with contextlib.suppress(httpx.ConnectError):
+                paths = ("/health", "/ready", "/v1/models")
+                made.begun.append(tuple(made.get(path).status_code for path in paths))
+        yield made
+
+
+def answer_of(*tokens: str, end: str = "length") -> ClientAnswer:
+    """The answer that has these tokens, in events of one each."""
+    answer = ClientAnswer()
+    at = 0
+    for number, token in enumerate(tokens):
+        beside = {"tokens": [token], "text_offset": [at], "token_logprobs": [-1.0]}
+        choice = {"index": 0, "text": token, "logprobs": beside}
+        last = number == len(tokens) - 1
+        answer.take({"choices": [{**choice, "finish_reason": end if last else None}]})
+        at += len(token)
+    return answer
+
+
+def test_what_is_lost_or_comes_twice_is_seen_whichever_tokens_there_should_be() -> None:
+    body = {"max_tokens": 3, "logprobs": 0}
+    assert not answer_of("a", "bc", "d").flaw(body)
+    assert answer_of("a", "bc").flaw(body) == "choice 0 has 2 tokens"
+    assert answer_of("a", "bc", "bc", "d").flaw(body) == "choice 0 has 4 tokens"
+    assert not answer_of("a", end="stop").flaw(body)
+    assert answer_of("a", "bc", "d").flaw({**body, "n": 2}) == "choices [0] ended"
+    shifted = answer_of("a", "bc", "d")
+    shifted.offsets[0][2] = 2
+    assert "do not follow" in shifted.flaw(body)
+    cut = answer_of("a", "bc", "d")
+    cut.text[0] = "ad"
+    assert "the text 'ad' and the tokens" in cut.flaw(body)
+
+
+@pytest.mark.long
+def test_while_a_model_is_loaded_health_says_so(served: Server) -> None:
+    assert served.begun[0] == (200, 503, 503)
+    assert served.begun[-1] == (200, 200, 200)
+
+
+@pytest.mark.parametrize(("kills", "tokens"), [*long([(2, 150)]), *claimed([(20, 300)])])
+def test_killed_engines_lose_no_request(served: Server, kills: int, tokens: int) -> None:
+    rng = Random(kills)
+    load = Load(served.url, bodies(1, tokens))
+    interrupted: list[ClientAnswer] = []
+
+    async def run() -> None:
+        await served.until_ready()
+        await load.learn()
+        count = len(load.bodies)
+        clients = [asyncio.create_task(load.client(i, count)) for i in range(count)]
+        for _ in range(kills):
+            await load.flows(time.monotonic())
+            await asyncio.sleep(rng.uniform(0, 0.3))
+            interrupted.extend(load.live)
+            before = served.kill()
+            await served.successor(ENGINE, before)
+            await load.flows(time.monotonic())
+        load.stopping = True
+        await asyncio.wait_for(asyncio.gather(*clients), SOON)
+
+    asyncio.run(run())
+    assert load.lost() == []
+    assert load.different() == []
+    assert load.flawed() == []
+    ended = [answer for _, answer in load.ended]
+    resumed = [answer for answer in interrupted if answer.times and answer in ended]
+    assert len(resumed) >= kills, "few streams ran when their engines died"
+
+
+@pytest.mark.long  # test_supervisor asks it of children that load nothing
+def test_a_front_that_is_killed_costs_the_other_one_nothing(served: Server) -> None:
+    load = Load(served.url, bodies(1, 200))
+
+    async def run() -> None:
+        await served.until_ready()
+        await load.learn()
+        twice = [asyncio.create_task(load.once(i)) for i in range(2 * len(load.bodies))]
+        await load.flows(time.monotonic())
+        before = served.kill(FRONTS[0])
+        await asyncio.gather(*twice)
+        await served.successor(FRONTS[0], before)
+        await served.until_ready()
+        again = await asyncio.gather(*[ask(served.url, load.bodies[0]) for _ in range(6)])
+        assert all(answer.equals(load.right[0]) for answer in again)
+
+    asyncio.run(run())
+    # Those of the front that died ended with it; all others are whole.
+    whole = [answer for _, answer in load.ended if answer.done]
+    assert 0 < len(whole) < len(load.ended)
+    assert load.different() == []
+
+
+@pytest.mark.long
+def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
+    served: Server,
+) -> None:
+    async def run() -> None:
+        await served.until_ready()
+        before = served.kill()
+        end = time.monotonic() + SOON
+        while (ready := served.get("/ready")).status_code == 200:
+            assert time.monotonic() < end, "nobody has noticed"
+        assert (ready.status_code, served.get("/health").status_code) == (503, 200)
+        assert ready.json()["status"]
+        answer = await ask(served.url, bodies(1, 10)[0])
+        assert answer.done
+        await served.successor(ENGINE, before)
+        await served.until_ready()
+
+    asyncio.run(run())
+
+
+KILLERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "prefill": ("completions", {"prompt": [7, 7, 0]}),
+    "a few tokens after each start": ("completions", {"prompt": [7, 7, 5]}),
+    "several samples": ("completions", {"prompt": [7, 7, 3], "n": 4}),
+    "an embedding": ("embeddings", {"input": [7, 7, 0]}),
+}
+
+
+@pytest.mark.claimed  # test_remote asks it of links in one process
+@pytest.mark.parametrize("kind", KILLERS)
+def test_a_request_that_kills_engines_fails_after_few_deaths(kind: str) -> None:
+    path, body = KILLERS[kind]
+    more = {} if path == "embeddings" else {"max_tokens": 200, "ignore_eos": True}
+    module = "tests.effects.serving.dying_engine"
+    with server(FLOAT, "--num-gpu-blocks-override=128", module=module) as served:
+        load = Load(served.url, bodies(1, 150))
+
+        async def run() -> httpx.Response:
+            await served.until_ready()
+            await load.learn()
+            count = len(load.bodies)
+            clients = [asyncio.create_task(load.client(i, count)) for i in range(count)]
+            await load.flows(time.monotonic())
+            async with httpx.AsyncClient(timeout=SOON) as client:
+                url = f"{served.url}/v1/{path}"
+                answer = await client.post(url, json={**body, **more})
+            load.stopping = True
+            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+            return answer
+
+        answer = asyncio.run(run())
+        served.process.terminate()
+        assert served.process.stderr is not None
+        said = served.process.stderr.read()
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (500, "request_killed_engine")
+    assert "the request itself is the cause" in error["message"]
+    assert 3 <= said.count("engine ended by signal 9; it is started again") <= 6
+    assert load.lost() == []
+    assert load.different() == []
+
+
+@pytest.mark.claimed  # test_supervisor asks it of children that load nothing
+def test_a_hanging_engine_is_restarted_and_loses_no_request() -> None:
+    limit = 1.0
+    with server(FLOAT, f"--engine-timeout={limit}") as served:
+        load = Load(served.url, bodies(1, 200))
+
+        async def run() -> None:
+            await served.until_ready()
+            await load.learn()
+            clients = [asyncio.create_task(load.once(i)) for i in range(5)]
+            await load.flows(time.monotonic())
+            before = served.kill(how=signal.SIGSTOP)
+            started = time.monotonic()
+            await served.successor(ENGINE, before)
+            assert time.monotonic() - started > limit / 2
+            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+            await served.until_ready()
+
+        asyncio.run(run())
+        served.process.terminate()
+        assert served.process.wait(SOON) == 0
+        assert served.process.stderr is not None
+        said = served.process.stderr.read()
+    assert load.lost() == []
+    assert load.different() == []
+    assert said.count("it is killed") == 1
+
+
+@pytest.mark.claimed  # test_supervisor asks it of children that load nothing
+def test_what_a_killed_server_leaves_behind_is_removed_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with server(FLOAT) as served:
+        children = served.children()
+        served.process.kill()
+    end = time.monotonic() + SOON
+    while any(Path(f"/proc/{one}/fd/0").exists() for one in children.values()):
+        assert time.monotonic() < end, "children outlive who watches them"
+        time.sleep(0.01)
+    (left,) = tmp_path.glob("minfer-*")
+    with server(FLOAT):
+        (new,) = tmp_path.glob("minfer-*")
+    assert new != left
+
+
+@pytest.mark.long  # test_supervisor asks it of children that load nothing
+def test_a_server_that_drains_cuts_off_no_request(tmp_path: Path) -> None:
+    with server(FLOAT, f"--journal={tmp_path}") as served:
+        load = Load(served.url, bodies(1, 300))
+
+        async def run() -> None:
+            await load.learn()
+            clients = [asyncio.create_task(load.once(i)) for i in range(5)]
+            await load.flows(time.monotonic())
+            async with httpx.AsyncClient(timeout=SOON) as client:
+                head = {"connection": "keep-alive"}
+                await client.get(f"{served.url}/ready", headers=head)
+                # As a service manager does: all processes are told.
+                for number in [*served.children().values(), served.process.pid]:
+                    os.kill(number, signal.SIGTERM)
+                await asyncio.sleep(0.3)
+                ready = await client.get(f"{served.url}/ready")
+                refused = await ask(served.url, load.bodies[0])
+            assert ready.status_code == 503
+            assert refused.error.startswith("503")
+            served.kill()  # even now
+            await asyncio.gather(*clients)
+
+        asyncio.run(run())
+        assert served.process.wait(SOON) == 0
+        assert served.process.stderr is not None
+        err = served.process.stderr.read().splitlines()
+        said = [one for one in err[1:] if " minfer.start: " not in one]
+    assert err[0].startswith("minfer ")
+    assert load.lost() == []
+    assert load.different() == []
+    assert said[-1] == "minfer: engine ended by signal 9; it is started again"
+    assert all("another signal stops them" in line for line in said[:-1])
+    runs = sorted(tmp_path.iterdir())
+    assert len(runs) == 2, "each engine records a run of its own"
+    for path in runs:
+        assert sum(1 for _ in read_journal(path).turns()) > 1

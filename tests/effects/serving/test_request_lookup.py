@@ -1,0 +1,266 @@
+"""A request is found by its id, and can be cancelled, at whichever front one asks."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.link_messages import RequestQuery
+from minfer.effects.live.link.request_queries import RequestQueries
+from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
+from minfer.effects.serving.access.server_bounds import ServerBounds
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.observability import records
+from minfer.effects.serving.observability import request_lookup as lookup
+from minfer.effects.serving.observability.request_lookup import RequestLookup
+from tests.circles import claimed, long
+from tests.effects.served import Serving, events, serving
+from tests.effects.serving.raw_requests import NEIGHBOUR, SLOW
+from tests.effects.serving.test_server import process
+
+BEAMS: dict[str, Any] = {"use_beam_search": True, "best_of": 3, "ignore_eos": True}
+
+
+def cancelled(served: Serving, name: str, **headers: str) -> httpx.Response:
+    return served.http.delete(f"{served.url}/v1/requests/{name}", headers=headers)
+
+
+def test_a_request_is_cancelled_by_its_id(slow: Serving) -> None:
+    url = f"{slow.url}/v1/completions"
+    body = {**NEIGHBOUR, "max_tokens": 9000}
+    chosen = {"x-request-id": "mine"}
+    with slow.http.stream("POST", url, json=body, headers=chosen) as answer:
+        lines = answer.iter_lines()
+        name = next(events(lines))["id"]
+        assert cancelled(slow, "mine", origin="http://elsewhere").status_code == 403
+        found = cancelled(slow, "mine").json()
+        assert (found["id"], found["cancelled"]) == (name, 1)
+        last = [line for line in lines if line][-1]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert error["message"] == "the request was cancelled"
+    assert error["code"] == "cancelled"
+    slow.idle()
+    slow.until(lambda: not slow.service.records._live)
+    assert cancelled(slow, "mine").json()["cancelled"] == 0
+    assert cancelled(slow, "nobody's").status_code == 404
+
+
+def test_a_cancelled_whole_answer_has_a_status_that_is_not_retried(
+    slow: Serving,
+) -> None:
+    found: list[httpx.Response] = []
+    body = {**NEIGHBOUR, "max_tokens": 9000, "stream": False}
+    url = f"{slow.url}/v1/completions"
+
+    def post() -> None:
+        headers = {"x-request-id": "whole"}
+        found.append(httpx.post(url, json=body, headers=headers, timeout=30))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    slow.until(lambda: cancelled(slow, "whole").json().get("cancelled") == 1)
+    thread.join()
+    assert found[0].status_code == 499
+
+
+def test_a_beam_search_is_one_request(slow: Serving) -> None:
+    """It is looked up, and cancelled, by one id; nothing of its rounds is left."""
+    found: list[httpx.Response] = []
+    body = {"prompt": "x", "max_tokens": 900, **BEAMS}
+    url = f"{slow.url}/v1/completions"
+
+    def post() -> None:
+        headers = {"x-request-id": "search"}
+        found.append(httpx.post(url, json=body, headers=headers, timeout=30))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+
+    def running() -> bool:
+        record = slow.get("/v1/requests/search").json()
+        return record.get("state") == "running" and len(record["prompts"]) == 1
+
+    slow.until(running)
+    slow.until(lambda: slow.llm.worker.driver.state.next_step > 4)
+    assert list(slow.llm.front.processors)
+    assert cancelled(slow, "search").json()["cancelled"] == 1
+    thread.join()
+    assert found[0].status_code == 499
+    slow.until(lambda: not slow.llm.front.searches.live)
+    slow.idle()
+
+
+@pytest.mark.long
+def test_a_client_that_leaves_ends_its_beam_search(slow: Serving) -> None:
+    body = {"prompt": "x", "max_tokens": 900, **BEAMS}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{slow.url}/v1/completions", json=body, timeout=0.5)
+    slow.until(lambda: not slow.llm.front.searches.live)
+    slow.idle()
+
+
+class FixedRecords:
+    """As a front's, with what it was asked."""
+
+    def __init__(self, known: dict[str, Any] | None = None) -> None:
+        self.known = known or {}
+
+    def find(self, name: str, owner: str) -> Any:
+        return self.known.get(name) if owner == "Ann" else None
+
+    cancel = find
+
+
+def test_other_fronts_are_queried_for_unknown_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lookup, "PATIENCE", 0.05)
+    said: list[Any] = []
+    front_queries = RequestQueries()
+    here: Any = FixedRecords({"a": {"id": "a"}})
+    found = RequestLookup(here)
+    found.join(front_queries)
+
+    async def ask() -> list[Any]:
+        with pytest.raises(ApiError, match="cannot be reached now"):
+            await found.find(RequestQuery("b", "Ann"))
+        front_queries.connect(said.append)
+        known = await found.find(RequestQuery("a", "Ann"))
+        waiting = asyncio.create_task(found.find(RequestQuery("b", "Ann", True)))
+        await asyncio.sleep(0)
+        front_queries.take_answer(wire.QueryAnswer(said[0].number, 1, b'{"id": "b"}'))
+        with pytest.raises(ApiError, match="did not answer in time"):
+            await found.find(RequestQuery("c", "Ann"))
+        # The last is no id that could be known.
+        return [known, await waiting, await found.find(RequestQuery("x" * 500))]
+
+    assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None]
+    queries = [one.query for one in said]
+    assert queries == [RequestQuery("b", "Ann", True), RequestQuery("c", "Ann")]
+    assert not front_queries._pending
+    front_queries.answer_query(wire.ReceivedQuery(1, 7, 2, RequestQuery("a", "Ann")))
+    front_queries.answer_query(wire.ReceivedQuery(1, 8, 2, RequestQuery("a", "Bob")))
+    first, second = wire.QueryAnswer(7, 2, b'{"id": "a"}'), wire.QueryAnswer(8, 2)
+    assert said[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
+
+
+@pytest.mark.long
+def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -> None:
+    keys = read_keys(["first", "second", "third"], None)
+    with serving(folder, service={"bounds": ServerBounds(keys=keys)}, **SLOW) as served:
+        first, second, third = (
+            {"x-api-key": key} for key in ("first", "second", "third")
+        )
+
+        def send(key: dict[str, str], chosen: str) -> str:
+            headers = {**key, "x-request-id": chosen}
+            body = {"prompt": "x", "max_tokens": 1}
+            url = f"{served.url}/v1/completions"
+            answer = served.http.post(url, json=body, headers=headers)
+            assert answer.status_code == 200
+            return str(answer.json()["id"])
+
+        def found(key: dict[str, str], name: str, method: str = "GET") -> Any:
+            url = f"{served.url}/v1/requests/{name}"
+            return served.http.request(method, url, headers=key).json().get("id")
+
+        hers, his = send(first, "mine"), send(second, "mine")
+        # One key's id is what another key's client has chosen.
+        theirs = send(third, hers)
+        for method in ("GET", "DELETE"):
+            each = [found(key, "mine", method) for key in (first, second, third)]
+            assert each == [hers, his, None]
+            each = [found(key, hers, method) for key in (first, second, third)]
+            assert each == [hers, None, theirs]
+
+
+@pytest.mark.parametrize("count", [*long([20]), *claimed([1000])])
+def test_every_key_finds_its_own_though_all_choose_one_id(
+    folder: str, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(records, "KEPT", count)
+    every = [f"key-{i}" for i in range(count)]
+    keys = Keys(tuple(Key(one, digest(one.encode())) for one in every))
+    settings = {**SLOW, "step": 0}
+    with serving(
+        folder, service={"bounds": ServerBounds(keys=keys)}, **settings
+    ) as served:
+
+        def answer_of(key: str, method: str, path: str, **how: Any) -> Any:
+            headers = {"x-api-key": key, "x-request-id": "same"}
+            url = served.url + path
+            answer = served.http.request(method, url, headers=headers, **how)
+            return answer.json().get("id")
+
+        body = {"prompt": "x", "max_tokens": 1}
+        path = "/v1/completions"
+        names = {key: answer_of(key, "POST", path, json=body) for key in every}
+        # A key that asks for as many as are remembered takes nobody's away.
+        for _ in range(count):
+            names["key-0"] = answer_of("key-0", "POST", path, json=body)
+        for method in ("GET", "DELETE"):
+            found = {key: answer_of(key, method, "/v1/requests/same") for key in every}
+            assert found == names
+        others = {key: names[f"key-{count - 1 - i}"] for i, key in enumerate(every)}
+        each = [
+            answer_of(key, "GET", f"/v1/requests/{one}") for key, one in others.items()
+        ]
+        assert each == [None] * count
+
+
+@pytest.mark.long
+def test_each_of_two_fronts_knows_what_the_other_has_served() -> None:
+    with process("--dry-run", "--api-processes", "2") as (_, url):
+        names = [uuid4().hex for _ in range(8)]
+        for name in names:  # each on a connection of its own, which is any front's
+            body = {"prompt": "x", "max_tokens": 1}
+            headers = {"x-request-id": name}
+            answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers)
+            assert answer.status_code == 200
+        for name in names:
+            for _ in range(3):
+                found = httpx.get(f"{url}/v1/requests/{name}")
+                assert found.json()["request_id"] == name
+        assert httpx.get(f"{url}/v1/requests/nobodys").status_code == 404
+        found = httpx.delete(f"{url}/v1/requests/{names[0]}")
+        assert found.json()["cancelled"] == 0
+
+
+@pytest.mark.long
+def test_a_running_request_is_cancelled_at_any_front_with_its_own_key(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps([{"name": name, "key": name} for name in ("ann", "bob")]))
+    body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with process("--api-processes", "2", "--api-keys-file", str(path)) as (_, url):
+
+        def request(method: str, path: str, key: str, **how: Any) -> Any:
+            headers = {"x-api-key": key, "x-request-id": "same"}
+            return httpx.stream(method, url + path, headers=headers, timeout=60, **how)
+
+        def answer_of(method: str, key: str) -> Any:
+            with request(method, "/v1/requests/same", key) as found:
+                return json.loads(found.read())
+
+        with (
+            request("POST", "/v1/completions", "ann", json=body) as hers,
+            request("POST", "/v1/completions", "bob", json=body) as his,
+        ):
+            lines = {"ann": hers.iter_lines(), "bob": his.iter_lines()}
+            ids = {key: next(events(each))["id"] for key, each in lines.items()}
+            for key, name in ids.items():
+                for _ in range(8):  # each on a connection of its own
+                    found = answer_of("GET", key)
+                    assert (found["id"], found["state"]) == (name, "running")
+            for key, each in lines.items():
+                assert answer_of("DELETE", key)["cancelled"] == 1
+                last = [line for line in each if line][-1]
+                error = json.loads(last.removeprefix("data: "))["error"]
+                assert error["code"] == "cancelled"

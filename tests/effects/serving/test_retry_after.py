@@ -1,0 +1,38 @@
+"""How long a full line takes to move, from how it moved lately."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from minfer.effects.serving.access.retry_after import LATEST, SOONEST, WINDOW, QueuePace
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def job(n: int) -> Any:
+    return SimpleNamespace(request=SimpleNamespace(n=n))
+
+
+def test_the_estimate_follows_the_pace_of_the_queue() -> None:
+    clock = Clock()
+    pace = QueuePace(clock)
+    assert pace.seconds(1000) == SOONEST  # nothing is known
+    for _ in range(10):
+        clock.now += 1.0
+        pace.note_end(job(2))
+    clock.now += 1.0
+    assert pace.seconds(20) == 10  # 20 samples passed in the 10 s since the first
+    assert pace.seconds(1) == SOONEST
+    assert pace.seconds(10**6) == LATEST
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    clock = Clock()
+    pace = QueuePace(clock)
+    pace.note_end(job(1))
+    clock.now = WINDOW + 1
+    assert pace.seconds(50) == SOONEST

@@ -1,0 +1,68 @@
+"""What the command line says of bounds, and what it must not."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from minfer.effects.cli.serve import add_options
+from minfer.effects.serving.access.server_bounds import ServerBounds, read_bounds
+from minfer.values.checks import ConfigError
+
+
+def parse(*arguments: str) -> ServerBounds:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    options.api_key = options.api_key or []
+    return read_bounds(options)
+
+
+def test_options_become_bounds(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[[keys]]\nname = "a"\nkey = "b"\n')
+    made = parse(
+        *("--api-key", "x", "--api-key", "y", "--api-keys-file", str(file)),
+        *("--preparers", "3", "--body-timeout", "4", "--request-timeout", "5"),
+        *("--enforce-deadlines", "--max-connections", "6", "--header-timeout", "7"),
+    )
+    assert [key.name for key in made.keys.known] == ["key-1", "key-2", "a"]
+    assert (made.workers, made.body_timeout, made.request_timeout) == (3, 4, 5)
+    assert made.end_late
+    assert (made.patience.connections, made.patience.header) == (6, 7)
+
+
+def test_the_defaults() -> None:
+    made = parse()
+    assert made.keys.known == ()
+    assert made.workers >= 1
+    assert (made.body_timeout, made.request_timeout, made.end_late) == (60, None, False)
+    assert made.patience.header == 10
+
+
+def test_servers_with_one_secret_find_what_the_others_have_cached() -> None:
+    first, second = (parse("--api-key", "x", "--cache-secret", "s") for _ in range(2))
+    third = parse("--api-key", "y", "--cache-secret", "s")
+    others = [parse("--api-key", "x"), parse("--api-key", "x", "--cache-secret", "t")]
+    salts = [
+        made.tenants.salt(made.keys.known[0], b"")
+        for made in (first, second, third, *others)
+    ]
+    assert salts[0] == salts[1] == salts[2]
+    assert len(set(salts)) == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--preparers", "-1"),
+        ("--body-timeout", "0"),
+        ("--body-timeout", "inf"),
+        ("--header-timeout", "nan"),
+        ("--request-timeout", "-3"),
+        ("--max-connections", "0"),
+    ],
+)
+def test_what_cannot_be_is_named(option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} must be"):
+        parse(option, value)

@@ -1,0 +1,94 @@
+"""What processes count together is counted once, whoever of them dies."""
+
+import asyncio
+import contextlib
+import json
+import select
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from minfer.effects.serving.observability.live_view import MOST
+from minfer.effects.serving.wire.shared_counts import SharedCount, SharedCounts
+from tests.effects.serving.process_deaths import FRONTS, server
+
+CONNECTIONS = 40
+MORE = 8  # than are let in
+
+
+def test_a_new_process_clears_its_place() -> None:
+    count = SharedCount.of(3)
+    first, second = count.at(0), count.at(1)
+    first.set(4)
+    second.set(7)
+    assert (first.own, second.own, first.total, second.total) == (4, 7, 11, 11)
+    assert count.at(1).own == 0
+    assert first.total == 4
+
+
+def test_fronts_count_separately() -> None:
+    shared = SharedCounts.of(2)
+    shared.at(0).viewers.set(2)
+    shared.at(1).connections.set(3)
+    assert (shared.viewers.total, shared.connections.total) == (2, 3)
+
+
+def status_of(url: str, key: str) -> int:
+    """The status of a request on a connection of its own."""
+    head = {"authorization": f"Bearer {key}", "connection": "close"}
+    body = {"prompt": [5], "max_tokens": 1}
+    found = httpx.post(f"{url}/v1/completions", json=body, headers=head, timeout=20)
+    return found.status_code
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.long  # others ask it of one front and of another's counts
+def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps([{"name": "free", "key": "sk-f"}]))
+    options = ("--dry-run", f"--api-keys-file={path}", "--access-log=json")
+    with server(*options, f"--max-connections={CONNECTIONS}") as made:
+        assert [status_of(made.url, "sk-f") for _ in range(24)] == [200] * 24
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(httpx.Client(timeout=20))
+            head = {"authorization": "Bearer sk-f"}
+
+            def views() -> int:
+                """The status of one more view, which stays open."""
+                live = client.stream("GET", f"{made.url}/live", headers=head)
+                return stack.enter_context(live).status_code
+
+            assert [views() for _ in range(MOST + 2)] == [200] * MOST + [503] * 2
+            made.kill(FRONTS[0])
+            until(lambda: FRONTS[0] in made.children())
+            asyncio.run(made.until_ready())
+            before = [views() for _ in range(MOST)]
+            assert 0 < before.count(200) < MOST, "those of the front that died are free"
+        host, port = made.url.removeprefix("http://").split(":")
+        until(lambda: status_of(made.url, "sk-f") == 200)
+        time.sleep(0.3)  # for what was closed to be noticed
+        with contextlib.ExitStack() as stack:
+            links = [
+                stack.enter_context(socket.create_connection((host, int(port))))
+                for _ in range(CONNECTIONS + MORE)
+            ]
+            until(lambda: len(select.select(links, [], [], 0)[0]) >= MORE)
+            refused = select.select(links, [], [], 0)[0]
+            assert len(refused) < 2 * MORE, "there is room for those that were let in"
+            for one in refused:
+                assert one.recv(65536).startswith(b"HTTP/1.1 503 Service Unavailable")
+        assert made.process.stdout is not None
+        made.process.terminate()
+        lines = [line for line in made.process.stdout if line.startswith("{")]
+        posts = [json.loads(line) for line in lines if '"POST"' in line]
+        assert {line["process"] for line in posts} == {"front 0", "front 1"}

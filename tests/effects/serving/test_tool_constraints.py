@@ -1,0 +1,302 @@
+"""Calls that must be made, or must fit: asked of every protocol, and made by a model."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from minfer.effects.serving.request_parsing import tool_constraints as calling
+from minfer.effects.text.tools.formats import NONE, Parsers
+from minfer.effects.text.tools.forms import FORMS
+from minfer.sampling import structured
+from tests.effects.served import Serving, events, serving
+
+SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Zürich", "Bern"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER: Final = {"name": "weather", "parameters": SCHEMA}
+NOW: Final = {"name": "now"}
+ASKED: Final[dict[str, Any]] = {
+    "messages": [{"role": "user", "content": "What is the weather?"}],
+    "max_tokens": 300,
+    "seed": 3,
+}
+NAMED: Final = {"type": "function", "function": {"name": "weather"}}
+
+
+def tools(*functions: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": one} for one in functions]
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[Serving]:
+    """The bundled model, in Hermes' format."""
+    service = {"parsers": Parsers("hermes")}
+    with serving(dtype="float32", num_gpu_blocks_override=256, service=service) as made:
+        yield made
+
+
+@pytest.fixture(params=sorted(FORMS))
+def each(request: pytest.FixtureRequest, bundled: Serving) -> Iterator[Serving]:
+    """It, in every format."""
+    bundled.llm.set_parsers(Parsers(request.param, NONE))
+    yield bundled
+    bundled.llm.set_parsers(Parsers("hermes"))
+
+
+def chat(to: Serving, **fields: Any) -> dict[str, Any]:
+    answer = to.post("chat/completions", **{**ASKED, **fields})
+    assert answer.status_code == 200, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+def refusal(to: Serving, path: str = "chat/completions", **fields: Any) -> dict[str, Any]:
+    answer = to.post(path, **{**ASKED, **fields})
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+def fits(arguments: Any) -> bool:
+    return (
+        set(arguments) == {"city", "days"}
+        and arguments["city"] in ("Zürich", "Bern")
+        and arguments["days"] in range(1, 10)
+    )
+
+
+@pytest.mark.long
+def test_a_call_is_made_that_fits(each: Serving) -> None:
+    for choice in ("required", NAMED):
+        done = chat(
+            each,
+            tools=tools(WEATHER),
+            tool_choice=choice,
+            parallel_tool_calls=False,
+        )
+        assert done["finish_reason"] == "tool_calls"
+        assert done["message"]["content"] is None
+        (call,) = done["message"]["tool_calls"]
+        assert call["function"]["name"] == "weather"
+        assert fits(json.loads(call["function"]["arguments"]))
+
+
+@pytest.mark.long
+def test_a_stream_of_one_adds_up(each: Serving) -> None:
+    body = {**ASKED, "tools": tools(WEATHER), "tool_choice": NAMED, "stream": True}
+    answer = each.post("chat/completions", **body)
+    told = [c for one in events(iter(answer.text.split("\n"))) for c in one["choices"]]
+    calls = [call for one in told for call in one["delta"].get("tool_calls", [])]
+    assert len(calls) > 2
+    assert fits(json.loads("".join(one["function"]["arguments"] for one in calls)))
+    assert told[-1]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.long
+def test_long_bodies_are_bound_as_well(bundled: Serving) -> None:
+    """Those are prepared in a process of their own."""
+    long = {**WEATHER, "description": "It tells the weather." + " " * 6600}
+    asked = {"tools": tools(long), "tool_choice": NAMED}
+    (call,) = chat(bundled, **asked)["message"]["tool_calls"]
+    assert fits(json.loads(call["function"]["arguments"]))
+
+
+@pytest.mark.long
+def test_only_what_is_named_or_allowed_is_called(bundled: Serving) -> None:
+    some = {"mode": "required", "tools": tools({"name": "now"})}
+    for choice, name in (
+        (NAMED, "weather"),
+        ({"type": "allowed_tools", "allowed_tools": some}, "now"),
+    ):
+        done = chat(
+            bundled,
+            tools=tools(NOW, WEATHER),
+            tool_choice=choice,
+            parallel_tool_calls=False,
+        )
+        (call,) = done["message"]["tool_calls"]
+        assert call["function"]["name"] == name
+
+
+@pytest.mark.long
+def test_strict_tools_leave_text_free_until_they_are_called(bundled: Serving) -> None:
+    strict = {**WEATHER, "strict": True}
+    assert chat(bundled, tools=tools(strict), max_tokens=8)["message"]["content"]
+    bundled.llm.set_parsers(Parsers("json", NONE))
+    try:
+        assert bundled.llm.tokenizer is not None
+        (brace,) = bundled.llm.tokenizer.encode("{")
+        begins = {"logit_bias": {str(brace): 100}, "max_tokens": 60}
+        call = chat(bundled, tools=tools(strict), **begins)["message"]["tool_calls"][0]
+        assert fits(json.loads(call["function"]["arguments"]))
+        loose = chat(bundled, tools=tools(WEATHER), **begins)
+        assert not loose["message"].get("tool_calls")
+    finally:
+        bundled.llm.set_parsers(Parsers("hermes"))
+
+
+@pytest.mark.long
+def test_an_answer_is_calls_or_as_its_schema_says(bundled: Serving) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+    done = chat(bundled, tools=tools(WEATHER), response_format=form)
+    content = done["message"]["content"]
+    calls = done["message"].get("tool_calls")
+    assert calls or fits(json.loads(content))
+
+
+@pytest.mark.long
+def test_responses_call_as_chats_do(bundled: Serving) -> None:
+    tool = {"type": "function", **WEATHER}
+    asked = {"input": "Hi.", "tools": [tool], "parallel_tool_calls": False}
+    named = {"type": "function", "name": "weather"}
+    some = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    for choice in ("required", named, some):
+        told = bundled.post("responses", **asked, tool_choice=choice).json()
+        (item,) = told["output"]
+        assert (item["type"], item["name"]) == ("function_call", "weather")
+        assert fits(json.loads(item["arguments"]))
+        assert told["tool_choice"] == choice
+
+
+@pytest.mark.long
+def test_messages_call_as_chats_do(bundled: Serving) -> None:
+    tool = {"name": "weather", "input_schema": SCHEMA}
+    asked = {"messages": ASKED["messages"], "max_tokens": 300, "tools": [tool]}
+    for choice in (
+        {"type": "any", "disable_parallel_tool_use": True},
+        {"type": "tool", "name": "weather"},
+    ):
+        told = bundled.post("messages", **asked, tool_choice=choice).json()
+        assert told["stop_reason"] == "tool_use"
+        (block,) = told["content"]
+        assert (block["type"], block["name"]) == ("tool_use", "weather")
+        assert fits(block["input"])
+
+
+def function(**fields: Any) -> list[dict[str, Any]]:
+    return tools({"name": "now"}, {"name": "f", **fields})
+
+
+REQUIRED: Final = {"tool_choice": "required"}
+ODD: Final[dict[str, Any]] = {"properties": {"a": {"not": {}}}}
+STRANGE: Final = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}
+WHERE: Final = "tools[1].function"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        (
+            {"tools": function(parameters=ODD), **REQUIRED},
+            f"{WHERE}.parameters",
+            "'not' cannot be enforced",
+        ),
+        (
+            {"tools": function(parameters=ODD, strict=True)},
+            f"{WHERE}.parameters",
+            "(at /properties/a)",
+        ),
+        (
+            {"tools": function(parameters={"type": "array"}), **REQUIRED},
+            f"{WHERE}.parameters",
+            'of the type "object"',
+        ),
+        (
+            {"tools": function(parameters=STRANGE), **REQUIRED},
+            f"{WHERE}.parameters",
+            "does not exist",
+        ),
+        (
+            {
+                "tools": function(),
+                "use_beam_search": True,
+                "n": 2,
+                "seed": None,
+                **REQUIRED,
+            },
+            "tool_choice",
+            "does not go with use_beam_search",
+        ),
+        (
+            {"tools": function(strict=True), "guided_regex": "a"},
+            "guided_regex",
+            f"cannot be combined with {WHERE}.strict",
+        ),
+        (
+            {"tools": function(), "guided_choice": ["a", "b"], **REQUIRED},
+            "guided_choice",
+            "cannot be combined with tool_choice",
+        ),
+        (
+            {
+                "tools": function(strict=True),
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"not": {}}},
+                },
+            },
+            "response_format.json_schema.schema",
+            "'not' cannot be enforced",
+        ),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_its_field(
+    bundled: Serving, fields: dict[str, Any], param: str, words: str
+) -> None:
+    error = refusal(bundled, **fields)
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+    assert words in error["message"]
+
+
+def test_a_schema_that_is_too_long_is_refused(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As long as is allowed, it would be more than fits into this model's context.
+    monkeypatch.setattr(structured, "MAX_CONSTRAINT", 2000)
+    long = function(parameters={"description": " " * 2000})
+    error = refusal(bundled, tools=long, **REQUIRED)
+    assert error["param"] == f"{WHERE}.parameters"
+    assert error["message"].endswith("of at most 2000; make it smaller")
+
+
+def test_schemas_that_are_not_enforced_are_accepted(bundled: Serving) -> None:
+    assert chat(bundled, tools=function(parameters=ODD), max_tokens=1)
+
+
+def test_each_protocol_names_its_own_fields(bundled: Serving) -> None:
+    tool = {"type": "function", "name": "f", "parameters": ODD}
+    answer = bundled.post("responses", input="x", tools=[tool], **REQUIRED)
+    assert answer.json()["error"]["param"] == "tools[0].parameters"
+    tool = {"name": "f", "input_schema": ODD}
+    asked = {"messages": ASKED["messages"], "max_tokens": 5, "tools": [tool]}
+    answer = bundled.post("messages", **asked, tool_choice={"type": "any"})
+    assert answer.status_code == 400
+    assert "tools[0].input_schema: " in answer.json()["error"]["message"]
+
+
+def test_formats_of_which_there_is_no_grammar(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling, "FORMS", {})
+    bundled.llm.set_parsers(Parsers("json"))
+    try:
+        error = refusal(bundled, tools=tools(NOW), **REQUIRED)
+        assert (error["param"], "'json'" in error["message"]) == ("tool_choice", True)
+        error = refusal(bundled, tools=tools({**NOW, "strict": True}))
+        assert error["param"] == "tools[0].function.strict"
+        some = {"mode": "auto", "tools": tools({"name": "now"})}
+        choice = {"type": "allowed_tools", "allowed_tools": some}
+        error = refusal(bundled, tools=tools(NOW, WEATHER), tool_choice=choice)
+        assert error["param"] == "tool_choice"
+        assert chat(bundled, tools=tools(NOW), max_tokens=1)
+    finally:
+        bundled.llm.set_parsers(Parsers("hermes"))

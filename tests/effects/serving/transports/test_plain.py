@@ -1,8 +1,0 @@
-"""A body is what its event says."""
-
-from minfer.effects.serving.wire.plain import PlainBody
-from minfer.effects.serving.wire.transport import Event
-
-
-def test_nothing_is_put_around_what_an_event_says() -> None:
-    assert PlainBody.frame([Event('{"a": 1}', "ignored")]) == '{"a": 1}'
