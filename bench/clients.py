@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.effects.runs.load.client import Client, Load, Outcome
+from minfer.effects.runs.load.load_client import Client, Load, Outcome
 
 _shared: list[Any] = []  # of a process: the counter and the barrier
 

@@ -41,8 +41,8 @@ from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import driver as driving
 from minfer.effects.live.engine.driver import Driver, prompt_switches, quiet_collector
-from minfer.effects.text.grammars import watching
-from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
+from minfer.effects.text.grammars import slow_masks as watching
+from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Submit

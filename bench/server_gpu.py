@@ -27,10 +27,10 @@ from bench.clients import put
 from bench.results import ROOT, circumstances, run, show
 from bench.server_clients import write_model
 from bench.shapes import SHAPES, qwen
-from minfer.effects.runs.load.client import Load
-from minfer.effects.runs.load.metrics import metrics_of
-from minfer.effects.runs.load.prompts import RandomPrompts
-from minfer.effects.runs.load.server import first_model
+from minfer.effects.runs.load.load_client import Load
+from minfer.effects.runs.load.load_metrics import metrics_of
+from minfer.effects.runs.load.load_prompts import RandomPrompts
+from minfer.effects.runs.load.target_server import first_model
 
 PROMPT, OUTPUT = 512, 128  # tokens
 # Requests of a client in a run, one after the other: few clients ask more often, so that

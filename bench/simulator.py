@@ -24,7 +24,7 @@ from bench.results import run, show, spread
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import Step, fit, steps
 from minfer.effects.runs.report import Report
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Turn

@@ -13,7 +13,7 @@ from minfer.effects.cli.options import (
     llm_settings,
     sampling_options,
 )
-from minfer.effects.cli.streams import say, take_any_text
+from minfer.effects.cli.standard_streams import say, take_any_text
 
 DESCRIPTION: Final = (
     "Talk with a model, line by line: the conversation so far is its prompt each time. "

@@ -17,7 +17,7 @@ from minfer.effects.cli.options import (
     sampling_params,
     structured_options,
 )
-from minfer.effects.cli.streams import say, show_stats, take_any_text, write
+from minfer.effects.cli.standard_streams import say, show_stats, take_any_text, write
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 from minfer.records.request import ParameterError
 from minfer.sampling.params import ADVISED

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-from minfer.effects.cli.streams import say
+from minfer.effects.cli.standard_streams import say
 
 
 class Keyboard:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import attrs
 
+from minfer.effects.setup.engine_args import REMOVED, EngineArgs, engine_args
 from minfer.effects.setup.removed import refuse
-from minfer.effects.setup.settings import REMOVED, EngineArgs, engine_args
 from minfer.records.request import ParameterError, SamplingParams
 from minfer.sampling.params import ADVISED, ROW_FIELDS
 from minfer.sampling.structured import StructuredOutputs

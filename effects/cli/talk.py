@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from minfer.effects.cli.options import sampling_params
-from minfer.effects.cli.streams import say, show_stats, write
+from minfer.effects.cli.standard_streams import say, show_stats, write
 from minfer.effects.live.input_processing.input_processor import (
     RequestError,
     TooLongError,

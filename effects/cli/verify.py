@@ -10,7 +10,7 @@ from attrs import asdict
 from minfer.effects.cli.compare.findings import FAILED, Check, failed, verdict
 from minfer.effects.cli.options import engine_options
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.setup.settings import engine_args
+from minfer.effects.setup.engine_args import engine_args
 
 DESCRIPTION: Final = (
     "Run a checkpoint through minfer and through transformers on this machine, compare "

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import H200
-from minfer.effects.runs.traces import KNOWN
+from minfer.effects.runs.trace_files import KNOWN
 from minfer.policies.builtin import policy_named
 from minfer.records.config import SIZES, EngineConfig
 from minfer.values.checks import ConfigError

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.models.weight_files import shards
-from minfer.effects.setup.settings import EngineArgs
+from minfer.effects.setup.engine_args import EngineArgs
 
 _HEAD: Final = 1 << 16  # bytes read at the start of a weight file to identify it
 _WINDOW: Final = 4096  # bytes of each sample read from the rest of it

@@ -23,13 +23,13 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.advice import advised_params
 from minfer.effects.setup.device import Device, DeviceError, find_device
-from minfer.effects.setup.draft import Draft, find_draft
+from minfer.effects.setup.draft_model import Draft, find_draft
+from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
-from minfer.effects.setup.settings import DTYPES, EngineArgs
+from minfer.effects.setup.option_values import policy_of
 from minfer.effects.setup.speculation import SpeculativeConfig, speculative_config
-from minfer.effects.setup.values import policy_of
 from minfer.records.config import EngineConfig
 from minfer.records.request import SamplingParams
 from minfer.values.checks import ConfigError

@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, evolve, field
 
-from minfer.effects.text.best import best_of
+from minfer.effects.text.best_of import best_of
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.logprobs import PromptScores
+from minfer.effects.text.output_buffer import Pieces
 from minfer.effects.text.outputs import (
     CompletionOutput,
     EmbeddingOutput,
@@ -26,7 +27,6 @@ from minfer.effects.text.outputs import (
     RequestOutput,
     normalized,
 )
-from minfer.effects.text.pieces import Pieces
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.timeline import Timeline
 from minfer.effects.text.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.utils import Namespace
 
 from minfer.effects.text.template_limits import BoundedSandbox, Rounds
-from minfer.effects.text.turns import (
+from minfer.effects.text.template_messages import (
     Message,
     Written,
     lines_joined,

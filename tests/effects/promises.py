@@ -22,7 +22,7 @@ from minfer.effects.live.engine.driver import quiet_collector
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.trace_files import read_trace
 from minfer.policies.builtin import (
     PREFILL,
     Ageing,

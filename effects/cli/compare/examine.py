@@ -9,19 +9,19 @@ import transformers
 from attrs import asdict, evolve
 
 from minfer.effects.cli.compare import checkpoint, logits, tokens
-from minfer.effects.cli.compare.differences import differences
 from minfer.effects.cli.compare.findings import FAILED, RANDOM, Check
+from minfer.effects.cli.compare.known_differences import differences
+from minfer.effects.cli.compare.passages import CODE, PROSE, prompts
 from minfer.effects.cli.compare.randomness import looks_random
 from minfer.effects.cli.compare.reference import (
     loaded,
     reference_logits,
     write_random,
 )
-from minfer.effects.cli.compare.texts import CODE, PROSE, prompts
 from minfer.effects.live.llm import LLM
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.tokenizer import Tokenizer
 
 CONTEXT: Final = 256  # tokens, of the engine that is compared

@@ -12,7 +12,7 @@ a grammar is ambiguous, or its strings are bounded. Other requests would wait fo
 So there is one bound, MASK_WAIT, for one mask:
 
     a request arrives                 a thread makes the first mask of each sample, unless
-                                      it gets a matcher that served others (idle.py)
+                                      a used matcher is idle (idle_matchers.py)
     a thread makes a sample's mask    the sample is paused, and so skips steps, until the
                                       mask is there
     a thread made it within the       the sample's masks are made with those of others
@@ -38,7 +38,8 @@ from minfer.effects.live.constraints.mask_batch import STUCK as STUCK
 from minfer.effects.live.constraints.mask_batch import Batch
 from minfer.effects.live.constraints.walks import Allowed, Due, Walk, barred, due_at
 from minfer.effects.live.masks import Masked, at_once, lends_nothing
-from minfer.effects.text.grammars.lines import Barring, Lines, fill
+from minfer.effects.text.grammars.job_threads import FOR_SLOW, Threads
+from minfer.effects.text.grammars.mask_lines import Barring, Lines, fill
 from minfer.effects.text.grammars.protocol import (
     MASK_WAIT,
     GrammarError,
@@ -46,7 +47,6 @@ from minfer.effects.text.grammars.protocol import (
     Move,
 )
 from minfer.effects.text.grammars.store import Grammars
-from minfer.effects.text.grammars.threads import FOR_SLOW, Threads
 from minfer.records.messages import Event, Execute, Finish, Pause
 from minfer.records.plan import Plan
 from minfer.records.request import Request

@@ -9,7 +9,7 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.live.constraints.walks import Walk
-from minfer.effects.text.grammars.lines import Lines, bits_of
+from minfer.effects.text.grammars.mask_lines import Lines, bits_of
 from minfer.effects.text.grammars.protocol import GrammarError, Move
 from minfer.records.messages import Finish
 from minfer.records.plan import Mask, Plan

@@ -11,18 +11,19 @@ from typing import Final
 
 from tqdm import tqdm
 
-from minfer.effects.runs.load import metrics, report
-from minfer.effects.runs.load.client import Client, Load, Outcome
-from minfer.effects.runs.load.options import ENDPOINTS, PROMPTS
-from minfer.effects.runs.load.pace import due_times
-from minfer.effects.runs.load.prompts import (
+from minfer.effects.runs.load import load_metrics as metrics
+from minfer.effects.runs.load import load_report as report
+from minfer.effects.runs.load.due_times import due_times
+from minfer.effects.runs.load.load_client import Client, Load, Outcome
+from minfer.effects.runs.load.load_options import ENDPOINTS, PROMPTS
+from minfer.effects.runs.load.load_prompts import (
     ListedPrompts,
     Prompts,
     RandomPrompts,
     read_prompts,
 )
-from minfer.effects.runs.load.record import LoadError
-from minfer.effects.runs.load.server import first_model, read_url, warm_up
+from minfer.effects.runs.load.request_record import LoadError
+from minfer.effects.runs.load.target_server import first_model, read_url, warm_up
 
 FAILED: Final = 1  # exit codes, as those of all commands
 _SIGNALLED: Final = 128  # and the signal's number, as a shell counts

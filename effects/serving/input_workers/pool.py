@@ -19,7 +19,7 @@ from minfer.effects.serving.input_workers.process import Process, WorkerGoneErro
 from minfer.effects.serving.input_workers.task import Prepared, Recipe, work
 from minfer.effects.serving.protocol import Endpoint, Grounds, Question
 from minfer.effects.serving.request_parsing.model_names import Models
-from minfer.effects.text.line import Line
+from minfer.effects.text.job_queue import Line
 
 LIMIT: Final = 10.0  # seconds that a body may take
 BOOT: Final = 60.0  # seconds that a worker has to start

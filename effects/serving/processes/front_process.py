@@ -30,8 +30,8 @@ from minfer.effects.serving.processes.server import (
     surrounded,
 )
 from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepared_elsewhere
-from minfer.effects.setup.settings import EngineArgs
 from minfer.values.checks import ConfigError
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be

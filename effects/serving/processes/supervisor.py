@@ -40,8 +40,8 @@ from minfer.effects.serving.processes.process_ends import (
 from minfer.effects.serving.processes.run_folder import run_folder
 from minfer.effects.serving.processes.server import HttpOptions, bound, told_address
 from minfer.effects.serving.wire.shared_counts import Shared
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
-from minfer.effects.setup.settings import EngineArgs
 from minfer.values.checks import ConfigError
 
 LAST_MOMENTS: Final = 10.0  # seconds that a process has to end, beyond its own time

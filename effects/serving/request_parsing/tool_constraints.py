@@ -20,9 +20,9 @@ from minfer.effects.serving.protocol import GenerationRequest, Grounds, Part
 from minfer.effects.serving.request_parsing.answer_parts import end_of
 from minfer.effects.serving.request_parsing.bodies import shown, wrong
 from minfer.effects.serving.request_parsing.structured_fields import Constraint, named
+from minfer.effects.text.grammars.grammar_text import json_rule, rule
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import checked_schema
-from minfer.effects.text.grammars.spelled import json_rule, rule
 from minfer.effects.text.tools.formats import NONE, REASONING, Parsing
 from minfer.effects.text.tools.forms import (
     FORMS,

@@ -15,7 +15,7 @@ from attrs import define
 from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
-    from minfer.effects.text.grammars.lines import Lines
+    from minfer.effects.text.grammars.mask_lines import Lines
 
 # Seconds for which one mask, or one token of a matcher, may delay a step. The masks of a
 # request that exceeds it are made by threads, and its rows skip steps until they are

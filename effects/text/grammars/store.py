@@ -1,6 +1,6 @@
 """The grammars of a model: compiled in a few threads, and cached.
 
-Compiling is bounded (`by_llguidance.py`) and lets other threads run, but it takes a
+Compiling is bounded (`llguidance_compiler.py`) and lets other threads run, but it takes a
 while, and so does reading the vocabulary at first: a thread that steps an engine, or runs
 an event loop, must not wait for it. `begin` is for those; `get` is for threads that may.
 
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
-from minfer.effects.text.grammars.idle import Idle
+from minfer.effects.text.grammars.idle_matchers import Idle
+from minfer.effects.text.grammars.job_threads import Threads
 from minfer.effects.text.grammars.protocol import (
     Compiler,
     Grammar,
@@ -29,12 +30,11 @@ from minfer.effects.text.grammars.protocol import (
     Matcher,
     Move,
 )
-from minfer.effects.text.grammars.threads import Threads
-from minfer.effects.text.line import Line, Place
+from minfer.effects.text.job_queue import Line, Place
 from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
-    from minfer.effects.text.grammars.lines import Lines
+    from minfer.effects.text.grammars.mask_lines import Lines
 
 KEPT: Final = 256  # grammars: constraints, and that they compile
 THREADS: Final = 2

@@ -7,8 +7,8 @@ the name of a tool of the request, and arguments.
 from typing import Final
 
 from minfer.effects.text.tools.calls import Accept, calls, stray
+from minfer.effects.text.tools.delta_writer import Outlet
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source, char, space
 
 _BEGIN: Final = ("{", "[")

@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from minfer.effects.text.tools.delta_writer import Outlet
 from minfer.effects.text.tools.json_scanner import JsonScanner
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
     SPACE,
     Reading,

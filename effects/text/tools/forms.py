@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.grammar_text import TEXT, json_rule, quoted
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import checked_schema
-from minfer.effects.text.grammars.spelled import TEXT, json_rule, quoted
 from minfer.effects.text.tools import deepseek, hermes, llama, mistral, qwen_coder
 from minfer.effects.text.tools.calls import any_name
 from minfer.effects.text.tools.harmony_forms import Messages

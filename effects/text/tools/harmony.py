@@ -17,8 +17,8 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.text.tools.calls import streamed, value
+from minfer.effects.text.tools.delta_writer import Outlet
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
     Reading,
     Source,

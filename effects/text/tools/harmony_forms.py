@@ -17,7 +17,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.grammars.spelled import TEXT, quoted
+from minfer.effects.text.grammars.grammar_text import TEXT, quoted
 from minfer.effects.text.tools.harmony import (
     CHANNEL,
     CONSTRAIN,

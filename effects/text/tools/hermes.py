@@ -7,8 +7,8 @@ objects, too.
 from typing import Final
 
 from minfer.effects.text.tools.calls import behind, calls
+from minfer.effects.text.tools.delta_writer import Outlet
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
     Reading,
     Source,

@@ -8,8 +8,8 @@ from typing import Final
 
 from minfer.effects.text.tools.bare import several
 from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.delta_writer import Outlet
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source, repeats, until
 
 TAG: Final = "<|python_tag|>"

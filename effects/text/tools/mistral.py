@@ -9,8 +9,8 @@ import re
 from typing import Final
 
 from minfer.effects.text.tools.calls import any_name, behind, calls, streamed
+from minfer.effects.text.tools.delta_writer import Outlet
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
     Reading,
     Source,

@@ -10,9 +10,9 @@ from typing import Final
 
 from attrs import frozen
 
+from minfer.effects.text.tools.delta_writer import Outlet
 from minfer.effects.text.tools.deltas import CallStart, Delta
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source
 from minfer.effects.text.tools.thinking import Thinking
 

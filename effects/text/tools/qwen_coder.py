@@ -20,9 +20,9 @@ import re
 from typing import Final
 
 from minfer.effects.text.tools.calls import any_name, stray
+from minfer.effects.text.tools.delta_writer import Outlet
 from minfer.effects.text.tools.json_scanner import JsonScanner
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.python_values import as_json
 from minfer.effects.text.tools.source import (
     Reading,

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.grammar_text import TEXT, json_rule, quoted
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.spelled import TEXT, json_rule, quoted
 from minfer.effects.text.tools.offered import may_be_text, resolved
 
 _ENDS: Final = "\n</parameter>\n"

@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.delta_writer import Outlet
 from minfer.effects.text.tools.source import Reading, Source, ahead, space, until
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.constraints import grammar_masks
-from minfer.effects.text.grammars import at_once, watching
-from minfer.effects.text.grammars.at_once import AtOnce
+from minfer.effects.text.grammars import parallel_masks as at_once
+from minfer.effects.text.grammars import slow_masks as watching
+from minfer.effects.text.grammars.parallel_masks import AtOnce
 from minfer.effects.text.grammars.protocol import GrammarError
 
 MADE = AtOnce._made

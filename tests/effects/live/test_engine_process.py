@@ -22,7 +22,7 @@ RUN = """
 import sys, time
 from pathlib import Path
 from minfer.effects.live import engine_process, served
-from minfer.effects.setup.settings import EngineArgs
+from minfer.effects.setup.engine_args import EngineArgs
 
 class Slow(served.ServedModel):
     def _open(self, *how):

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import define, field
 
 from minfer.effects.live.constraints.walks import Due
-from minfer.effects.text.grammars.lines import Lines
+from minfer.effects.text.grammars.mask_lines import Lines
 from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, Move
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs

@@ -9,12 +9,12 @@ from attrs import evolve
 from minfer.blocks.keys import block_keys
 from minfer.effects.live.journal.journal_writer import Writer
 from minfer.effects.runs.arrivals import Row, Trace, TraceError
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.trace_files import read_trace
 from minfer.records.messages import Cancel
 from minfer.records.request import Request
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from tests.core.runs.test_simulate import EVEN, asked, config_of
-from tests.effects.runs.test_traces import azure, recorded, requests
+from tests.effects.runs.test_trace_files import azure, recorded, requests
 
 
 @pytest.mark.parametrize("seed", range(20))

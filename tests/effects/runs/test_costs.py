@@ -11,12 +11,12 @@ from attrs import astuple, evolve
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import Step, fit, read_cost, steps, write_cost
 from minfer.effects.runs.report import Report
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
 from minfer.values.checks import ConfigError
-from tests.effects.runs.test_simulate import COST, told
+from tests.effects.runs.test_simulate_command import COST, told
 
 
 def measured(seed: int, cost: CostModel = COST) -> list[Step]:

@@ -11,8 +11,8 @@ from minfer.effects.live.journal.journal_files import read_journal, write_journa
 from minfer.effects.runs.explain_list import SHOWN, lines, listed
 from minfer.records.messages import Emit, Submit
 from tests.core.runs.clocked import Run, config, request
-from tests.effects.runs.test_explain import hostile as hostile
-from tests.effects.runs.test_explain import saved
+from tests.effects.runs.test_explain_command import hostile as hostile
+from tests.effects.runs.test_explain_command import saved
 
 
 def test_every_request_is_listed_and_can_be_explained(

@@ -7,11 +7,11 @@ import pytest
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200, write_cost
-from minfer.effects.runs.simulate import _goodness
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.simulate_command import _goodness
+from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.runs.simulate import Simulated, Simulation
-from tests.effects.runs.test_simulate import COST, SMALL, told
+from tests.effects.runs.test_simulate_command import COST, SMALL, told
 
 RAN = {"model": "/models/small", "device": "a GPU", "executor": "torch"}
 

@@ -14,7 +14,7 @@ from minfer.effects.setup.speculation import METHODS
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from tests.core.runs.drafted import by_device
-from tests.effects.runs.test_simulate import told
+from tests.effects.runs.test_simulate_command import told
 
 LOAD = "poisson:rate=4,requests=40,prompt=100,output=30"
 NUMBER = "--num-speculative-tokens"

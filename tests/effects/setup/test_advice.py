@@ -9,8 +9,8 @@ import pytest
 
 from minfer.effects.models.json_files import CorruptFileError
 from minfer.effects.setup.advice import NOT_APPLIED, advised_params, not_applied
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare, prepared_elsewhere
-from minfer.effects.setup.settings import EngineArgs
 from minfer.sampling.params import ADVISED
 from tests.effects.tiny_model import write_checkpoint
 

@@ -9,10 +9,10 @@ from attrs import evolve
 
 from minfer.effects.cli.main import main
 from minfer.effects.setup.device import Device, DeviceError, find_device
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe, plan_memory
 from minfer.effects.setup.prepare import BATCHED_TOKENS, prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.records.config import EngineConfig
 from tests.effects.setup.test_memory import QWEN_05B, SIZES
 

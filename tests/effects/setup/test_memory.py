@@ -26,6 +26,7 @@ from minfer.effects.models.shapes import (
 )
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import (
     MemoryPlan,
     NotEnoughMemoryError,
@@ -35,7 +36,6 @@ from minfer.effects.setup.memory import (
     size_text,
 )
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.kernels.shape import Kept
 from minfer.lifecycle.arrive import objection
 from minfer.records.config import EngineConfig

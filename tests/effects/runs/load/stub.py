@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from minfer.effects.runs.load.client import Load
-from minfer.effects.runs.load.prompts import RandomPrompts
+from minfer.effects.runs.load.load_client import Load
+from minfer.effects.runs.load.load_prompts import RandomPrompts
 
 Step = bytes | float  # what to send, or how many seconds to wait
 CLOSE: Final = -1.0  # the connection, at this step

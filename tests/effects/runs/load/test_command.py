@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.cli.bench import serve
-from minfer.effects.runs.load import metrics
-from minfer.effects.runs.load.client import Client, Outcome
+from minfer.effects.runs.load import load_metrics as metrics
 from minfer.effects.runs.load.command import bench_serve
-from minfer.effects.runs.load.record import LoadError
+from minfer.effects.runs.load.load_client import Client, Outcome
+from minfer.effects.runs.load.request_record import LoadError
 from minfer.values.checks import ConfigError
 from tests.effects.runs.load.stub import NEVER, WHOLE, Stub, plain, stream, stub, token
-from tests.effects.runs.load.test_options import options
+from tests.effects.runs.load.test_load_options import options
 
 FEW = ("--num-prompts", "6", "--max-concurrency", "2", "--random-input-len", "5")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from attrs import define
 
-from minfer.effects.text.grammars.lines import Lines, fill
+from minfer.effects.text.grammars.mask_lines import Lines, fill
 from minfer.effects.text.grammars.protocol import GrammarError, Move
 
 

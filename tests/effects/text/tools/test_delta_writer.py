@@ -1,0 +1,81 @@
+"""White space beside markers, and deltas that are put together."""
+
+from minfer.effects.text.tools.delta_writer import Outlet
+from minfer.effects.text.tools.deltas import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Reasoning,
+)
+
+
+def outlet() -> Outlet:
+    ids = iter("abc")
+    return Outlet(lambda: next(ids))
+
+
+def test_deltas_of_a_kind_are_one() -> None:
+    out = outlet()
+    for text in ("a", "b", " ", "c"):
+        out.content(text)
+    out.start("f")
+    out.arguments("{")
+    out.arguments("}")
+    out.end(whole=True)
+    call = [CallStart(0, "a", "f"), Arguments(0, "{}"), CallEnd(0)]
+    assert out.take() == [Content("ab c"), *call]
+    assert out.take() == []
+    out.start("g")
+    assert out.take() == [CallStart(1, "b", "g")]
+
+
+def test_white_space_is_held() -> None:
+    out = outlet()
+    out.content(" a ")
+    assert out.take() == [Content(" a")]
+    out.content("\n")
+    assert out.take() == []
+    out.content("b\n")
+    out.close()
+    assert out.take() == [Content(" \nb\n")]
+
+
+def test_no_white_space_is_left_around_calls() -> None:
+    out = outlet()
+    out.content("\n\n")
+    out.start("f")
+    out.end(whole=True)
+    out.content("\n")
+    out.content(" x")
+    out.start("f")
+    out.content("\n")
+    out.close()
+    kinds = [one for one in out.take() if isinstance(one, Content)]
+    assert kinds == [Content("x")]
+
+
+def test_parts_of_reasoning_stand_apart() -> None:
+    out = outlet()
+    out.mark()
+    out.reasoning("\na\n")
+    out.mark()
+    out.reasoning("b")
+    out.mark()
+    out.close()
+    assert out.take() == [Reasoning("a\n\nb")]
+
+
+def test_a_call_in_an_answer_that_is_told_in_one_piece_is_told_once_it_is_whole() -> None:
+    out = Outlet(lambda: "a", streaming=False)
+    out.content("x\n")
+    out.start("f")
+    out.arguments('{"a": ')
+    assert not out.end(whole=False)
+    out.content('{"a": oops')
+    out.start("g")
+    out.arguments("{")
+    out.arguments("}")
+    assert out.take() == [Content('x\n{"a": oops')]
+    assert out.end(whole=True)
+    assert out.take() == [CallStart(0, "a", "g"), Arguments(0, "{}"), CallEnd(0)]
