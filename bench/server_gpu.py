@@ -27,7 +27,7 @@ from bench.clients import put
 from bench.results import ROOT, circumstances, run, show
 from bench.server_clients import write_model
 from bench.shapes import SHAPES, qwen
-from minfer.effects.runs.load.load_client import Load
+from minfer.effects.runs.load.load_client import LoadPlan
 from minfer.effects.runs.load.load_metrics import metrics_of
 from minfer.effects.runs.load.load_prompts import RandomPrompts
 from minfer.effects.runs.load.target_server import first_model
@@ -153,7 +153,7 @@ def load(args: argparse.Namespace, url: str, clients: int, seed: int) -> dict[st
     prompts = RandomPrompts(
         args.prompt, args.output, vocab_size=vocab_size, seed=str(seed)
     )
-    wanted = Load(
+    wanted = LoadPlan(
         url=f"{url}/v1/completions",
         model=first_model(url, ""),
         prompts=prompts,

@@ -21,8 +21,8 @@ from statistics import median
 from typing import Any
 
 from bench.results import run, show, spread
-from minfer.effects.runs.arrivals import Trace
-from minfer.effects.runs.costs import Step, fit, steps
+from minfer.effects.runs.arrivals import ArrivalTrace
+from minfer.effects.runs.costs import MeasuredStep, fit, measured_steps
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
@@ -90,7 +90,9 @@ class Kept(list[Turn]):
         pass
 
 
-def serve(llm: Any, trace: Trace, salt: str) -> tuple[list[Step], dict[str, float]]:
+def serve(
+    llm: Any, trace: ArrivalTrace, salt: str
+) -> tuple[list[MeasuredStep], dict[str, float]]:
     """Serve a trace in real time; `salt` keeps its prefixes apart from those of other
     runs.
     """
@@ -119,10 +121,12 @@ def serve(llm: Any, trace: Trace, salt: str) -> tuple[list[Step], dict[str, floa
 
     asyncio.run(every())
     driver.record = None
-    return [*steps(report.seen(turns))], told(report)
+    return [*measured_steps(report.seen(turns))], told(report)
 
 
-def simulated(trace: Trace, config: EngineConfig, cost: CostModel) -> dict[str, float]:
+def simulated(
+    trace: ArrivalTrace, config: EngineConfig, cost: CostModel
+) -> dict[str, float]:
     report = Report(config)
     arrivals = report.note(trace.arrivals(config.block_size))
     deque(report.seen(Simulation(config, Simulated(), cost, arrivals).turns()), maxlen=0)
@@ -175,7 +179,7 @@ def live(args: argparse.Namespace) -> dict[str, Any]:
         serve(llm, trace, f"warm {number} {name}")
     said, seen, off = Runs(), Runs(), []
     for number in range(args.rounds):
-        paid: list[Step] = []
+        paid: list[MeasuredStep] = []
         for name, trace in traces.items():
             taken, figures = serve(llm, trace, f"{number} {name}")
             seen.setdefault(name, []).append(figures)

@@ -16,11 +16,11 @@ from attrs import asdict
 
 from minfer.effects.live.journal.journal_files import RunFiles, journals_with, runs_in
 from minfer.effects.live.request_names import answer_of, named_by, searches_named
-from minfer.effects.runs.explain_list import Listed, lines, listed
+from minfer.effects.runs.explain_list import ListedRequest, lines, list_requests
 from minfer.effects.runs.explain_list import figures as listed_figures
-from minfer.effects.runs.explain_search import search_figures, search_story
-from minfer.effects.runs.recorded import of_each
-from minfer.effects.runs.report import drafts_told
+from minfer.effects.runs.explain_search import render_search, search_figures
+from minfer.effects.runs.recorded import read_each
+from minfer.effects.runs.report import draft_figures
 from minfer.records.config import EngineConfig
 from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
 from minfer.runs.explain import explain as explained
@@ -34,20 +34,21 @@ SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are sho
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
 _KINDS: Final = {  # of time, in the order of the output
     "before": "before the journal begins",
-    "line": "next in line, waiting for: {cause}",
-    "behind": "behind others in line, who waited for: {cause}",
+    "line": "head of the queue, waiting for: {cause}",
+    "behind": "behind others in the queue, which waited for: {cause}",
     "prefill": f"prefill: {_IN}",
-    "queued": "let in, while a step before its own ran",
+    "queued": "admitted, while a step before its own ran",
     "stalled": "running, but in no step",
     "recompute": f"prefill of what it lost: {_IN}",
     "decode": f"decode: {_IN}",
     "failed": "in steps that failed, or behind them",
 }
 _REASONS: Final = {
-    "Held": "next in line, held for: {cause}",
-    "Admitted": "let in; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
+    "Held": "head of the queue, blocked by: {cause}",
+    "Admitted": "admitted; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
     "Preempted": (
-        "{id!r} ({sample}) gave way for {by[0]!r} ({by[1]}): KV of {computed:,} tokens"
+        "{id!r} ({sample}) was preempted for {by[0]!r} ({by[1]}): KV of {computed:,} "
+        "tokens"
     ),
     "Voided": "step {step} failed with it: {error!r}",
 }
@@ -98,11 +99,11 @@ def explain(options: argparse.Namespace) -> int:
     """Explain a request, or list them; returns the exit code. Raises JournalError."""
     name = options.request
     if name is None:
-        return _list(options)
+        return _list_requests(options)
     # Engines that died, and those that continued their requests, have a run each.
     journals = journals_with(options.file, answer_of(name))
     try:
-        found = [one for journal in journals for one in _parts(journal, name)]
+        found = [one for journal in journals for one in _explain_in(journal, name)]
         if not found:  # then all existing ones are listed
             last = journals[-1]
             found = [figures(last.config, explained(last.config, last.turns(), name))]
@@ -113,32 +114,32 @@ def explain(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**first, "others": others}))
     else:
-        print("\n\n".join("\n".join(_told(one)) for one in found))
+        print("\n\n".join("\n".join(_render(one)) for one in found))
     return 0
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list_requests(options: argparse.Namespace) -> int:
     """List the requests of every run; returns the exit code. Raises JournalError."""
 
-    def find(run: RunFiles) -> list[Listed]:
-        return listed(run.open().turns(), run.name)
+    def find(run: RunFiles) -> list[ListedRequest]:
+        return list_requests(run.open().turns(), run.name)
 
-    found, code = of_each(runs_in(options.file), find)
+    found, code = read_each(runs_in(options.file), find)
     every = [one for requests in found for one in requests]
     shown = lines(every, str(options.file))
     print(json.dumps(listed_figures(every)) if options.json else "\n".join(shown))
     return code
 
 
-def _parts(journal: Journal, name: str) -> list[dict[str, Any]]:
+def _explain_in(journal: Journal, name: str) -> list[dict[str, Any]]:
     """The figures of all requests of a run that `name` stands for: the rounds of a search
     together.
     """
-    asked = [*journal.asked()]
-    searches = [] if name in asked else searches_named(name, asked)
+    ids = [*journal.asked()]
+    searches = [] if name in ids else searches_named(name, ids)
     if searches:
         return [search_figures(journal.turns(), one) for one in searches]
-    names = named_by(name, asked)
+    names = named_by(name, ids)
     every = explain_each(journal.config, journal.turns(), names) if names else ()
     return [figures(journal.config, one) for one in every]
 
@@ -162,7 +163,7 @@ def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
     sizes = SIZES if config != redacted_config(config) else (2 * size, 4 * size)
     reachable = min(it.computed, most)
     would = {each: reachable // each * each for each in sorted({*sizes, size})}
-    why = _why(it, size, windowed=config.window > 0)
+    why = _cause_of_miss(it, size, windowed=config.window > 0)
     return {
         "sample": 0,
         **asdict(it),
@@ -172,7 +173,7 @@ def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
     }
 
 
-def _why(it: Prefix, size: int, *, windowed: bool) -> str:
+def _cause_of_miss(it: Prefix, size: int, *, windowed: bool) -> str:
     """Why the first missing block, of `size` tokens, was missing; a key of `_BECAUSE`."""
     end = it.hit + size
     if end > it.known - 1:
@@ -185,17 +186,17 @@ def _why(it: Prefix, size: int, *, windowed: bool) -> str:
 
 
 def _sample(life: Life) -> dict[str, Any]:
-    apart = ("parts", "reasons", "gap", "last", "drafts")
-    told = asdict(life, filter=lambda field, _: field.name not in apart)
-    told["last"] = [life.last.turn, life.last.time] if life.last else [0, 0.0]
+    separate = ("parts", "reasons", "gap", "last", "drafts")
+    fields = asdict(life, filter=lambda field, _: field.name not in separate)
+    fields["last"] = [life.last.turn, life.last.time] if life.last else [0, 0.0]
     spent = sorted(life.parts.items(), key=_order)
-    told["parts"] = [asdict(where) | asdict(what) for where, what in spent]
-    told["reasons"] = [
+    fields["parts"] = [asdict(where) | asdict(what) for where, what in spent]
+    fields["reasons"] = [
         {"turn": at, "is": type(r).__name__, **asdict(r)} for at, r in life.reasons
     ]
-    told["drafts"] = drafts_told(life.drafts) if life.drafts.rows else None
-    told["gap"] = None if life.gap is None else _gap(life, life.gap)
-    return told
+    fields["drafts"] = draft_figures(life.drafts) if life.drafts.rows else None
+    fields["gap"] = None if life.gap is None else _gap(life, life.gap)
+    return fields
 
 
 def _order(part: tuple[Where, Spent]) -> tuple[int, int, str, bool]:
@@ -231,31 +232,31 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:,.1f} ms"
 
 
-def _told(found: dict[str, Any]) -> Iterator[str]:
-    return search_story(found) if "rounds" in found else _story(found)
+def _render(found: dict[str, Any]) -> Iterator[str]:
+    return render_search(found) if "rounds" in found else _render_request(found)
 
 
-def _story(found: dict[str, Any]) -> Iterator[str]:
+def _render_request(found: dict[str, Any]) -> Iterator[str]:
     """The explanation, in plain words."""
     yield (
         "Request {id!r}: {prompt:,} prompt tokens, {max_tokens:,} to come at most"
     ).format(**found)
     for one in found["samples"]:
-        yield _heading(one)
-        yield from map(_part, one["parts"])
-        yield from _reasons(one["reasons"])
+        yield _sample_heading(one)
+        yield from map(_part_line, one["parts"])
+        yield from _reason_lines(one["reasons"])
         if one["drafts"]:
             yield _DRAFTS.format(**one["drafts"])
         if one["gap"]:
-            yield _longest(one["gap"])
+            yield _gap_line(one["gap"])
     if prefix := found["prefix"]:
         several = len(found["samples"]) > 1
-        yield _cached(
+        yield _prefix_lines(
             prefix, f"Prefix of sample {prefix['sample']}" if several else "Prefix"
         )
 
 
-def _heading(one: dict[str, Any]) -> str:
+def _sample_heading(one: dict[str, Any]) -> str:
     """A heading: the sample, its latency, and its finish reason."""
     begin, end = one["arrived"], one["end"]
     text = (
@@ -267,7 +268,7 @@ def _heading(one: dict[str, Any]) -> str:
     return text + (f": {end['error']!r}" if end and end["error"] else "")
 
 
-def _part(part: dict[str, Any]) -> str:
+def _part_line(part: dict[str, Any]) -> str:
     """A line for a kind of time and its amount."""
     kind = "behind" if part["behind"] else part["kind"]
     words = _KINDS[kind].format(**part)
@@ -276,7 +277,7 @@ def _part(part: dict[str, Any]) -> str:
     return f"{_ms(part['seconds']):>16} {part['turns']:>7,} turns  {words}{after}"
 
 
-def _reasons(reasons: list[dict[str, Any]]) -> Iterator[str]:
+def _reason_lines(reasons: list[dict[str, Any]]) -> Iterator[str]:
     for reason in reasons:
         if words := _REASONS.get(reason["is"], ""):
             if reason.get("needs"):
@@ -284,16 +285,16 @@ def _reasons(reasons: list[dict[str, Any]]) -> Iterator[str]:
             yield f"  turn {reason['turn']:,}: " + words.format(**reason)
 
 
-def _longest(gap: dict[str, Any]) -> str:
+def _gap_line(gap: dict[str, Any]) -> str:
     """The longest time between outputs."""
-    told = _GAP.format(_ms(gap["seconds"]), **gap)
+    fields = _GAP.format(_ms(gap["seconds"]), **gap)
     if not gap["chunk"]:
-        return told
+        return fields
     whose = repr(gap["chunk_of"][0]) if gap["chunk_of"] else "one that has left"
-    return f"{told}, {gap['chunk']:,} of them a chunk of {whose}"
+    return f"{fields}, {gap['chunk']:,} of them a chunk of {whose}"
 
 
-def _cached(prefix: dict[str, Any], title: str) -> str:
+def _prefix_lines(prefix: dict[str, Any], title: str) -> str:
     """Lines for the cached prefix, why it ended, and the hits with other block sizes."""
     sizes = ", ".join(f"{size}: {hit:,}" for size, hit in prefix["would"].items())
     because = _BECAUSE[prefix["why"]]

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in
 from minfer.runs.journal import JournalError
 
-Found = TypeVar("Found")
+Result = TypeVar("Found")
 UNUSABLE: Final = 2  # the exit code of a journal that cannot be used
 
 
@@ -30,13 +30,13 @@ def latest_of(path: Path, runs: Sequence[RunFiles]) -> RunFiles:
     return last
 
 
-def of_each(
-    runs: Sequence[RunFiles], find: Callable[[RunFiles], Found]
-) -> tuple[list[Found], int]:
+def read_each(
+    runs: Sequence[RunFiles], find: Callable[[RunFiles], Result]
+) -> tuple[list[Result], int]:
     """The results of each usable run, in order, and the exit code of those that are not:
     their errors are printed. Raises JournalError if none is usable.
     """
-    found, code = list[Found](), 0
+    found, code = list[Result](), 0
     for number, run in enumerate(runs, 1):
         try:
             found.append(find(run))

@@ -16,9 +16,9 @@ from attrs import asdict
 
 from minfer.effects.live.engine.driver import quiet_collector
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in
-from minfer.effects.runs.recorded import latest_of, of_each
+from minfer.effects.runs.recorded import latest_of, read_each
 from minfer.effects.runs.replay_fork import change_of, fork_options, print_fork
-from minfer.effects.runs.replay_state import line, state_told
+from minfer.effects.runs.replay_state import render_state, summary_line
 from minfer.effects.runs.report import Report
 from minfer.runs.codec import dump
 from minfer.runs.fork import Change
@@ -26,7 +26,7 @@ from minfer.runs.replay import DivergenceError, Journal
 from minfer.runs.turns import EngineRaisedError
 from minfer.values.checks import ConfigError
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 _DIVERGED: Final = 1  # exit codes
 _RAISED: Final = 3
 _CODES: Final = (
@@ -68,7 +68,7 @@ def replay(options: argparse.Namespace) -> int:
     if change != Change():
         return print_fork(journal, options)
     deque(journal.turns(until=options.at), maxlen=0)
-    print(json.dumps(dump(journal.state)) if options.json else state_told(journal))
+    print(json.dumps(dump(journal.state)) if options.json else render_state(journal))
     return 0
 
 
@@ -91,28 +91,28 @@ def _check_options(options: argparse.Namespace, change: Change) -> None:
 def _verify(runs: Sequence[RunFiles], options: argparse.Namespace) -> int:
     """Replay runs, print the results, and return the exit code."""
 
-    def verify(run: RunFiles) -> Found:
-        found = {"run": run.name, **_verified(run.open(), options.until)}
+    def verify(run: RunFiles) -> Results:
+        found = {"run": run.name, **_verify_run(run.open(), options.until)}
         if not options.json:
-            apart = "" if run is runs[0] else "\n"
-            print(apart + "\n".join(_summary(found)), flush=True)
+            separator = "" if run is runs[0] else "\n"
+            print(separator + "\n".join(_summary(found)), flush=True)
         return found
 
-    found, code = of_each(runs, verify)
+    found, code = read_each(runs, verify)
     if options.json:
         *others, last = found
         print(json.dumps({**last, "others": others}))
     return max(code, *map(_code, found))
 
 
-def _code(found: Found) -> int:
+def _code(found: Results) -> int:
     """The exit code of a run's results."""
     if found["raised"]:
         return _RAISED
     return _DIVERGED if found["divergence"] else 0
 
 
-def _verified(journal: Journal, until: int | None) -> Found:
+def _verify_run(journal: Journal, until: int | None) -> Results:
     """Replay a run; returns the results."""
     report = Report(journal.config)
     divergence = raised = None
@@ -144,41 +144,43 @@ def _verified(journal: Journal, until: int | None) -> Found:
     }
 
 
-def _summary(found: Found) -> Iterator[str]:
+def _summary(found: Results) -> Iterator[str]:
     """The results, in lines."""
-    yield from _run(found)
+    yield from _run_lines(found)
     if found["raised"]:
-        yield from _raised(found["raised"])
+        yield from _raised_lines(found["raised"])
     elif found["divergence"]:
-        yield from _diverged(found["divergence"])
+        yield from _divergence_lines(found["divergence"])
     else:
-        yield from _all_as_it_was(found)
+        yield from _verified_lines(found)
 
 
-def _run(found: Found) -> Iterator[str]:
+def _run_lines(found: Results) -> Iterator[str]:
     """The run, and its figures."""
     about = found["about"]
-    yield line(
+    yield summary_line(
         "run",
         f"{found['run']}: {about.get('model', '?')} on {about.get('device', '?')}, "
         f"minfer {about.get('minfer', '?')}, {len(found['segments'])} segments",
     )
-    yield line(
+    yield summary_line(
         "replayed",
         f"{found['turns']:,} turns, {found['steps']:,.0f} steps, "
         f"{found['row_results']:,} row-results in {found['replay_seconds']:.1f} s "
         f"({found['row_results_per_second']:,.0f} a second)",
     )
     ends = ", ".join(f"{count:,} {why}" for why, count in sorted(found["ended"].items()))
-    yield line(
+    yield summary_line(
         "samples",
         f"{found['samples']:,} ended ({ends or 'none'}); "
         f"{found['preemptions']:,.0f} preemptions",
     )
     if found["hit_share"] is not None:
-        yield line("prefixes", f"{found['hit_share']:.1%} of prompt tokens were cached")
+        yield summary_line(
+            "prefixes", f"{found['hit_share']:.1%} of prompt tokens were cached"
+        )
     if (drafts := found["drafted"])["rows"]:
-        yield line(
+        yield summary_line(
             "drafts",
             f"{drafts['accepted']:,} of {drafts['proposed']:,} accepted "
             f"({drafts['rate']:.1%}); {drafts['length']:.2f} tokens of a row with some",
@@ -187,39 +189,41 @@ def _run(found: Found) -> Iterator[str]:
         spread = found[name].items()
         parts = [f"{q} {s * 1000:,.1f} ms" for q, s in spread if s is not None]
         if parts:
-            yield line(name.upper(), ", ".join(parts))
+            yield summary_line(name.upper(), ", ".join(parts))
 
 
-def _raised(one: Found) -> Iterator[str]:
+def _raised_lines(one: Results) -> Iterator[str]:
     """The turn in which the engine raised, and the place."""
-    yield line("RAISED", f"turn {one['turn']}: the engine raised {one['error']}")
-    yield line("  in", one["where"])
+    yield summary_line("RAISED", f"turn {one['turn']}: the engine raised {one['error']}")
+    yield summary_line("  in", one["where"])
 
 
-def _diverged(one: Found) -> Iterator[str]:
+def _divergence_lines(one: Results) -> Iterator[str]:
     """The turn in which the engine decides otherwise, and the difference."""
-    yield line(
+    yield summary_line(
         "DIVERGED",
         f"in turn {one['turn']} (step {one['step']}, {one['time']:.6f} s); "
         "then: as recorded, now: as this engine decides",
     )
     yield from (f"  {difference['words']}" for difference in one["differences"])
-    yield line("  field", one["field"])
+    yield summary_line("  field", one["field"])
     if one["legend"]:
-        yield line("  columns", one["legend"])
-    yield line("  then", json.dumps(one["expected"]))
-    yield line("  now", json.dumps(one["found"]))
+        yield summary_line("  columns", one["legend"])
+    yield summary_line("  then", json.dumps(one["expected"]))
+    yield summary_line("  now", json.dumps(one["found"]))
 
 
-def _all_as_it_was(found: Found) -> Iterator[str]:
+def _verified_lines(found: Results) -> Iterator[str]:
     """That all is equal, and how the journal ends."""
     states = f"{found['state_digests']} digests of whole states"
     if found["by_decisions_alone"]:
         states = (
             "no states: this journal is of an older format, replayed by its decisions"
         )
-    yield line("verified", f"every decision; digest {found['digest']}, and {states}")
+    yield summary_line(
+        "verified", f"every decision; digest {found['digest']}, and {states}"
+    )
     end = "the journal stops while the engine ran"
     if found["closed"]:
         end = "the engine was closed"
-    yield line("end", "; ".join([end, *found["torn"]]))
+    yield summary_line("end", "; ".join([end, *found["torn"]]))

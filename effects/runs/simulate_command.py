@@ -18,15 +18,15 @@ from tqdm import tqdm
 
 from minfer.effects.live.engine.driver import quiet_collector
 from minfer.effects.live.journal.journal_files import write_journal
-from minfer.effects.runs.arrivals import Trace
+from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.report import Report
-from minfer.effects.runs.simulate_cost import Chosen, chosen_cost
+from minfer.effects.runs.simulate_cost import ChosenCost, choose_cost
 from minfer.effects.runs.simulate_drafts import (
     add_draft_options,
-    costing,
-    drafted,
-    guesses_of,
-    says_of_drafts,
+    cases_with_drafts,
+    draft_remarks,
+    draft_results,
+    with_draft_cost,
 )
 from minfer.effects.runs.simulate_find import find
 from minfer.effects.runs.simulate_options import (
@@ -119,11 +119,13 @@ def _simulate(options: argparse.Namespace) -> int:
             f"--slo-share is a share, from 0 to 1, not {options.slo_share:g}"
         )
     trace = read_trace(options.trace, options.requests, options.divide)
-    cost = chosen_cost(options, trace)
-    cost = evolve(cost, model=costing(options, cost.model))
-    cases = drafted(cases_of(trace, options), options, cost.model)
+    cost = choose_cost(options, trace)
+    cost = evolve(cost, model=with_draft_cost(options, cost.model))
+    cases = cases_with_drafts(cases_of(trace, options), options, cost.model)
     check_options(options, cases)
-    about_drafts = says_of_drafts(cases, options, guesses_of(options, trace), cost.model)
+    about_drafts = draft_remarks(
+        cases, options, draft_results(options, trace), cost.model
+    )
     runs = _Runs(trace, cost.model, options, bool(about_drafts))
     if not options.json:
         print("\n".join(filter(None, (*_heading(trace, cost, options), about_drafts))))
@@ -135,7 +137,7 @@ def _simulate(options: argparse.Namespace) -> int:
         for case in cases:
             runs.good(case)
     if options.json:
-        told = {
+        results = {
             "trace": options.trace,
             "requests": len(trace.sizes),
             "cost": dump(cost.model),
@@ -145,14 +147,16 @@ def _simulate(options: argparse.Namespace) -> int:
             "find": options.find,
             "found": found,
         }
-        print(json.dumps(told, indent=1))
+        print(json.dumps(results, indent=1))
     elif options.find:
         value = "nothing that was tried" if found is None else f"{found:g}"
         print(f"{options.find} with which {options.slo_share:.1%} are good: {value}")
     return int(bool(options.find) and found is None)
 
 
-def _heading(trace: Trace, cost: Chosen, options: argparse.Namespace) -> Iterator[str]:
+def _heading(
+    trace: ArrivalTrace, cost: ChosenCost, options: argparse.Namespace
+) -> Iterator[str]:
     """Lines on the table's trace, its assumptions, and its columns."""
     count = len(trace.sizes)
     yield f"{count:,} requests of {options.trace}"
@@ -185,7 +189,7 @@ def _goodness(first: float, other: float) -> str:
 class _Runs:
     """The results of the runs so far, each a line of the table."""
 
-    trace: Trace
+    trace: ArrivalTrace
     cost: CostModel
     options: argparse.Namespace
     speculates: bool  # in some of them
@@ -217,22 +221,22 @@ class _Runs:
 
 
 def run(
-    trace: Trace, case: Case, cost: CostModel, options: argparse.Namespace
+    trace: ArrivalTrace, case: Case, cost: CostModel, options: argparse.Namespace
 ) -> Figures:
     """Simulate the trace once; returns the settings and the results."""
     config = case.config
     names = options.scheduling_policy or ()
-    asked = (name for name in names if policy_named(name) == config.policy)
+    named = (name for name in names if policy_named(name) == config.policy)
     usual = (name for name, kind in POLICIES.items() if kind is type(config.policy))
-    name = next(chain(asked, usual), type(config.policy).__name__)
+    name = next(chain(named, usual), type(config.policy).__name__)
     sizes = {size: getattr(config, size) for size in SIZES}
-    told = {"policy": name, **sizes, "speed": case.speed}
+    results = {"policy": name, **sizes, "speed": case.speed}
     if config.speculation is not None or options.num_speculative_tokens is not None:
-        told["drafts"] = config.speculation.drafts if config.speculation else 0
+        results["drafts"] = config.speculation.drafts if config.speculation else 0
     report = Report(config, options.slo_ttft, options.slo_tpot)
     arrivals = trace.arrivals(config.block_size, case.speed, options.mix)
     shown = tqdm(arrivals, name, len(trace.sizes), leave=False, disable=None)
-    guesses = guesses_of(options, trace)
+    guesses = draft_results(options, trace)
     simulation = Simulation(
         config,
         Simulated(trace.lengths, guesses=guesses),
@@ -247,7 +251,7 @@ def run(
             deque(turns, maxlen=0)
         else:
             options.journal.mkdir(parents=True, exist_ok=True)
-            path = options.journal / f"{'-'.join(map(str, told.values()))}.journal"
+            path = options.journal / f"{'-'.join(map(str, results.values()))}.journal"
             about = {"simulated": options.trace, "cost": cost.name}
             write_journal(path, config, turns, about)
-    return {**told, **report.figures(), "simulated_in": time.perf_counter() - begin}
+    return {**results, **report.figures(), "simulated_in": time.perf_counter() - begin}

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.runs.arrivals import LONGEST, Row, Trace, TraceError
+from minfer.effects.runs.arrivals import LONGEST, ArrivalTrace, TraceError, TraceRow
 from minfer.effects.runs.recorded import latest
 from minfer.records.messages import Cancel, Emit, Submit
 from minfer.records.sequence import SampleId
@@ -32,7 +32,7 @@ KNOWN: Final = (
 
 
 @frozen
-class _Spelled:
+class _Parameter:
     """A number of a trace that is written as parameters."""
 
     default: float
@@ -40,33 +40,33 @@ class _Spelled:
     most: float
 
 
-_SPELLED: Final = {
-    "rate": _Spelled(1.0, 1e-6, 1e6),
-    "requests": _Spelled(1000, 1, LONGEST),
-    "prompt": _Spelled(512, 1, LONGEST),
-    "output": _Spelled(128, 1, LONGEST),
-    "spread": _Spelled(0.0, 0, 8),
-    "shared": _Spelled(0.0, 0, 1),
-    "prefix": _Spelled(256, 1, LONGEST),
-    "prefixes": _Spelled(1, 1, LONGEST),
-    "seed": _Spelled(0, 0, MOST),
+_PARAMETERS: Final = {
+    "rate": _Parameter(1.0, 1e-6, 1e6),
+    "requests": _Parameter(1000, 1, LONGEST),
+    "prompt": _Parameter(512, 1, LONGEST),
+    "output": _Parameter(128, 1, LONGEST),
+    "spread": _Parameter(0.0, 0, 8),
+    "shared": _Parameter(0.0, 0, 1),
+    "prefix": _Parameter(256, 1, LONGEST),
+    "prefixes": _Parameter(1, 1, LONGEST),
+    "seed": _Parameter(0, 0, MOST),
 }
 
 
-def read_trace(source: str, most: int | None = None, divide: int = 1) -> Trace:
+def read_trace(source: str, most: int | None = None, divide: int = 1) -> ArrivalTrace:
     """The first `most` requests of a trace, all of them checked, lengths divided by
     `divide`.
 
     Raises TraceError, and JournalError for a journal that cannot be read.
     """
     path = Path(source)
-    spelled = source.startswith("poisson:")
-    first = b"" if spelled else _first_line(path)
+    generated = source.startswith("poisson:")
+    first = b"" if generated else _first_line(path)
     if first.startswith(b"minfer journal"):
         if divide > 1:
             raise TraceError(f"{source}: the prompts of a journal cannot be divided")
         return _journal(path, most)
-    if spelled:
+    if generated:
         found = _poisson(source)
     elif first == AZURE.encode() or first.startswith(b"{"):
         found = _rows(path, first == AZURE.encode())
@@ -76,14 +76,14 @@ def read_trace(source: str, most: int | None = None, divide: int = 1) -> Trace:
     if not rows:
         raise TraceError(f"{source}: there are no requests in it")
     begin = rows[0].time
-    return Trace(tuple(_divided(row, begin, divide) for row in rows))
+    return ArrivalTrace(tuple(_divide_row(row, begin, divide) for row in rows))
 
 
-def _divided(row: Row, begin: float, divide: int) -> Row:
+def _divide_row(row: TraceRow, begin: float, divide: int) -> TraceRow:
     """A row with its lengths divided, in a trace that begins at a time."""
     prompt = max(1, row.prompt // divide)
     span = max(1, row.span // divide)
-    return Row(
+    return TraceRow(
         time=row.time - begin,
         prompt=prompt,
         output=max(1, row.output // divide),
@@ -107,7 +107,7 @@ def _first_line(path: Path) -> bytes:
         raise TraceError(f"{path}: {error.strerror}; {KNOWN}") from None
 
 
-def _rows(path: Path, azure: bool) -> Iterator[Row]:
+def _rows(path: Path, azure: bool) -> Iterator[TraceRow]:
     number, last = 1, -math.inf
     with path.open(encoding="utf-8-sig") as lines:
         try:
@@ -128,26 +128,26 @@ def _check(right: bool, why: str) -> None:
         raise ValueError(why)
 
 
-def _azure(number: int, line: str) -> Row:
+def _azure(number: int, line: str) -> TraceRow:
     cells = line.strip().split(",")
     _check(len(cells) == 3, f"it has {len(cells)} columns, not 3")
     moment = datetime.fromisoformat(cells[0])
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     prompt = _tokens("ContextTokens", cells[1])
     output = _tokens("GeneratedTokens", cells[2], 0)
-    return Row(moment.timestamp(), prompt, output, ids=(number,))
+    return TraceRow(moment.timestamp(), prompt, output, ids=(number,))
 
 
-def _mooncake(line: str) -> Row:
-    told = json.loads(line)
-    prompt = _tokens("input_length", told["input_length"])
-    ids = tuple(told["hash_ids"])
-    output = _tokens("output_length", told["output_length"], 0)
+def _mooncake(line: str) -> TraceRow:
+    parameters = json.loads(line)
+    prompt = _tokens("input_length", parameters["input_length"])
+    ids = tuple(parameters["hash_ids"])
+    output = _tokens("output_length", parameters["output_length"], 0)
     enough = len(ids) == -(-prompt // SPAN)
     _check(enough, f"{len(ids)} hash_ids of {SPAN} for {prompt} tokens")
     fit = all(type(one) is int and 0 <= one < 2**31 for one in ids)
     _check(fit, "hash_ids must be whole numbers from 0 to 2^31 - 1")
-    return Row(float(told["timestamp"]) / 1000, prompt, output, ids, SPAN)
+    return TraceRow(float(parameters["timestamp"]) / 1000, prompt, output, ids, SPAN)
 
 
 def _tokens(name: str, value: str | int, low: int = 1) -> int:
@@ -156,43 +156,43 @@ def _tokens(name: str, value: str | int, low: int = 1) -> int:
     return int(value)
 
 
-def _poisson(source: str) -> Iterator[Row]:
+def _poisson(source: str) -> Iterator[TraceRow]:
     """Random arrivals, `rate` a second; lengths are log-normal around their means, with
     `spread`.
 
     The share `shared` of prompts begins with one of `prefixes` common prefixes.
     """
-    told, time = _spelled(source), 0.0
-    spread, prefixes = told["spread"], told["prefixes"]
-    rng = Random(told["seed"])  # noqa: S311 - a simulation keeps no secrets
-    for number in range(told["requests"]):
-        prompt = _length(rng, told["prompt"], spread)
-        output = _length(rng, told["output"], spread)
+    parameters, time = _read_parameters(source), 0.0
+    spread, prefixes = parameters["spread"], parameters["prefixes"]
+    rng = Random(parameters["seed"])  # noqa: S311 - a simulation keeps no secrets
+    for number in range(parameters["requests"]):
+        prompt = _length(rng, parameters["prompt"], spread)
+        output = _length(rng, parameters["output"], spread)
         ids, span, least = [prefixes + number], LONGEST, 1
-        if rng.random() < told["shared"]:
-            span, least = told["prefix"], told["prefix"] + 1
+        if rng.random() < parameters["shared"]:
+            span, least = parameters["prefix"], parameters["prefix"] + 1
             ids.insert(0, rng.randrange(prefixes))
-        yield Row(time, max(least, prompt), max(1, output), tuple(ids), span)
-        time += rng.expovariate(told["rate"])
+        yield TraceRow(time, max(least, prompt), max(1, output), tuple(ids), span)
+        time += rng.expovariate(parameters["rate"])
 
 
-def _spelled(source: str) -> dict[str, Any]:
+def _read_parameters(source: str) -> dict[str, Any]:
     """The parameters of a trace that is written as such. Raises TraceError."""
-    told: dict[str, Any] = {name: one.default for name, one in _SPELLED.items()}
+    parameters: dict[str, Any] = {name: one.default for name, one in _PARAMETERS.items()}
     for part in filter(None, source.removeprefix("poisson:").split(",")):
         name, _, value = part.partition("=")
         try:
-            told[name] = type(told[name])(value)
-            fits = _SPELLED[name].least <= told[name] <= _SPELLED[name].most
+            parameters[name] = type(parameters[name])(value)
+            fits = _PARAMETERS[name].least <= parameters[name] <= _PARAMETERS[name].most
             _check(fits, "out of range")
         except (KeyError, ValueError):
             ranges = (
                 f"{name} ({one.least:g} to {one.most:g})"
-                for name, one in _SPELLED.items()
+                for name, one in _PARAMETERS.items()
             )
             why = f"{part!r} is none of {', '.join(ranges)}"
             raise TraceError(f"{source}: {why}") from None
-    return told
+    return parameters
 
 
 def _length(rng: Random, mean: float, spread: float) -> int:
@@ -200,7 +200,7 @@ def _length(rng: Random, mean: float, spread: float) -> int:
     return round(min(LONGEST, rng.lognormvariate(math.log(mean) - spread**2 / 2, spread)))
 
 
-def _journal(path: Path, most: int | None) -> Trace:
+def _journal(path: Path, most: int | None) -> ArrivalTrace:
     """The arrivals of a journal; requests that were there before its first turn are left
     out.
     """
@@ -227,4 +227,6 @@ def _journal(path: Path, most: int | None) -> Trace:
     if not came:
         raise TraceError(f"{path}: no request came while it was written")
     moved = tuple((time - events[0][0], what) for time, what in events)
-    return Trace(events=moved, config=journal.config, lengths=lengths, drafts=drafts)
+    return ArrivalTrace(
+        events=moved, config=journal.config, lengths=lengths, drafts=drafts
+    )

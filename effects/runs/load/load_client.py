@@ -21,12 +21,12 @@ import aiohttp
 from attrs import Factory, define, field, frozen
 
 from minfer.effects.runs.load.load_prompts import Prompts
-from minfer.effects.runs.load.reply_reader import Reply
+from minfer.effects.runs.load.reply_reader import ReplyReader
 from minfer.effects.runs.load.request_record import (
     INTERRUPTED,
-    Failure,
-    Record,
     ReplyError,
+    RequestFailure,
+    RequestRecord,
     one_line,
 )
 
@@ -35,7 +35,7 @@ _KEPT: Final = 2.0  # seconds of an idle connection; servers keep theirs 5 or mo
 
 
 @frozen
-class Load:
+class LoadPlan:
     """A load: requests, their number, and their pace."""
 
     url: str  # where requests are posted
@@ -49,23 +49,23 @@ class Load:
 
     def request(self, number: int) -> bytes:
         """The body of a request."""
-        ask = self.prompts.ask(number)
+        prompt = self.prompts.prompt(number)
         fields: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": ask.max_tokens,
+            "max_tokens": prompt.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
             **self.body,
         }
         rest = json.dumps(fields, separators=(",", ":"))[1:]
-        return b"{" + ask.field + b"," + rest.encode()
+        return b"{" + prompt.field + b"," + rest.encode()
 
 
 @frozen
 class Outcome:
     """The results of a load."""
 
-    records: Sequence[Record]  # by number
+    records: Sequence[RequestRecord]  # by number
     seconds: float  # until the last answer ended
     cpu: Sequence[float]  # the share of a core that each client process used
 
@@ -83,29 +83,31 @@ def session(key: str, patience: float | None = None) -> aiohttp.ClientSession:
     )
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> RequestFailure:
     """The failure of an exchange that raised this error."""
     if isinstance(error, ReplyError):
-        return Failure(error.kind, str(error))
+        return RequestFailure(error.kind, str(error))
     if isinstance(error, TimeoutError):
-        return Failure("timed out", "the answer did not end in time")
+        return RequestFailure("timed out", "the answer did not end in time")
     if isinstance(error, aiohttp.ClientConnectorError):
         refused = isinstance(error.os_error, ConnectionRefusedError)
         why = "connection refused" if refused else error.os_error.strerror
-        return Failure("not connected", why or str(error))
+        return RequestFailure("not connected", why or str(error))
     if isinstance(error, aiohttp.ClientResponseError):
-        return Failure("malformed", f"the answer is not HTTP: {one_line(error.message)}")
-    return Failure("cut off", "the connection closed before the answer had ended")
+        return RequestFailure(
+            "malformed", f"the answer is not HTTP: {one_line(error.message)}"
+        )
+    return RequestFailure("cut off", "the connection closed before the answer had ended")
 
 
 @define
 class Client:
     """Puts a load on a server."""
 
-    load: Load
+    load: LoadPlan
     take: Callable[[], int] = Factory(lambda: itertools.count().__next__)  # a number
     show: Callable[["Client"], None] = lambda _: None  # is called when a request ends
-    records: list[Record] = Factory(list)
+    records: list[RequestRecord] = Factory(list)
     sent: int = 0
     failed: int = 0
     _begin: float = 0.0  # monotonic
@@ -168,33 +170,38 @@ class Client:
             await asyncio.sleep(max(0.0, due - self._now()))  # lets other tasks run, too
             if self._stopped:
                 return
-            task = self._start(group, self._one(http, number, due, body))
+            task = self._start(group, self._send_one(http, number, due, body))
             task.add_done_callback(lambda _: free.release())
             self.sent += 1
 
     def _now(self) -> float:
         return time.monotonic() - self._begin
 
-    async def _one(
+    async def _send_one(
         self, http: aiohttp.ClientSession, number: int, due: float, body: bytes
     ) -> None:
         """Send one request and keep its record."""
-        reply, sent = Reply(), self._now()
+        reply, sent = ReplyReader(), self._now()
         try:
             await exchange(http, self.load.url, body, reply)
             failure = reply.failure()
         except (aiohttp.ClientError, OSError, ReplyError) as error:
             failure = failure_of(error)
         except asyncio.CancelledError:
-            failure = Failure(INTERRUPTED, "the run was interrupted")
+            failure = RequestFailure(INTERRUPTED, "the run was interrupted")
         self._keep(number, due, sent, reply, failure)
 
     def _keep(
-        self, number: int, due: float, sent: float, reply: Reply, failure: Failure | None
+        self,
+        number: int,
+        due: float,
+        sent: float,
+        reply: ReplyReader,
+        failure: RequestFailure | None,
     ) -> None:
         """Make the record of a request that has ended."""
         events = [moment - self._begin for moment in reply.events]
-        record = Record(
+        record = RequestRecord(
             number=number,
             due=due,
             sent=sent,
@@ -211,7 +218,7 @@ class Client:
 
 
 async def exchange(
-    http: aiohttp.ClientSession, url: str, body: bytes, reply: Reply
+    http: aiohttp.ClientSession, url: str, body: bytes, reply: ReplyReader
 ) -> None:
     """Post a request and pass its answer to `reply`, part by part as it comes.
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from minfer.effects.runs.load.load_client import Outcome
-from minfer.effects.runs.load.request_record import Record
+from minfer.effects.runs.load.request_record import RequestRecord
 
 MS: Final = 1000.0
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
@@ -22,7 +22,7 @@ LATE: Final = 10.0  # milliseconds
 Metrics = dict[str, Any]
 
 
-def meets(record: Record, goals: Mapping[str, float]) -> bool:
+def meets(record: RequestRecord, goals: Mapping[str, float]) -> bool:
     """Whether a request was completed within all goals."""
     if not record.completed:
         return False
@@ -59,7 +59,7 @@ def metrics_of(
     }
 
 
-def latencies(done: Sequence[Record]) -> dict[str, list[float]]:
+def latencies(done: Sequence[RequestRecord]) -> dict[str, list[float]]:
     """All values of each latency, in seconds."""
     return {
         "ttft": [one.ttft for one in done if one.ttft is not None],
@@ -85,7 +85,7 @@ def _spread(name: str, values: list[float], percentiles: Sequence[float]) -> Met
     return found
 
 
-def _failures(records: Sequence[Record]) -> Metrics:
+def _failures(records: Sequence[RequestRecord]) -> Metrics:
     """The number of failures by kind, with the first message of each."""
     kinds: Counter[str] = Counter()
     first: dict[str, str] = {}
@@ -103,7 +103,7 @@ def _failures(records: Sequence[Record]) -> Metrics:
     }
 
 
-def _totals(records: Sequence[Record], completed: int, seconds: float) -> Metrics:
+def _totals(records: Sequence[RequestRecord], completed: int, seconds: float) -> Metrics:
     """Tokens, and rates over the whole run."""
     served = [one for one in records if one.completed or one.interrupted]
     prompt = sum(one.prompt_tokens for one in served)
@@ -118,7 +118,7 @@ def _totals(records: Sequence[Record], completed: int, seconds: float) -> Metric
     }
 
 
-def _in_flight(records: Sequence[Record]) -> int:
+def _in_flight(records: Sequence[RequestRecord]) -> int:
     """The most requests in flight at once."""
     moments = [(one.ended, -1) for one in records] + [(one.sent, 1) for one in records]
     steps = [step for _, step in sorted(moments)]  # an end before a start at its time

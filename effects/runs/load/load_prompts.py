@@ -32,7 +32,7 @@ _WORDS: Final = (
 
 
 @frozen
-class Ask:
+class LoadPrompt:
     """A prompt as the field of a JSON object, and the limit of its output tokens."""
 
     field: bytes
@@ -42,7 +42,7 @@ class Ask:
 class Prompts(Protocol):
     """The same prompt for the same number, in any process."""
 
-    def ask(self, number: int) -> Ask:
+    def prompt(self, number: int) -> LoadPrompt:
         """The prompt of a request; that of the warm-up has the number -1."""
 
 
@@ -57,7 +57,7 @@ class RandomPrompts:
     vocab_size: int = 2000
     seed: str = "0"
 
-    def ask(self, number: int) -> Ask:
+    def prompt(self, number: int) -> LoadPrompt:
         """The prompt of a request."""
         rng = Random(f"{self.seed}/{number}")  # noqa: S311 - a load has no secrets
         length = _around(rng, self.input_len, self.range_ratio)
@@ -65,9 +65,9 @@ class RandomPrompts:
         table = _table(self.vocab_size, self.chat)
         tokens = [table[i] for i in array("H", rng.randbytes(2 * length))]
         if not self.chat:
-            return Ask(b'"prompt":[' + b",".join(tokens) + b"]", output)
+            return LoadPrompt(b'"prompt":[' + b",".join(tokens) + b"]", output)
         content = b'{"role":"user","content":"' + b" ".join(tokens) + b'"}'
-        return Ask(b'"messages":[' + content + b"]", output)
+        return LoadPrompt(b'"messages":[' + content + b"]", output)
 
 
 @cache
@@ -91,11 +91,11 @@ def _around(rng: Random, mean: int, ratio: float) -> int:
 class ListedPrompts:
     """Prompts of a file, in turn, and again from the first."""
 
-    asks: Sequence[Ask]
+    prompts: Sequence[LoadPrompt]
 
-    def ask(self, number: int) -> Ask:
+    def prompt(self, number: int) -> LoadPrompt:
         """The prompt of a request."""
-        return self.asks[number % len(self.asks)]
+        return self.prompts[number % len(self.prompts)]
 
 
 def read_prompts(path: Path, output_len: int, *, chat: bool) -> ListedPrompts:
@@ -105,15 +105,15 @@ def read_prompts(path: Path, output_len: int, *, chat: bool) -> ListedPrompts:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
         raise LoadError(f"--dataset-path {path}: {why}") from None
-    asks = [*_asks(path, lines, output_len, chat=chat)]
-    if not asks:
+    prompts = [*_read_prompts(path, lines, output_len, chat=chat)]
+    if not prompts:
         raise LoadError(f"--dataset-path {path}: there are no prompts in it")
-    return ListedPrompts(asks)
+    return ListedPrompts(prompts)
 
 
-def _asks(
+def _read_prompts(
     path: Path, lines: Sequence[str], output_len: int, *, chat: bool
-) -> Iterator[Ask]:
+) -> Iterator[LoadPrompt]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -131,7 +131,7 @@ def _asks(
                 f"{path}, line {number}: output_tokens must be a whole number from 1"
             )
         written = json.dumps(field, ensure_ascii=False, separators=(",", ":"))[1:-1]
-        yield Ask(written.encode("utf-8", "replace"), tokens)
+        yield LoadPrompt(written.encode("utf-8", "replace"), tokens)
 
 
 def _field(entry: dict[str, Any], *, chat: bool) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from minfer.effects.runs.load.load_client import Load
+from minfer.effects.runs.load.load_client import LoadPlan
 from minfer.effects.runs.load.load_metrics import LATENCIES, Metrics
 from minfer.effects.runs.load.request_record import LoadError
 from minfer.version import __version__
@@ -91,7 +91,9 @@ def _plain(value: Any) -> Any:
     return "inf" if value == float("inf") else value
 
 
-def save(path: Path, options: argparse.Namespace, load: Load, metrics: Metrics) -> None:
+def save(
+    path: Path, options: argparse.Namespace, load: LoadPlan, metrics: Metrics
+) -> None:
     """Write the numbers of a run and its settings."""
     settings = {
         name: _plain(value)

@@ -10,7 +10,7 @@ import json
 from array import array
 from typing import Any, Final
 
-from minfer.effects.runs.load.request_record import Failure, ReplyError, one_line
+from minfer.effects.runs.load.request_record import ReplyError, RequestFailure, one_line
 
 OK: Final = 200
 STREAM: Final = "text/event-stream"
@@ -19,7 +19,7 @@ _KEPT: Final = 2**16  # bytes of a failure's body
 _LONGEST: Final = 2**24  # bytes of a line
 
 
-class Reply:
+class ReplyReader:
     """One answer, as it comes."""
 
     def __init__(self) -> None:
@@ -55,18 +55,20 @@ class Reply:
                 self._event(b"\n".join(self._data), now)
                 self._data.clear()
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> RequestFailure | None:
         """The failure of an answer whose body has ended, if any."""
         if self.status != OK:
-            return Failure(f"HTTP {self.status}", _message(bytes(self._body)))
-        return None if self._finished else Failure("cut off", "the stream has no end")
+            return RequestFailure(f"HTTP {self.status}", _message(bytes(self._body)))
+        return (
+            None if self._finished else RequestFailure("cut off", "the stream has no end")
+        )
 
     def _event(self, data: bytes, now: float) -> None:
         """Read an event of the stream. Raises ReplyError."""
         if data == _DONE:
             self._finished = True
             return
-        event = _parsed(data)
+        event = _parse(data)
         if event.get("error"):
             raise ReplyError("error in the answer", _error(event))
         try:
@@ -81,7 +83,7 @@ class Reply:
                     self.events.append(now)
                 self._finished = self._finished or bool(end)
         except (AttributeError, LookupError, TypeError, ValueError):
-            raise ReplyError("malformed", f"an event is {_shown(data)}") from None
+            raise ReplyError("malformed", f"an event is {_shorten(data)}") from None
 
     def _brings_tokens(self, choice: dict[str, Any], end: object) -> bool:
         delta = choice.get("delta")
@@ -93,25 +95,25 @@ class Reply:
         return not self.events if end else "role" not in delta
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def _parse(data: bytes) -> dict[str, Any]:
     """A JSON object. Raises ReplyError."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ReplyError("malformed", f"{_shown(data)!r} is no JSON object")
+        raise ReplyError("malformed", f"{_shorten(data)!r} is no JSON object")
     return found
 
 
-def _shown(data: bytes) -> str:
+def _shorten(data: bytes) -> str:
     return one_line(data[:200].decode("utf-8", "replace"))
 
 
 def _message(body: bytes) -> str:
     """The message of a body that is an error."""
     try:
-        return _error(_parsed(body))
+        return _error(_parse(body))
     except ReplyError:
         return one_line(body.decode("utf-8", "replace")) or "no message"
 

@@ -24,7 +24,7 @@ class ReplyError(Exception):
 
 
 @frozen
-class Failure:
+class RequestFailure:
     """Why a request failed."""
 
     kind: str  # the same for similar failures
@@ -32,7 +32,7 @@ class Failure:
 
 
 @frozen
-class Record:
+class RequestRecord:
     """One request. Times are seconds since the load began."""
 
     number: int  # its place in the load
@@ -43,7 +43,7 @@ class Record:
     prompt_tokens: int = 0
     output_tokens: int = 0
     counted: bool = False  # output tokens are events, as the server sent no usage
-    failure: Failure | None = None
+    failure: RequestFailure | None = None
 
     @property
     def completed(self) -> bool:

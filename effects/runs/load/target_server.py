@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from minfer.effects.runs.load.load_client import Load, exchange, failure_of, session
-from minfer.effects.runs.load.reply_reader import Reply
-from minfer.effects.runs.load.request_record import Failure, LoadError, ReplyError
+from minfer.effects.runs.load.load_client import LoadPlan, exchange, failure_of, session
+from minfer.effects.runs.load.reply_reader import ReplyReader
+from minfer.effects.runs.load.request_record import LoadError, ReplyError, RequestFailure
 
 _PATIENCE: Final = 30.0  # seconds for a list of models
 _REMEDIES: Final = {
@@ -41,12 +41,12 @@ def first_model(base: str, key: str) -> str:
     try:
         status, body = asyncio.run(_get(url, key))
     except (aiohttp.ClientError, OSError) as error:
-        raise _refused(f"cannot reach {url}", failure_of(error)) from None
+        raise _load_error(f"cannot reach {url}", failure_of(error)) from None
     try:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, LookupError, TypeError):
-        failure = Failure(f"HTTP {status}", "name one with --model")
-        raise _refused(f"{url} names no model", failure) from None
+        failure = RequestFailure(f"HTTP {status}", "name one with --model")
+        raise _load_error(f"{url} names no model", failure) from None
 
 
 async def _get(url: str, key: str) -> tuple[int, bytes]:
@@ -54,11 +54,11 @@ async def _get(url: str, key: str) -> tuple[int, bytes]:
         return answer.status, await answer.read()
 
 
-def warm_up(load: Load) -> None:
+def warm_up(load: LoadPlan) -> None:
     """Send one request that is not measured. Raises LoadError if it fails, as the load
     then would.
     """
-    reply = Reply()
+    reply = ReplyReader()
 
     async def send() -> None:
         async with session(load.key) as http:
@@ -70,10 +70,10 @@ def warm_up(load: Load) -> None:
     except (aiohttp.ClientError, OSError, ReplyError) as error:
         failure = failure_of(error)
     if failure is not None:
-        raise _refused(f"the first request to {load.url} failed", failure)
+        raise _load_error(f"the first request to {load.url} failed", failure)
 
 
-def _refused(what: str, failure: Failure) -> LoadError:
+def _load_error(what: str, failure: RequestFailure) -> LoadError:
     remedy = _REMEDIES.get(failure.kind)
     more = f"; {remedy}" if remedy else ""
     return LoadError(f"{what} ({failure.kind}): {failure.message}{more}")

@@ -21,6 +21,7 @@ from minfer.effects.text.grammars.llguidance_matcher import (
     cut,
 )
 from minfer.effects.text.grammars.mask_lines import Lines
+from minfer.effects.text.grammars.parallel_masks import AtOnce
 from minfer.effects.text.grammars.protocol import GrammarError, Move
 from minfer.effects.text.grammars.vocabulary import without_markers
 from minfer.sampling.structured import StructuredOutputs

@@ -82,7 +82,9 @@ def test_words_and_figures_agree(
             )
             for reason in sample["reasons"]:
                 if reason["is"] == "Preempted":
-                    assert f"gave way for {reason['by'][0]!r} ({reason['by'][1]})" in text
+                    assert (
+                        f"preempted for {reason['by'][0]!r} ({reason['by'][1]})" in text
+                    )
                 if reason["is"] == "Voided":
                     assert f"step {reason['step']} failed with it" in text
         title = "Prefix of sample 0: " if len(told["samples"]) > 1 else "Prefix: "
@@ -121,8 +123,11 @@ def test_a_wait_behind_others_in_plain_words(
     assert text.splitlines()[:5] == [
         "Request 'c': 3 prompt tokens, 3 to come at most",
         "Sample 0: 9,000.0 ms until turn 9: 'length', 3 tokens, the first at 7,000.0 ms",
-        "      3,000.0 ms       3 turns  next in line, waiting for: rows",
-        "      3,000.0 ms       3 turns  behind others in line, who waited for: rows",
+        "      3,000.0 ms       3 turns  head of the queue, waiting for: rows",
+        (
+            "      3,000.0 ms       3 turns  behind others in the queue, which waited "
+            "for: rows"
+        ),
         (
             "      1,000.0 ms       1 turns  prefill: steps 1, its tokens 3, those of "
             "others 0"

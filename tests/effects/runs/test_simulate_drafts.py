@@ -8,7 +8,7 @@ from attrs import evolve
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200
-from minfer.effects.runs.report import Report, drafts_told
+from minfer.effects.runs.report import Report, draft_figures
 from minfer.effects.runs.simulate_drafts import DRAFTERS, with_drafts
 from minfer.effects.setup.speculation import METHODS
 from minfer.records.config import EngineConfig
@@ -93,10 +93,10 @@ def test_a_recorded_run_says_how_it_speculated(
     recorded = Report(run.config)
     for turn in run.turns:
         recorded.see(turn)
-    told_of = drafts_told(recorded.drafts)
+    told_of = draft_figures(recorded.drafts)
     assert same["drafted"] == told_of, "each stands as it did"
     assert main(["simulate", str(tmp_path)]) == 0
-    assert "those that the run had stand as they did" in capsys.readouterr().out
+    assert "those with a recorded result keep it" in capsys.readouterr().out
     (sure,) = told(capsys, str(tmp_path), RATE, "1")["runs"]
     assert sure["drafted"]["rate"] == 1.0
     none, five = told(capsys, str(tmp_path), NUMBER, "0,5")["runs"]

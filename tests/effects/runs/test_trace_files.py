@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.journal.journal_files import write_journal
-from minfer.effects.runs.arrivals import LONGEST, Row, Trace, TraceError
+from minfer.effects.runs.arrivals import LONGEST, ArrivalTrace, TraceError, TraceRow
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel
@@ -48,7 +48,7 @@ def line(time: float, size: int, ids: list[int], output: int = 5) -> dict[str, A
     }
 
 
-def requests(trace: Trace, block_size: int = 64) -> list[Request]:
+def requests(trace: ArrivalTrace, block_size: int = 64) -> list[Request]:
     return [what for _, what in trace.arrivals(block_size) if isinstance(what, Request)]
 
 
@@ -81,9 +81,9 @@ def test_the_first_requests_and_shorter_ones(tmp_path: Path) -> None:
     assert len(read_trace(azure(tmp_path), most=2).rows) == 2
     assert read_trace(azure(tmp_path), divide=32).sizes == [151, 100, 4]
     trace = read_trace(mooncake(tmp_path, line(0, 1200, [1, 2, 3], 64)), divide=32)
-    assert trace.rows == (Row(0.0, 37, 2, (1, 2, 3), 16),)
+    assert trace.rows == (TraceRow(0.0, 37, 2, (1, 2, 3), 16),)
     trace = read_trace(mooncake(tmp_path, line(0, 1200, [1, 2, 3], 64)), divide=1000)
-    assert trace.rows == (Row(0.0, 1, 1, (1,), 1),)
+    assert trace.rows == (TraceRow(0.0, 1, 1, (1,), 1),)
 
 
 def test_mooncake_prompts_begin_alike_where_their_ids_do(tmp_path: Path) -> None:

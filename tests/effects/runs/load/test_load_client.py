@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from minfer.effects.runs.load import load_client as client
-from minfer.effects.runs.load.load_client import Client, Load
-from minfer.effects.runs.load.load_prompts import Ask
-from minfer.effects.runs.load.request_record import INTERRUPTED, Record
+from minfer.effects.runs.load.load_client import Client, LoadPlan
+from minfer.effects.runs.load.load_prompts import LoadPrompt
+from minfer.effects.runs.load.request_record import INTERRUPTED, RequestRecord
 from tests.effects.runs.load.stub import (
     CLOSE,
     NEVER,
@@ -25,7 +25,7 @@ from tests.effects.runs.load.stub import (
 )
 
 
-def sent(load: Load) -> Sequence[Record]:
+def sent(load: LoadPlan) -> Sequence[RequestRecord]:
     return Client(load).run().records
 
 
@@ -129,7 +129,7 @@ def test_what_is_stopped_is_interrupted_and_no_failure() -> None:
 
 def test_an_error_of_the_client_is_not_hidden() -> None:
     class Broken:
-        def ask(self, number: int) -> Ask:
+        def prompt(self, number: int) -> LoadPrompt:
             raise ZeroDivisionError(number)
 
     with stub() as server, pytest.raises(ExceptionGroup) as caught:

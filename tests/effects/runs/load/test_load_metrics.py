@@ -7,10 +7,14 @@ import pytest
 
 from minfer.effects.runs.load.load_client import Outcome
 from minfer.effects.runs.load.load_metrics import Metrics, meets, metrics_of, warnings
-from minfer.effects.runs.load.request_record import INTERRUPTED, Failure, Record
+from minfer.effects.runs.load.request_record import (
+    INTERRUPTED,
+    RequestFailure,
+    RequestRecord,
+)
 
 ANSWERED = [
-    Record(
+    RequestRecord(
         number=i,
         due=i,
         sent=i + 0.001,
@@ -22,16 +26,16 @@ ANSWERED = [
     for i in range(8)
 ]
 FAILED = [
-    Record(8, 1, 1, 2, failure=Failure("HTTP 503", "full")),
-    Record(9, 1, 1, 2, failure=Failure("timed out", "late")),
-    Record(10, 1, 1, 2, failure=Failure("HTTP 503", "still full")),
+    RequestRecord(8, 1, 1, 2, failure=RequestFailure("HTTP 503", "full")),
+    RequestRecord(9, 1, 1, 2, failure=RequestFailure("timed out", "late")),
+    RequestRecord(10, 1, 1, 2, failure=RequestFailure("HTTP 503", "still full")),
 ]
-STOPPED = Record(
-    11, 8, 8, 9, events=(8.5,), output_tokens=1, failure=Failure(INTERRUPTED, "")
+STOPPED = RequestRecord(
+    11, 8, 8, 9, events=(8.5,), output_tokens=1, failure=RequestFailure(INTERRUPTED, "")
 )
 
 
-def metrics(*more: Record, **goals: float) -> Metrics:
+def metrics(*more: RequestRecord, **goals: float) -> Metrics:
     return metrics_of(Outcome([*ANSWERED, *more], 10.0, [0.25]), goals, (50, 99))
 
 
@@ -57,7 +61,7 @@ def test_latencies_are_in_milliseconds() -> None:
 
 def test_percentiles_are_numpys() -> None:
     times = [0.1, 0.2, 0.7, 1.9]
-    records = [Record(i, 0, 0, t, events=(t,)) for i, t in enumerate(times)]
+    records = [RequestRecord(i, 0, 0, t, events=(t,)) for i, t in enumerate(times)]
     found = metrics_of(Outcome(records, 2.0, []), {}, (90, 99.9))
     assert found["p90_ttft_ms"] == pytest.approx(1000 * np.percentile(times, 90))
     assert found["p99.9_ttft_ms"] == pytest.approx(1000 * np.percentile(times, 99.9))
@@ -99,7 +103,7 @@ def test_goodput_counts_requests_that_meet_all_goals(
 
 
 def test_one_token_meets_any_pace_and_a_failure_meets_none() -> None:
-    one = Record(0, 0, 0, 1, events=(1.0,), output_tokens=1)
+    one = RequestRecord(0, 0, 0, 1, events=(1.0,), output_tokens=1)
     assert meets(one, {"tpot": 1})
     assert not meets(FAILED[0], {})
 
@@ -118,7 +122,7 @@ def doubts(
     paced: bool = True,
     **more: Any,
 ) -> str:
-    records = [Record(i, 0, late, late + 1, **more) for i in range(4)]
+    records = [RequestRecord(i, 0, late, late + 1, **more) for i in range(4)]
     found = metrics_of(Outcome(records, seconds, [0.1, cpu]))
     return " ".join(warnings(found, paced=paced))
 

@@ -18,7 +18,7 @@ from minfer.effects.runs.load.request_record import LoadError
 
 
 def fields(prompts: Prompts, number: int) -> Any:
-    return json.loads(b"{" + prompts.ask(number).field + b"}")
+    return json.loads(b"{" + prompts.prompt(number).field + b"}")
 
 
 def test_random_prompts_have_their_lengths_and_ids() -> None:
@@ -29,14 +29,14 @@ def test_random_prompts_have_their_lengths_and_ids() -> None:
     assert min(first) >= FIRST_ID
     assert max(first) < 300
     assert len(set(first)) > 100
-    assert made.ask(0).max_tokens == 50
+    assert made.prompt(0).max_tokens == 50
 
 
 def test_a_prompt_is_a_function_of_seed_and_number() -> None:
     made = RandomPrompts(20, 5, seed="3")
-    assert made.ask(7) == RandomPrompts(20, 5, seed="3").ask(7)
-    others = [made.ask(-1), made.ask(8), RandomPrompts(20, 5, seed="4").ask(7)]
-    assert made.ask(7) not in others
+    assert made.prompt(7) == RandomPrompts(20, 5, seed="3").prompt(7)
+    others = [made.prompt(-1), made.prompt(8), RandomPrompts(20, 5, seed="4").prompt(7)]
+    assert made.prompt(7) not in others
 
 
 def test_lengths_vary_within_their_ratio() -> None:
@@ -44,7 +44,7 @@ def test_lengths_vary_within_their_ratio() -> None:
     lengths = {len(fields(made, number)["prompt"]) for number in range(300)}
     assert 50 <= min(lengths) < 60
     assert 140 < max(lengths) <= 150
-    assert {made.ask(number).max_tokens for number in range(300)} == set(range(5, 16))
+    assert {made.prompt(number).max_tokens for number in range(300)} == set(range(5, 16))
 
 
 def test_a_chats_prompt_is_words() -> None:
@@ -68,9 +68,9 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_a_file_has_a_prompt_a_line(tmp_path: Path) -> None:
     text = '{"prompt": "hé"}\n\n{"prompt": [1, 2], "output_tokens": 3}\n'
     made = read_prompts(written(tmp_path, text), 9, chat=False)
-    assert len(made.asks) == 2
+    assert len(made.prompts) == 2
     assert [fields(made, number)["prompt"] for number in range(3)] == ["hé", [1, 2], "hé"]
-    assert [made.ask(number).max_tokens for number in range(2)] == [9, 3]
+    assert [made.prompt(number).max_tokens for number in range(2)] == [9, 3]
 
 
 def test_a_file_of_chats(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_file_of_chats(tmp_path: Path) -> None:
     made = read_prompts(written(tmp_path, text), 9, chat=True)
     assert fields(made, 0) == {"messages": [message, message]}
     assert fields(made, 1) == {"messages": [message]}
-    assert made.ask(1).max_tokens == 4
+    assert made.prompt(1).max_tokens == 4
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from minfer.effects.runs.load import reply_reader as reply_module
-from minfer.effects.runs.load.reply_reader import Reply
-from minfer.effects.runs.load.request_record import Failure, ReplyError
+from minfer.effects.runs.load.reply_reader import ReplyReader
+from minfer.effects.runs.load.request_record import ReplyError, RequestFailure
 from tests.effects.runs.load.stub import DONE, event, token, usage
 
 
-def streamed(*parts: bytes) -> Reply:
+def streamed(*parts: bytes) -> ReplyReader:
     """A stream whose parts come a second apart."""
-    reply = Reply()
+    reply = ReplyReader()
     reply.begin(200, "text/event-stream")
     for second, part in enumerate(parts):
         reply.feed(part, float(second))
@@ -77,7 +77,9 @@ def test_the_role_of_a_chat_brings_no_token_and_thoughts_do() -> None:
 
 
 def test_a_stream_without_an_end_is_cut_off() -> None:
-    assert streamed(token("a")).failure() == Failure("cut off", "the stream has no end")
+    assert streamed(token("a")).failure() == RequestFailure(
+        "cut off", "the stream has no end"
+    )
     assert streamed(token("a", "stop")).failure() is None  # some send no [DONE]
 
 
@@ -104,7 +106,7 @@ def test_what_is_no_event_is_told(data: bytes, kind: str, message: str) -> None:
 
 def test_no_stream_where_one_was_asked_for() -> None:
     with pytest.raises(ReplyError, match="the answer is text/html, not a stream"):
-        Reply().begin(200, "text/html")
+        ReplyReader().begin(200, "text/html")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_no_stream_where_one_was_asked_for() -> None:
     ],
 )
 def test_a_refusal_is_told_in_the_servers_words(body: bytes, message: str) -> None:
-    reply = Reply()
+    reply = ReplyReader()
     reply.begin(503, "application/json")
     reply.feed(body, 1.0)
-    assert reply.failure() == Failure("HTTP 503", message)
+    assert reply.failure() == RequestFailure("HTTP 503", message)

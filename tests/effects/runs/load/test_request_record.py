@@ -2,11 +2,15 @@
 
 import pytest
 
-from minfer.effects.runs.load.request_record import Failure, Record, one_line
+from minfer.effects.runs.load.request_record import (
+    RequestFailure,
+    RequestRecord,
+    one_line,
+)
 
 
 def test_latencies_are_those_of_the_definitions() -> None:
-    one = Record(0, due=1, sent=2, ended=9, events=(5, 6, 9), output_tokens=5)
+    one = RequestRecord(0, due=1, sent=2, ended=9, events=(5, 6, 9), output_tokens=5)
     assert one.ttft == 3
     assert one.e2el == 7
     assert one.tpot == 1  # four tokens in the four seconds after the first
@@ -16,16 +20,16 @@ def test_latencies_are_those_of_the_definitions() -> None:
 @pytest.mark.parametrize(
     "one",
     [
-        Record(0, 0, 0, 1, events=(1.0,), output_tokens=1),
-        Record(0, 0, 0, 1, output_tokens=5),
+        RequestRecord(0, 0, 0, 1, events=(1.0,), output_tokens=1),
+        RequestRecord(0, 0, 0, 1, output_tokens=5),
     ],
 )
-def test_without_a_second_token_there_is_no_tpot(one: Record) -> None:
+def test_without_a_second_token_there_is_no_tpot(one: RequestRecord) -> None:
     assert one.tpot is None
 
 
 def test_a_failure_is_not_completed() -> None:
-    assert not Record(0, 0, 0, 1, failure=Failure("a", "b")).completed
+    assert not RequestRecord(0, 0, 0, 1, failure=RequestFailure("a", "b")).completed
 
 
 def test_a_message_fits_on_a_line() -> None:

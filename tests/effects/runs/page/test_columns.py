@@ -64,7 +64,7 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     drafts = [one for t in turns for one in judged(t.before, t.events, t.transition)]
     assert columns["draft.proposed"] == [one.proposed for one in drafts]
     assert columns["draft.accepted"] == [one.accepted for one in drafts]
-    ids = [head["texts"][columns["sample.id"][who]] for who in columns["draft.who"]]
+    ids = [head["texts"][columns["sample.id"][who]] for who in columns["draft.sample"]]
     assert ids == [one.id for one in drafts]
     about = {kind for _, kind, name, _ in entries(data) if not name}
     assert not about & {"Submit", "Chunk", "Admitted", "Held", "Preempted", "Finished"}

@@ -49,7 +49,7 @@ def test_it_says_why_in_plain_words(chromium: Browser, tmp_path: Path) -> None:
     assert "request first waits: the token budget of this step is spent" in at(6)
     assert "request huge is refused after 0 tokens: the prompt has 64 tokens" in at(8)
     assert "request first waits: it needs 9 blocks, 3 are available" in at(9)
-    assert "next in line: request first waits: it needs 9 blocks" in at(10)
+    assert "head of the queue: request first waits: it needs 9 blocks" in at(10)
     assert "(said in turn 9)" in at(10)
     assert "request gone is not wanted any more: cancel" in at(10)
     assert "request gone is cancelled after 0 tokens" in at(10)
@@ -66,7 +66,7 @@ def test_it_says_why_in_plain_words(chromium: Browser, tmp_path: Path) -> None:
     chromium.value("choose(1)")
     assert "; priority -1, client Ann." in words(chromium, "#story")
     chromium.value("choose(2)")
-    assert "next in line: request first waits: the token budget" in words(
+    assert "head of the queue: request first waits: the token budget" in words(
         chromium, "#story"
     )
 
