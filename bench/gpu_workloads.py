@@ -65,7 +65,7 @@ class Lab:
     folder: Path
     rng: random.Random = field(factory=lambda: random.Random(SEED))
     llm: LLM | None = None
-    asked: object = None  # what the open engine was made of
+    opened: object = None  # what the open engine was made of
 
     def model(self, name: str) -> str:
         """A folder with a config, and a tokenizer whose words are numbers."""
@@ -82,7 +82,7 @@ class Lab:
         """The engine with these settings, else as vLLM's was; another one is closed
         first.
         """
-        if self.llm is None or self.asked != (model, more):
+        if self.llm is None or self.opened != (model, more):
             self.close()
             settings: dict[str, Any] = {
                 "device": "cuda",
@@ -90,14 +90,14 @@ class Lab:
                 "enable_prefix_caching": False,
             }
             self.llm = LLM(self.model(model), load_format="dummy", **(settings | more))
-            self.asked = model, more
+            self.opened = model, more
         return self.llm
 
     def close(self) -> None:
         """Give the GPU's memory back."""
         if self.llm is not None:
             self.llm.close()
-        self.llm = self.asked = None
+        self.llm = self.opened = None
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -390,10 +390,10 @@ def kernels(_lab: Lab, model: str) -> Figures:
     at, logits = torch.arange(many, device="cuda").int(), 2 * rows * vocab
 
     def draw(temperature: float, top_p: float) -> tuple[Tensor, ...]:
-        who, every = at[:rows], torch.zeros_like(at[:rows])
-        heat, share, deep = (0 * who + x for x in (temperature, top_p, float("inf")))
-        likely = 80 * t(rows, vocab), who, heat, every, share, deep
-        return *likely, torch.ones_like(heat), who.long(), who
+        rows_of, every = at[:rows], torch.zeros_like(at[:rows])
+        heat, share, deep = (0 * rows_of + x for x in (temperature, top_p, float("inf")))
+        likely = 80 * t(rows, vocab), rows_of, heat, every, share, deep
+        return *likely, torch.ones_like(heat), rows_of.long(), rows_of
 
     def product(function: object, outs: int, ins: int, tokens: int) -> tuple[Any, ...]:
         x, weight = t(tokens, ins), t(outs, ins)

@@ -76,8 +76,8 @@ class Clock:
         with contextlib.suppress(
             OSError
         ):  # no such thread any more, or not on this system
-            told = Path(f"/proc/self/task/{self.thread}/schedstat").read_text("ascii")
-            self.waited = int(told.split()[1]) / 1e9
+            stat = Path(f"/proc/self/task/{self.thread}/schedstat").read_text("ascii")
+            self.waited = int(stat.split()[1]) / 1e9
         return time.monotonic() - self.before - self.waited
 
 
@@ -121,7 +121,7 @@ def serve(
 
     asyncio.run(every())
     driver.record = None
-    return [*measured_steps(report.seen(turns))], told(report)
+    return [*measured_steps(report.seen(turns))], latencies(report)
 
 
 def simulated(
@@ -130,10 +130,10 @@ def simulated(
     report = Report(config)
     arrivals = report.note(trace.arrivals(config.block_size))
     deque(report.seen(Simulation(config, Simulated(), cost, arrivals).turns()), maxlen=0)
-    return told(report)
+    return latencies(report)
 
 
-def told(report: Report) -> dict[str, float]:
+def latencies(report: Report) -> dict[str, float]:
     figures = report.figures()
     found = {"tokens_per_second": figures["tokens_per_second"]}
     return found | {
@@ -177,7 +177,7 @@ def live(args: argparse.Namespace) -> dict[str, Any]:
         range(2), traces.items()
     ):  # the second time with graphs
         serve(llm, trace, f"warm {number} {name}")
-    said, seen, off = Runs(), Runs(), []
+    predicted, seen, off = Runs(), Runs(), []
     for number in range(args.rounds):
         paid: list[MeasuredStep] = []
         for name, trace in traces.items():
@@ -187,12 +187,14 @@ def live(args: argparse.Namespace) -> dict[str, Any]:
         cost, about = fit(paid, args.shape or "the bundled model on the CPU")
         off.append(about["held_out_error"])
         for name, trace in traces.items():
-            said.setdefault(name, []).append(simulated(trace, llm.setup.config, cost))
+            predicted.setdefault(name, []).append(
+                simulated(trace, llm.setup.config, cost)
+            )
     llm.close()
     held = {part: spread([one[part] for one in off]) for part in ("total", "step")}
     found: dict[str, Any] = {"held_out_error": held}
-    for name, figure in product(traces, said["fitted"][0]):
-        ours, real = ([one[figure] for one in runs[name]] for runs in (said, seen))
+    for name, figure in product(traces, predicted["fitted"][0]):
+        ours, real = ([one[figure] for one in runs[name]] for runs in (predicted, seen))
         pair = {
             "predicted": spread(ours),
             "measured": spread(real),

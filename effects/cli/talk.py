@@ -81,10 +81,10 @@ class Talk:
         if not isinstance(error, TooLongError):
             return False
         try:
-            alone = self.llm.render([*self.begin, self.history[-1]])
+            shortest = self.llm.render([*self.begin, self.history[-1]])
         except (RequestError, ChatTemplateError):
             return False
-        return len(alone) < self.llm.setup.config.max_model_len
+        return len(shortest) < self.llm.setup.config.max_model_len
 
     def _stream(self, ids: list[int]) -> str:
         """Write the answer as it comes; returns its text. Raises RequestError."""

@@ -91,8 +91,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _report(checks: Sequence[Check], *, as_json: bool) -> int:
     if as_json:
-        told = [asdict(check) for check in checks]
-        print(json.dumps({"checks": told, "verdict": verdict(checks)}), flush=True)
+        listed = [asdict(check) for check in checks]
+        print(json.dumps({"checks": listed, "verdict": verdict(checks)}), flush=True)
     else:
         print(f"verdict: {verdict(checks)}", flush=True)
     return 1 if failed(checks) else 0

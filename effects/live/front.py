@@ -140,7 +140,7 @@ class Front:
         """Note when requests entered the queue, were admitted, or were preempted."""
         for name in news.arrived:
             if name in self.jobs:
-                self.jobs[name].times.line = news.waits
+                self.jobs[name].times.waits_before = news.waits
         for reason in news.reasons:
             if isinstance(reason, Admitted | Preempted) and reason.id in self.jobs:
                 times = self.jobs[reason.id].times

@@ -24,32 +24,32 @@ _TOKENIZER: Final = "tokenizer.json"
 
 
 @frozen
-class Draft:
+class DraftModel:
     """The draft model."""
 
     folder: Path
     spec: ModelSpec  # with the dtype in use
 
 
-def find_draft(
-    asked: SpeculativeConfig | None,
+def find_draft_model(
+    speculative: SpeculativeConfig | None,
     target: Path,
     spec: ModelSpec,
     config: EngineConfig,
-) -> Draft | None:
+) -> DraftModel | None:
     """Returns the draft model of the settings, for the model in the folder `target`; for
     the bundled model, unless they name another, the bundled draft model.
 
     Raises ConfigError if it does not fit the target, or cannot be read.
     """
-    if asked is None or asked.method != DRAFT_MODEL:
+    if speculative is None or speculative.method != DRAFT_MODEL:
         return None
-    if asked.model is None and target != bundled_folder():
+    if speculative.model is None and target != bundled_folder():
         raise ConfigError(
             "speculative_config: draft_model needs a model: the path of the draft's "
             "checkpoint folder, or its name on the hub"
         )
-    folder = _folder(asked.model)
+    folder = _folder(speculative.model)
     draft = _spec(folder, spec.dtype)
     if draft.max_position_embeddings < config.max_model_len:
         raise ConfigError(
@@ -58,7 +58,7 @@ def find_draft(
             f"{config.max_model_len}; lower --max-model-len, or choose another draft"
         )
     _check_vocabulary(folder, target, min(draft.vocab_size, spec.vocab_size))
-    return Draft(folder, draft)
+    return DraftModel(folder, draft)
 
 
 def _folder(model: str | None) -> Path:
@@ -88,26 +88,26 @@ def _check_vocabulary(draft: Path, target: Path, size: int) -> None:
     files = draft / _TOKENIZER, target / _TOKENIZER
     if not all(file.is_file() for file in files):
         if any(file.is_file() for file in files):
-            raise _other(draft, target, "one of them has no tokenizer.json")
+            raise _mismatch(draft, target, "one of them has no tokenizer.json")
         return  # token ids in, token ids out
-    mine, its = (file.read_bytes() for file in files)
-    if mine == its:
+    draft_bytes, target_bytes = (file.read_bytes() for file in files)
+    if draft_bytes == target_bytes:
         return
-    ours, theirs = (_tokens(files[0], mine), _tokens(files[1], its))
+    ours, theirs = (_tokens(files[0], draft_bytes), _tokens(files[1], target_bytes))
     for token in sorted((ours.keys() | theirs.keys()) & set(range(size))):
         if ours.get(token) != theirs.get(token):
             what = f"{ours.get(token)!r} and {theirs.get(token)!r}"
-            raise _other(draft, target, f"token {token} is {what:.200}")
+            raise _mismatch(draft, target, f"token {token} is {what:.200}")
 
 
 def _tokens(file: Path, data: bytes) -> Mapping[int, str]:
     """Returns the text of each token id."""
     try:
-        told: Any = json.loads(data)
-        vocab = told["model"]["vocab"]
+        parsed: Any = json.loads(data)
+        vocab = parsed["model"]["vocab"]
         pairs = vocab.items() if isinstance(vocab, dict) else _scored(vocab)
         found = {int(token): str(text) for text, token in pairs}
-        more = told.get("added_tokens", ())  # may be absent
+        more = parsed.get("added_tokens", ())  # may be absent
         added = {int(one["id"]): str(one["content"]) for one in more}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
@@ -123,7 +123,7 @@ def _scored(vocab: Any) -> list[tuple[str, int]]:
     return [(text, token) for token, (text, *_) in enumerate(vocab)]
 
 
-def _other(draft: Path, target: Path, why: str) -> ConfigError:
+def _mismatch(draft: Path, target: Path, why: str) -> ConfigError:
     return ConfigError(
         f"speculative_config: the draft model {draft} has another tokenizer than "
         f"{target}: {why}; a draft model must share the target's vocabulary"

@@ -30,8 +30,8 @@ def fingerprint(
     weights: list[Any] = [args.executor, args.load_format, args.seed]
     if args.executor == "torch" and args.load_format != "dummy":
         weights = [_file_identity(path) for path in sorted(_files(folder))]
-    told = json.dumps([config, dtype, weights], sort_keys=True)
-    return hashlib.sha256(told.encode()).digest()
+    identity = json.dumps([config, dtype, weights], sort_keys=True)
+    return hashlib.sha256(identity.encode()).digest()
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """Allowed values of settings, and how the command line reads them.
 
-A `Kind` is both: a validator of an attrs field, so that a wrong value is refused whatever
-its source, and argparse's parameters to make such a value of a word.
+An `OptionKind` is both: a validator of an attrs field, so that a wrong value is refused
+whatever its source, and argparse's parameters to make such a value of a word.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def read_bytes(text: str) -> int:
 
 
 @frozen
-class Kind:
+class OptionKind:
     """The allowed values of a setting.
 
     `wanted` describes them in words, `right` tests a value. `metavar`, `read` and
@@ -56,21 +56,23 @@ class Kind:
             raise ConfigError(f"{attribute.name} must be {self.wanted}, not {value!r}")
 
 
-def whole(low: int = 1, metavar: str = "N", read: Callable[[str], int] = int) -> Kind:
+def whole(
+    low: int = 1, metavar: str = "N", read: Callable[[str], int] = int
+) -> OptionKind:
     """Returns the kind of whole numbers from `low` on, or None."""
 
     def right(value: Any) -> bool:
         return value is None or (is_number(value, whole=True) and low <= value <= MOST)
 
-    return Kind(f"a whole number from {low} to 2^63 - 1", right, metavar, read)
+    return OptionKind(f"a whole number from {low} to 2^63 - 1", right, metavar, read)
 
 
-def one_of(known: tuple[str, ...], metavar: str | None = None) -> Kind:
+def one_of(known: tuple[str, ...], metavar: str | None = None) -> OptionKind:
     """Returns the kind of a few words; help texts list them unless there is a
     `metavar`.
     """
     choices = None if metavar else known
-    return Kind(
+    return OptionKind(
         f"one of {', '.join(known)}", known.__contains__, metavar, choices=choices
     )
 
@@ -101,30 +103,30 @@ def _no_policy(why: str) -> ConfigError:
 
 COUNT: Final = whole()
 BYTES: Final = whole(1, "BYTES", read_bytes)
-SHARE: Final = Kind("above 0 and at most 1", _is_share, "SHARE", float)
-MODEL: Final = Kind("the path of a checkpoint folder", _is_path, "MODEL")
-FOLDER: Final = Kind("a folder", _is_path, "DIR")
-SPECULATION: Final = Kind(
+SHARE: Final = OptionKind("above 0 and at most 1", _is_share, "SHARE", float)
+MODEL: Final = OptionKind("the path of a checkpoint folder", _is_path, "MODEL")
+FOLDER: Final = OptionKind("a folder", _is_path, "DIR")
+SPECULATION: Final = OptionKind(
     "a mapping of its keys",
     lambda value: speculative_config(value) is not None or value is None,
     "JSON",
     read_json,
 )
-POLICY: Final = Kind(
+POLICY: Final = OptionKind(
     "a name or a policy", lambda value: policy_of(value) is not None, "NAME"
 )
 
 
-def option(default: Any, text: str, kind: Kind | None = None) -> Any:
+def option(default: Any, text: str, kind: OptionKind | None = None) -> Any:
     """Returns a field that is also an option: its metadata are argparse's parameters.
 
     Without a kind it is a flag.
     """
-    told: dict[str, Any]
+    arguments: dict[str, Any]
     if kind is not None:
-        told = {"type": kind.read, "metavar": kind.metavar, "choices": kind.choices}
+        arguments = {"type": kind.read, "metavar": kind.metavar, "choices": kind.choices}
     elif default:
-        told = {"action": argparse.BooleanOptionalAction}
+        arguments = {"action": argparse.BooleanOptionalAction}
     else:
-        told = {"action": "store_true"}
-    return field(default=default, validator=kind, metadata={"help": text, **told})
+        arguments = {"action": "store_true"}
+    return field(default=default, validator=kind, metadata={"help": text, **arguments})

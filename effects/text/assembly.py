@@ -19,7 +19,7 @@ from attrs import define, evolve, field
 from minfer.effects.text.best_of import best_of
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.logprobs import PromptScores
-from minfer.effects.text.output_buffer import Pieces
+from minfer.effects.text.output_buffer import OutputBuffer
 from minfer.effects.text.outputs import (
     CompletionOutput,
     EmbeddingOutput,
@@ -59,7 +59,7 @@ class Assembly:
     error: Exception | None = None
     told: bool = False  # the sink was notified of all that can be taken
     lock: threading.Lock = field(factory=threading.Lock)  # between `flush` and `take`
-    samples: list[Pieces] = field(factory=list, init=False)
+    samples: list[OutputBuffer] = field(factory=list, init=False)
     scores: PromptScores | None = field(default=None, init=False)  # if requested
     eager: bool = field(default=False, init=False)  # text is decoded before the end
 
@@ -74,7 +74,7 @@ class Assembly:
             scored = sampling.logprobs is not None or sampling.chooses
             logprobs = list[TokenLogprobs]() if scored else None
             least = sampling.min_tokens
-            sample = Pieces(decoder, matcher, logprobs, least, keeps_stop=keeps)
+            sample = OutputBuffer(decoder, matcher, logprobs, least, keeps_stop=keeps)
             sample.begin(self.request.output)
             self.samples.append(sample)
         if sampling.prompt_logprobs is not None:
@@ -169,7 +169,9 @@ class Assembly:
             stops = self.request.sampling.stop_token_ids
             begun_with = len(self.request.output)  # of the only sample
             made = sum(sample.count for sample in self.samples) - begun_with
-            new = tuple(s.take(i, stops) for i, s in enumerate(self.samples) if s.news)
+            new = tuple(
+                s.take(i, stops) for i, s in enumerate(self.samples) if s.has_output
+            )
             prompt = None if self.scores is None else self.scores.told()
             first = self.samples[0].done
             return RequestOutput(
@@ -219,7 +221,7 @@ class Assembly:
             )
 
     def _streams_news(self) -> bool:
-        return self.streaming and any(one.news for one in self.samples)
+        return self.streaming and any(one.has_output for one in self.samples)
 
 
 def _ended_pooled(done: Finished, vector: bytes) -> tuple[str, str]:

@@ -21,14 +21,14 @@ def best_of(
     Of equally likely ones, the one that began first. Samples that failed or were
     cancelled come last. `scored`: log-probabilities were requested.
     """
-    ranked = sorted(samples, key=_place)[:count]
+    ranked = sorted(samples, key=_rank)[:count]
     return tuple(
         evolve(one, index=at, logprobs=one.logprobs if scored else None)
         for at, one in enumerate(ranked)
     )
 
 
-def _place(one: CompletionOutput) -> tuple[bool, float, int]:
+def _rank(one: CompletionOutput) -> tuple[bool, float, int]:
     mean = -math.inf
     if one.token_ids and one.cumulative_logprob is not None:
         mean = one.cumulative_logprob / len(one.token_ids)

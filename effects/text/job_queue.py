@@ -17,7 +17,7 @@ Job = TypeVar("Job")
 
 
 @frozen(order=True)
-class Place(Generic[Job]):
+class QueuedJob(Generic[Job]):
     """A job's place in its client's queue."""
 
     size: int
@@ -26,47 +26,47 @@ class Place(Generic[Job]):
     job: Job = field(order=False)
 
 
-class Line(Generic[Job]):
+class JobQueue(Generic[Job]):
     """Waiting jobs, by client."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, list[Place[Job]]] = OrderedDict()
+        self._queues: OrderedDict[str, list[QueuedJob[Job]]] = OrderedDict()
         self._numbers = count()
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._queues.values()))
 
     def count(self, client: str) -> int:
         """The number of a client's waiting jobs."""
-        return len(self._lines.get(client, ()))
+        return len(self._queues.get(client, ()))
 
-    def add(self, job: Job, client: str, size: int) -> Place[Job]:
+    def add(self, job: Job, client: str, size: int) -> QueuedJob[Job]:
         """Add a job to its client's queue."""
-        place = Place(size, next(self._numbers), client, job)
-        heapq.heappush(self._lines.setdefault(client, []), place)
-        return place
+        queued = QueuedJob(size, next(self._numbers), client, job)
+        heapq.heappush(self._queues.setdefault(client, []), queued)
+        return queued
 
-    def remove(self, place: Place[Job]) -> None:
+    def remove(self, queued: QueuedJob[Job]) -> None:
         """Remove a job, if it still waits."""
-        line = self._lines.get(place.client, [])
-        if place in line:
-            line.remove(place)
-            heapq.heapify(line)
-            self._forget_empty(place.client)
+        queue = self._queues.get(queued.client, [])
+        if queued in queue:
+            queue.remove(queued)
+            heapq.heapify(queue)
+            self._forget_empty(queued.client)
 
     def take(self, most: int | None = None) -> Job | None:
         """The next job of those up to a size; None if there is none.
 
         Its client goes behind all others.
         """
-        for client, line in self._lines.items():
-            if most is None or line[0].size <= most:
-                job = heapq.heappop(line).job
-                self._lines.move_to_end(client)
+        for client, queue in self._queues.items():
+            if most is None or queue[0].size <= most:
+                job = heapq.heappop(queue).job
+                self._queues.move_to_end(client)
                 self._forget_empty(client)
                 return job
         return None
 
     def _forget_empty(self, client: str) -> None:
-        if not self._lines[client]:
-            del self._lines[client]
+        if not self._queues[client]:
+            del self._queues[client]

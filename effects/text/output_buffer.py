@@ -18,7 +18,7 @@ from minfer.records.plan import TokenLogprobs
 
 
 @define
-class Pieces:
+class OutputBuffer:
     """The tokens of one sample since the last flush, and what was flushed and not yet
     taken.
     """
@@ -54,7 +54,7 @@ class Pieces:
                 self.matcher.push(text)
 
     @property
-    def news(self) -> bool:
+    def has_output(self) -> bool:
         """Whether there is something to take. Tokens without text wait for it, or for the
         end.
         """
@@ -87,7 +87,7 @@ class Pieces:
             index=index, text=self.text, token_ids=tokens, vector=self.vector
         )
         if self.logprobs is not None:
-            logprobs = tuple(map(self._told, tokens, self.logprobs))
+            logprobs = tuple(map(self._logprobs_by_id, tokens, self.logprobs))
             del self.logprobs[: len(tokens)]
             own = zip(tokens, logprobs, strict=True)
             self.total += sum(by_id[token].logprob for token, by_id in own)
@@ -139,6 +139,6 @@ class Pieces:
             error=done.error,
         )
 
-    def _told(self, token: int, beside: TokenLogprobs) -> dict[int, Logprob]:
+    def _logprobs_by_id(self, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
         tokenizer = None if self.decoder is None else self.decoder.tokenizer
-        return by_id(token, beside, tokenizer)
+        return by_id(token, logprobs, tokenizer)

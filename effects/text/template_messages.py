@@ -8,7 +8,7 @@ template are chosen here, for all of them:
 * Arguments of calls are objects. Text that is no JSON object, as of an incomplete call,
   is unchanged, and `tojson` writes it so, too.
 * Where a template fails on null, on arguments of a kind, or on several calls at once,
-  other forms are tried: `ways`.
+  other forms are tried: `message_forms`.
 """
 
 import json
@@ -33,7 +33,7 @@ _CALLED: Final[Message] = {
 }
 
 
-class Written(str):
+class VerbatimText(str):
     """Arguments of a call that are text: the template must write them unchanged."""
 
     __slots__ = ()
@@ -42,18 +42,18 @@ class Written(str):
 def read_message(message: Mapping[str, Any]) -> Message:
     """A message with arguments as objects, reasoning under all its names, and without
     absent fields: templates test whether a field is there. An assistant's missing content
-    is null, which `ways` leaves out first.
+    is null, which `message_forms` leaves out first.
     """
-    told = {name: value for name, value in message.items() if value is not None}
-    thought = next((told[name] for name in _REASONING if name in told), None)
+    fields = {name: value for name, value in message.items() if value is not None}
+    thought = next((fields[name] for name in _REASONING if name in fields), None)
     if thought is not None:  # as in transformers: gpt-oss reads `thinking`
-        told = {"thinking": thought, **told, "reasoning_content": thought}
-    if told.get("role") == "assistant" and "content" in message:
-        told.setdefault("content", None)
-    return _with_arguments(told, _read)
+        fields = {"thinking": thought, **fields, "reasoning_content": thought}
+    if fields.get("role") == "assistant" and "content" in message:
+        fields.setdefault("content", None)
+    return _with_arguments(fields, _read)
 
 
-def lines_joined(message: Message, takes_lists: Callable[[str], bool]) -> Message:
+def join_lines(message: Message, takes_lists: Callable[[str], bool]) -> Message:
     """A message whose content is one text if the template reads no lists of them."""
     content = message.get("content")
     if not isinstance(content, list | tuple) or not all(map(_is_text, content)):
@@ -66,15 +66,15 @@ def lines_joined(message: Message, takes_lists: Callable[[str], bool]) -> Messag
 def probe(role: str) -> list[Message]:
     """A conversation with a list of texts in a message of this role."""
     parts = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
-    asked = {"role": role, "content": parts}
+    probed = {"role": role, "content": parts}
     match role:
         case "system":
-            return [asked, _HI]
+            return [probed, _HI]
         case "tool":
-            return [_HI, _CALLED, {**asked, "tool_call_id": "call00000", "name": "f"}]
+            return [_HI, _CALLED, {**probed, "tool_call_id": "call00000", "name": "f"}]
         case "assistant":
-            return [_HI, asked, _HI]
-    return [asked]
+            return [_HI, probed, _HI]
+    return [probed]
 
 
 def shows_texts(rendered: str) -> bool:
@@ -86,24 +86,24 @@ def shows_texts(rendered: str) -> bool:
     return both and not any(one in rendered for one in quoted)
 
 
-def ways(chat: Sequence[Message]) -> Iterator[list[Message]]:
+def message_forms(chat: Sequence[Message]) -> Iterator[list[Message]]:
     """A conversation in the forms that templates may accept, the best one first; the last
     one is for templates that refuse several calls at once, by an error of their own.
     """
     tried: list[list[Message]] = []
     for change in (_without_content, _same, _without_null, _with_text, _with_objects):
-        way = [change(message) for message in chat]
-        if way not in tried:
-            tried.append(way)
-            yield way
+        form = [change(message) for message in chat]
+        if form not in tried:
+            tried.append(form)
+            yield form
     plain = [_without_null(message) for message in chat]
-    if (apart := [*_one_at_a_time(plain)]) != plain:
-        yield apart
+    if (separate := [*_one_at_a_time(plain)]) != plain:
+        yield separate
 
 
-def marked(chat: Sequence[Message]) -> list[Message]:
-    """A conversation whose text arguments are `Written`."""
-    return [_with_arguments(message, _as_written) for message in chat]
+def mark_verbatim(chat: Sequence[Message]) -> list[Message]:
+    """A conversation whose text arguments are `VerbatimText`."""
+    return [_with_arguments(message, _as_verbatim) for message in chat]
 
 
 def _is_text(part: Any) -> bool:
@@ -123,7 +123,7 @@ def _same(message: Message) -> Message:
 
 def _without_content(message: Message) -> Message:
     """Without content that is null, as in transformers."""
-    return {name: said for name, said in message.items() if said is not None}
+    return {name: value for name, value in message.items() if value is not None}
 
 
 def _without_null(message: Message) -> Message:
@@ -209,5 +209,5 @@ def _object_around(arguments: Any) -> Any:
     return {"arguments": arguments} if isinstance(arguments, str) else arguments
 
 
-def _as_written(arguments: Any) -> Any:
-    return Written(arguments) if isinstance(arguments, str) else arguments
+def _as_verbatim(arguments: Any) -> Any:
+    return VerbatimText(arguments) if isinstance(arguments, str) else arguments

@@ -28,7 +28,7 @@ GENERATION: Final = "generation_config.json"
 
 
 @frozen
-class Difference:
+class KnownDifference:
     """One row: `seen` names what in a folder makes the difference, or nothing."""
 
     what: str
@@ -59,10 +59,10 @@ def _more_ends(folder: Path) -> list[str]:
 
 
 def _clean_up(folder: Path) -> list[str]:
-    said = read_optional(folder / "tokenizer_config.json")
+    settings = read_optional(folder / "tokenizer_config.json")
     model = read_optional(folder / "tokenizer.json").get("model") or {}
     name = "clean_up_tokenization_spaces"
-    return [name] if said.get(name) is True and model.get("type") != "BPE" else []
+    return [name] if settings.get(name) is True and model.get("type") != "BPE" else []
 
 
 def _whole_floats(folder: Path) -> list[str]:
@@ -73,44 +73,44 @@ def _whole_floats(folder: Path) -> list[str]:
 
 
 def _regex(folder: Path) -> list[str]:
-    said = read_optional(folder / "tokenizer_config.json")
+    settings = read_optional(folder / "tokenizer_config.json")
     name = "fix_mistral_regex"
-    return [name] if said.get(name) is True else []
+    return [name] if settings.get(name) is True else []
 
 
 DIFFERENCES: Final = (
-    Difference(
+    KnownDifference(
         "are not applied",
         "minfer has no such parameter; a request that names one is refused",
         _not_applied,
     ),
-    Difference(
+    KnownDifference(
         "are out of range and left out",
         "a file that cannot be used in part does not stop a model",
         _left_out,
     ),
-    Difference(
+    KnownDifference(
         "is absent, and tokens are drawn at temperature 1 unless a user sets it",
         "transformers takes the likeliest; minfer follows vLLM and OpenAI's API",
         _drawn,
     ),
-    Difference(
+    KnownDifference(
         "end a sequence too, as config.json or the tokenizer says",
         "transformers heeds generation_config.json, or without it config.json, alone, "
         "and goes on behind the end of a turn where that file is incomplete",
         _more_ends,
     ),
-    Difference(
+    KnownDifference(
         "is not applied",
         "blanks taken off before punctuation would make text that tokens do not say",
         _clean_up,
     ),
-    Difference(
+    KnownDifference(
         "are floats, and taken as whole numbers",
         "some tools write 128.0; transformers 5 refuses some of them",
         _whole_floats,
     ),
-    Difference(
+    KnownDifference(
         "is not applied",
         "the pre-tokenizer of tokenizer.json is the one that the model was trained with",
         _regex,

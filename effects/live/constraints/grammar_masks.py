@@ -38,13 +38,13 @@ from minfer.effects.live.constraints.mask_batch import STUCK as STUCK
 from minfer.effects.live.constraints.mask_batch import Batch
 from minfer.effects.live.constraints.walks import Allowed, Due, Walk, barred, due_at
 from minfer.effects.live.masks import Masked, at_once, lends_nothing
-from minfer.effects.text.grammars.job_threads import FOR_SLOW, Threads
-from minfer.effects.text.grammars.mask_lines import Barring, Lines, fill
+from minfer.effects.text.grammars.job_threads import FOR_SLOW, JobThreads
+from minfer.effects.text.grammars.mask_lines import Lines, TokenBans, fill
 from minfer.effects.text.grammars.protocol import (
     MASK_WAIT,
     GrammarError,
     Matcher,
-    Move,
+    MatcherUpdate,
 )
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Event, Execute, Finish, Pause
@@ -70,10 +70,10 @@ class GrammarMasks:
         self._walks: dict[SampleId, Walk] = {}
         self._slow: dict[SampleId, Walk] = {}  # those whose masks are made by threads
         self._pauses = deque[Pause]()  # to be sent to the engine
-        self._threads = Threads(FOR_SLOW, "minfer-masks")
+        self._threads = JobThreads(FOR_SLOW, "minfer-masks")
         self._post: Callable[[Event], object] = self._not_connected
         self._lend: Callable[[int], Lines | None] = lends_nothing
-        self._barring = Barring()
+        self._barring = TokenBans()
 
     def __len__(self) -> int:
         return len(self._walks)
@@ -150,7 +150,7 @@ class GrammarMasks:
                 continue
             asked = walk.request.sampling.structured_outputs
             if asked is not None:
-                self._grammars.give_back(asked, walk.matcher, walk.given)
+                self._grammars.release_matcher(asked, walk.matcher, walk.given)
 
     def close(self) -> None:
         """As `MaskMaker` says."""
@@ -219,7 +219,7 @@ class GrammarMasks:
             one_more = length == walk.given + 1 and new
             if one_more and matcher is not None and walk.job is None:
                 walk.given, walk.allowed = length, None
-                move(Move(matcher, 0, new[-1:], line))
+                move(MatcherUpdate(matcher, 0, new[-1:], line))
             else:
                 self._due_otherwise(batch, line, run, i)
             never = walk.never if length >= walk.min_tokens else barred(walk)
@@ -242,7 +242,7 @@ class GrammarMasks:
         if walk.failed is not None:
             batch.errors[line] = walk.failed
         elif walk.matcher is not None:
-            batch.moves.append(Move(walk.matcher, due.back, due.tokens, line))
+            batch.moves.append(MatcherUpdate(walk.matcher, due.back, due.tokens, line))
 
     def _written(self, batch: Batch, lines: Lines, plan: Plan, run: Running) -> Masked:
         """Write the masks of a step; returns the samples that end."""
@@ -277,7 +277,7 @@ class GrammarMasks:
         except BaseException as error:
             errors = {one.line: GrammarError(str(error)) for one in moves}
         for one in moves:
-            if one.late:
+            if one.slow:
                 self._was_late(batch.walks[one.line].request)
         return errors
 

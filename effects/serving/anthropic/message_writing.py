@@ -25,9 +25,9 @@ from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
     CallStart,
-    Content,
+    ContentDelta,
     Delta,
-    Reasoning,
+    ReasoningDelta,
 )
 
 JsonObject = dict[str, object]
@@ -136,10 +136,10 @@ class MessageEvents:
 
     def _told(self, delta: Delta) -> list[Event]:
         match delta:
-            case Content(text):
+            case ContentDelta(text):
                 begun = self._within("text", _text(""))
                 return [*begun, self._more(type="text_delta", text=text)]
-            case Reasoning(text):
+            case ReasoningDelta(text):
                 begun = self._within("thinking", _thinking(""))
                 return [*begun, self._more(type="thinking_delta", thinking=text)]
             case CallStart(_, name_id, name):

@@ -19,7 +19,7 @@ from minfer.effects.serving.input_workers.process import Process, WorkerGoneErro
 from minfer.effects.serving.input_workers.task import Prepared, Recipe, work
 from minfer.effects.serving.protocol import Endpoint, Grounds, Question
 from minfer.effects.serving.request_parsing.model_names import Models
-from minfer.effects.text.job_queue import Line
+from minfer.effects.text.job_queue import JobQueue
 
 LIMIT: Final = 10.0  # seconds that a body may take
 BOOT: Final = 60.0  # seconds that a worker has to start
@@ -141,7 +141,7 @@ class Pool:
         workers: int = 0,
         limit: float = LIMIT,
     ) -> None:
-        self._line = Line[_Job]()
+        self._line = JobQueue[_Job]()
         self._threads = _Threads(threads, grounds, models)
         made = [_Slot(_Worker(recipe, limit)) for _ in range(workers)]
         self._slots = made or [_Slot(None), _Slot(None)]

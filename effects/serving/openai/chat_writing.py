@@ -18,9 +18,9 @@ from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
     CallStart,
-    Content,
+    ContentDelta,
     Delta,
-    Reasoning,
+    ReasoningDelta,
 )
 
 
@@ -108,9 +108,9 @@ def _message(said: Said) -> JsonObject:
 def _told(delta: Delta) -> JsonObject:
     """A delta in OpenAI's format; empty if that has no field for it."""
     match delta:
-        case Content(text):
+        case ContentDelta(text):
             return {"content": text}
-        case Reasoning(text):
+        case ReasoningDelta(text):
             return _reasoning(text)
         case CallStart(index, name_id, name):
             return {"tool_calls": [{"index": index, **_call(name_id, name, "")}]}

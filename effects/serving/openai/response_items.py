@@ -12,9 +12,9 @@ from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
     CallStart,
-    Content,
+    ContentDelta,
     Delta,
-    Reasoning,
+    ReasoningDelta,
 )
 
 JsonObject = dict[str, object]
@@ -161,10 +161,10 @@ class Items:
     def take(self, delta: Delta) -> list[Happening]:
         """The events for a delta."""
         match delta:
-            case Content(text):
+            case ContentDelta(text):
                 begun = self.begin_message()
                 return [*begun, self._more(text)]
-            case Reasoning(text):
+            case ReasoningDelta(text):
                 begun = []
                 if not isinstance(self._open, Thought):
                     begun = self._begin(Thought(self._id("rs")))

@@ -26,32 +26,38 @@ TEXT: Final = r"(.|\n)*"  # any, as a regular expression
 
 
 @frozen
-class Spelled:
+class GrammarText:
     """A constraint in the compiler's language, and its kind."""
 
     kind: str  # "json", "regex" or "lark"
     text: str
 
 
-def spelled(asked: StructuredOutputs, *, compiled: bool = True) -> Spelled:
+def to_grammar_text(
+    constraint: StructuredOutputs, *, compiled: bool = True
+) -> GrammarText:
     """A constraint in the compiler's language, its schemas only if it is to be `compiled`
     next. Raises GrammarError.
     """
-    param = asked.param
-    match asked.kind:
+    param = constraint.param
+    match constraint.kind:
         case "regex":
-            return Spelled("regex", _whole_regex(asked.text, param))
+            return GrammarText("regex", _whole_regex(constraint.text, param))
         case "choice":
             # One word of many: of rules, the compiler allows 2,000 at a place.
-            return Spelled("lark", f"start: ONE\nONE: {_either(asked.choice or ())}")
+            return GrammarText(
+                "lark", f"start: ONE\nONE: {_alternatives(constraint.choice or ())}"
+            )
         case "grammar":
-            return Spelled("lark", _as_lark(asked.text, param))
+            return GrammarText("lark", _as_lark(constraint.text, param))
         case "json_object":
-            return Spelled("json", '{"type": "object"}')
+            return GrammarText("json", '{"type": "object"}')
         case "structural_tag":
-            return Spelled("lark", _tags(asked.text, param, compiled=compiled))
+            return GrammarText("lark", _tags(constraint.text, param, compiled=compiled))
         case _:
-            return Spelled("json", checked_schema(asked.text, param, compiled=compiled))
+            return GrammarText(
+                "json", checked_schema(constraint.text, param, compiled=compiled)
+            )
 
 
 def _whole_regex(text: str, param: str) -> str:
@@ -66,16 +72,20 @@ def _whole_regex(text: str, param: str) -> str:
         raise GrammarError(f"{param}: {error}", param) from None
 
 
-def rule(asked: StructuredOutputs) -> str:
+def rule(constraint: StructuredOutputs) -> str:
     """A constraint as a part of a rule of Lark. Raises GrammarError."""
-    told = spelled(asked, compiled=False)
-    match told.kind:
+    grammar = to_grammar_text(constraint, compiled=False)
+    match grammar.kind:
         case "json":
-            return json_rule(told.text, whitespace=not asked.disable_any_whitespace)
+            return json_rule(
+                grammar.text, whitespace=not constraint.disable_any_whitespace
+            )
         case "regex":
-            text = _SLASH.sub(lambda found: _WRITTEN.get(found[0], found[0]), told.text)
+            text = _SLASH.sub(
+                lambda found: _WRITTEN.get(found[0], found[0]), grammar.text
+            )
             return f"/{text}/"
-    return f"%lark {{\n{told.text}\n}}"
+    return f"%lark {{\n{grammar.text}\n}}"
 
 
 def json_rule(schema: str, *, whitespace: bool = True) -> str:
@@ -91,7 +101,7 @@ def json_rule(schema: str, *, whitespace: bool = True) -> str:
     return f"%json {json.dumps(made)}"
 
 
-def _either(texts: tuple[str, ...]) -> str:
+def _alternatives(texts: tuple[str, ...]) -> str:
     return " | ".join(map(quoted, dict.fromkeys(texts)))
 
 
@@ -191,8 +201,8 @@ def _tag(
         why = f"{param}: {where}: begins with none of the triggers"
         raise GrammarError(why, param)
     try:
-        said = json.dumps(one["schema"])
-        schema = checked_schema(said, f"{where}.schema", compiled=compiled)
+        schema_text = json.dumps(one["schema"])
+        schema = checked_schema(schema_text, f"{where}.schema", compiled=compiled)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None
     return _Tag(begin, trigger, schema, end)

@@ -22,26 +22,26 @@ from minfer.sampling.structured import StructuredOutputs
 # A matcher takes 0.1 to 0.4 MB with an ordinary schema, more the longer that is, and up
 # to 10 MB where texts have bounds within bounds. Each counts once, and once more for so
 # many characters; and of few constraints any are kept.
-ROOM: Final = 128
+CAPACITY: Final = 128
 CHARACTERS: Final = 4096
 CONSTRAINTS: Final = 16
 TOKENS: Final = 1024  # of outputs, after which a matcher serves no more
 
 
-class Idle:
+class IdleMatchers:
     """Matchers that are not in use. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # The constraint that was used last comes last.
         self._kept: OrderedDict[StructuredOutputs, list[Matcher]] = OrderedDict()
-        self._taken = 0  # of the room
+        self._used = 0  # of the room
 
     def __len__(self) -> int:
         with self._lock:
             return sum(map(len, self._kept.values()))
 
-    def put(self, asked: StructuredOutputs, matcher: Matcher, tokens: int) -> None:
+    def put(self, constraint: StructuredOutputs, matcher: Matcher, tokens: int) -> None:
         """Keep a matcher that is free again, after an output of so many tokens; others
         are dropped where room is short.
         """
@@ -53,35 +53,35 @@ class Idle:
         except GrammarError:  # its output ended with an error
             return
         with self._lock:
-            self._kept.setdefault(asked, []).append(matcher)
-            self._kept.move_to_end(asked)
-            self._taken += _size(asked)
-            while self._taken > ROOM or len(self._kept) > CONSTRAINTS:
+            self._kept.setdefault(constraint, []).append(matcher)
+            self._kept.move_to_end(constraint)
+            self._used += _size(constraint)
+            while self._used > CAPACITY or len(self._kept) > CONSTRAINTS:
                 self._drop(next(iter(self._kept)))
 
-    def take(self, asked: StructuredOutputs) -> Matcher | None:
+    def take(self, constraint: StructuredOutputs) -> Matcher | None:
         """A used matcher for a new output, reset; None if there is none."""
         with self._lock:
-            if asked not in self._kept:
+            if constraint not in self._kept:
                 return None
-            self._kept.move_to_end(asked)
-            return self._drop(asked)
+            self._kept.move_to_end(constraint)
+            return self._drop(constraint)
 
     def clear(self) -> None:
         """Drop all."""
         with self._lock:
             self._kept.clear()
-            self._taken = 0
+            self._used = 0
 
-    def _drop(self, asked: StructuredOutputs) -> Matcher:
+    def _drop(self, constraint: StructuredOutputs) -> Matcher:
         """Remove one matcher; the caller holds the lock."""
-        own = self._kept[asked]
+        own = self._kept[constraint]
         matcher = own.pop()
-        self._taken -= _size(asked)
+        self._used -= _size(constraint)
         if not own:
-            del self._kept[asked]
+            del self._kept[constraint]
         return matcher
 
 
-def _size(asked: StructuredOutputs) -> int:
-    return 1 + len(asked.text) // CHARACTERS
+def _size(constraint: StructuredOutputs) -> int:
+    return 1 + len(constraint.text) // CHARACTERS

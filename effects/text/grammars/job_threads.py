@@ -20,7 +20,7 @@ Job = Callable[[], None]
 FOR_SLOW: Final = max(1, min(8, (cpu_count() or 1) // 2))
 
 
-class Threads:
+class JobThreads:
     """The used part of `ThreadPoolExecutor`; the program's end cancels the queue."""
 
     def __init__(self, count: int, name: str) -> None:
@@ -28,15 +28,15 @@ class Threads:
         self._count = count
         self._lock = threading.Lock()
         self._busy = 0  # jobs that the executor has
-        self._line = deque[tuple[Future[Any], Job]]()
+        self._queue = deque[tuple[Future[Any], Job]]()
         self._closed = False
 
     def submit(self, work: Callable[..., Result], *args: object) -> "Future[Result]":
         """Have a thread do it at its turn. After the end it is cancelled."""
         done: Future[Result] = Future()
         with self._lock:
-            self._line.append((done, partial(_do, done, partial(work, *args))))
-        self._go_on()
+            self._queue.append((done, partial(_run_job, done, partial(work, *args))))
+        self._start_jobs()
         return done
 
     def close(self) -> None:
@@ -44,15 +44,15 @@ class Threads:
         self._pool.shutdown(wait=False)
         with self._lock:
             self._closed = True
-        self._go_on()
+        self._start_jobs()
 
-    def _go_on(self, ended: int = 0) -> None:
+    def _start_jobs(self, ended: int = 0) -> None:
         """Begin as many jobs as there are free threads; `ended` jobs have ended."""
         left = list[Future[Any]]()
         with self._lock:
             self._busy -= ended
-            while self._line and self._busy < self._count and not self._closed:
-                done, job = self._line.popleft()
+            while self._queue and self._busy < self._count and not self._closed:
+                done, job = self._queue.popleft()
                 try:
                     self._pool.submit(self._run, job)
                 except RuntimeError:  # the program ends, or it is being closed
@@ -61,18 +61,18 @@ class Threads:
                 else:
                     self._busy += 1
             if self._closed:
-                left += [done for done, _ in self._line]
-                self._line.clear()
+                left += [done for done, _ in self._queue]
+                self._queue.clear()
         for done in left:
             done.cancel()
             done.set_running_or_notify_cancel()  # wakes threads in `wait`, too
 
     def _run(self, job: Job) -> None:
         job()
-        self._go_on(ended=1)
+        self._start_jobs(ended=1)
 
 
-def _do(done: "Future[Result]", work: Callable[[], Result]) -> None:
+def _run_job(done: "Future[Result]", work: Callable[[], Result]) -> None:
     """As an executor does a job, unless it was cancelled meanwhile."""
     if not done.set_running_or_notify_cancel():
         return

@@ -45,7 +45,7 @@ _WORD: Final = re.compile(
 
 
 @frozen
-class _Part:
+class _LarkPart:
     """A part of a grammar."""
 
     text: str
@@ -104,17 +104,17 @@ class _Depth:
 _SIGNS: Final = re.compile(r"[:()\[\]]")
 
 
-def _parts(text: str, param: str, *, compiled: bool = False) -> Iterator[_Part]:
+def _parts(text: str, param: str, *, compiled: bool = False) -> Iterator[_LarkPart]:
     at = 0
     while (word := _WORD.search(text, at)) is not None:
-        yield _Part(text[at : word.start()])
+        yield _LarkPart(text[at : word.start()])
         at = word.end()
         if word[0].startswith(_SCHEMA):
             schema, at = _schema(text, at, param, compiled=compiled)
-            yield _Part(f"{_SCHEMA} {schema}", _SCHEMA)
+            yield _LarkPart(f"{_SCHEMA} {schema}", _SCHEMA)
         else:
-            yield _Part(word[0], word[0][0])
-    yield _Part(text[at:])
+            yield _LarkPart(word[0], word[0][0])
+    yield _LarkPart(text[at:])
 
 
 def _schema(text: str, at: int, param: str, *, compiled: bool) -> tuple[str, int]:

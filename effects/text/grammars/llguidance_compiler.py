@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 
-from minfer.effects.text.grammars.grammar_text import WHITESPACE, Spelled, spelled
+from minfer.effects.text.grammars.grammar_text import (
+    WHITESPACE,
+    GrammarText,
+    to_grammar_text,
+)
 from minfer.effects.text.grammars.lark import as_compiled
 from minfer.effects.text.grammars.llguidance_matcher import (
     Companions,
@@ -21,8 +25,8 @@ from minfer.effects.text.grammars.llguidance_matcher import (
     cut,
 )
 from minfer.effects.text.grammars.mask_lines import Lines
-from minfer.effects.text.grammars.parallel_masks import AtOnce
-from minfer.effects.text.grammars.protocol import GrammarError, Move
+from minfer.effects.text.grammars.parallel_masks import ParallelMasks
+from minfer.effects.text.grammars.protocol import GrammarError, MatcherUpdate
 from minfer.effects.text.grammars.vocabulary import without_markers
 from minfer.sampling.structured import StructuredOutputs
 
@@ -71,7 +75,7 @@ class LlguidanceCompiler:
             words = without_markers(tokenizer)
             tokenizer, self._ids = words.text, words.ids
             if not ends:  # it needs one
-                tokenizer = _with_one_more(tokenizer, vocab_size, make)
+                tokenizer = _with_end_token(tokenizer, vocab_size, make)
                 self.stand_in = make(tokenizer, eos_token=[0]).vocab_size - 1
                 ends = [self.stand_in]
             self.vocabulary: LLTokenizer = make(
@@ -82,20 +86,22 @@ class LlguidanceCompiler:
             raise GrammarError(
                 f"this model's tokenizer cannot be used with grammars: {cut(error)}"
             ) from None
-        self._at_once = AtOnce(self.vocabulary.vocab_size)
-        self.words = self._at_once.words
+        self._parallel = ParallelMasks(self.vocabulary.vocab_size)
+        self.words = self._parallel.words
         self._companions = Companions(partial(self._matcher, NOTHING_MUCH))
         stands_in = self.stand_in is not None
         self.never = frozenset(ends) if stands_in else frozenset[int]()
 
-    def compile(self, asked: StructuredOutputs) -> "LlguidanceGrammar":
+    def compile(self, constraint: StructuredOutputs) -> "LlguidanceGrammar":
         """As `Compiler` says."""
-        param = asked.param
-        told = spelled(asked)
-        if asked.kind == "grammar":
-            told = evolve(told, text=as_compiled(told.text, self._ids, param))
+        param = constraint.param
+        grammar_text = to_grammar_text(constraint)
+        if constraint.kind == "grammar":
+            grammar_text = evolve(
+                grammar_text, text=as_compiled(grammar_text.text, self._ids, param)
+            )
         try:
-            make = partial(self._matcher, _as_library_has_it(told, asked))
+            make = partial(self._matcher, _to_library_form(grammar_text, constraint))
             grammar = LlguidanceGrammar(make, self._companions)
             grammar.matcher().mask()
         except GrammarError as error:
@@ -106,9 +112,11 @@ class LlguidanceCompiler:
             raise GrammarError(f"{param}: {cut(error)}", param) from None
         return grammar
 
-    def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
+    def masks(
+        self, updates: Sequence[MatcherUpdate], lines: Lines
+    ) -> dict[int, GrammarError]:
         """As `Compiler` says."""
-        return self._at_once.masks(moves, lines)
+        return self._parallel.masks(updates, lines)
 
     def _matcher(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher
@@ -116,7 +124,7 @@ class LlguidanceCompiler:
         return LLMatcher(self.vocabulary, grammar, log_level=0, limits=self.limits)
 
 
-def _with_one_more(
+def _with_end_token(
     tokenizer: str, vocab_size: int, make: "Callable[..., LLTokenizer]"
 ) -> str:
     """A tokenizer whose last token may represent an end of sequence: a new one, if the
@@ -125,11 +133,11 @@ def _with_one_more(
     count = make(tokenizer, eos_token=[0]).vocab_size
     if count >= vocab_size:
         return tokenizer
-    told = json.loads(tokenizer)
+    data = json.loads(tokenizer)
     none = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     end = {"id": count, "content": NO_END, "special": True, **none}
-    told["added_tokens"] = [*(told.get("added_tokens") or ()), end]
-    return json.dumps(told)
+    data["added_tokens"] = [*(data.get("added_tokens") or ()), end]
+    return json.dumps(data)
 
 
 class LlguidanceGrammar:
@@ -151,17 +159,19 @@ class LlguidanceGrammar:
         return LlguidanceMatcher(inner, self._companions)
 
 
-def _as_library_has_it(told: Spelled, asked: StructuredOutputs) -> str:
+def _to_library_form(grammar_text: GrammarText, constraint: StructuredOutputs) -> str:
     """A constraint in the form for the library's matchers."""
     from llguidance import LLMatcher
 
-    match told.kind:
+    match grammar_text.kind:
         case "json":
-            flexible = not asked.disable_any_whitespace
+            flexible = not constraint.disable_any_whitespace
             options: Any = {"lenient": False, "whitespace_flexible": flexible}
             if flexible:
                 options["whitespace_pattern"] = WHITESPACE
-            return LLMatcher.grammar_from_json_schema(told.text, overrides=options)
+            return LLMatcher.grammar_from_json_schema(
+                grammar_text.text, overrides=options
+            )
         case "regex":
-            return LLMatcher.grammar_from_regex(told.text)
-    return LLMatcher.grammar_from_lark(told.text)
+            return LLMatcher.grammar_from_regex(grammar_text.text)
+    return LLMatcher.grammar_from_lark(grammar_text.text)

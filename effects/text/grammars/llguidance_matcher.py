@@ -108,10 +108,10 @@ def check(inner: "LLMatcher") -> None:
     """Raise GrammarError if the library could not go on."""
     if not inner.is_error():
         return
-    said = cut(inner.get_error())
-    if said.startswith("NoExtension"):
-        said = "there is no text that it allows"
-    raise GrammarError(said)
+    message = cut(inner.get_error())
+    if message.startswith("NoExtension"):
+        message = "there is no text that it allows"
+    raise GrammarError(message)
 
 
 def cut(error: object) -> str:

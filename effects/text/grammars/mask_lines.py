@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 Lines = NDArray[np.int32]  # [lines, words]
 WORD: Final = 32  # bits
-MOST_BARS: Final = 256  # sets of tokens, which clients name, that are kept
+MOST_BANS: Final = 256  # sets of tokens, which clients name, that are kept
 FIRST: Final = 32  # words that are looked at before all are
 
 
@@ -27,14 +27,14 @@ def bits_of(line: NDArray[np.int32]) -> bytes:
 
 
 @frozen(eq=False)
-class Bars:
+class BannedTokens:
     """Tokens that lines may not allow, as bits of words."""
 
     words: NDArray[np.intp]
     bits: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, tokens: Iterable[int], words: int) -> "Bars":
+    def of(cls, tokens: Iterable[int], words: int) -> "BannedTokens":
         """Of lines of so many words, those tokens that are in them."""
         found: dict[int, int] = {}
         for token in tokens:
@@ -61,25 +61,25 @@ class Bars:
         return [line for line in few if not all_words[line].max()]
 
 
-class Barring:
+class TokenBans:
     """Has lines not allow tokens; it keeps where those lie, of so many sets of them."""
 
     def __init__(self) -> None:
-        self._bars: dict[tuple[int, frozenset[int]], Bars] = {}
+        self._bans: dict[tuple[int, frozenset[int]], BannedTokens] = {}
 
     def clear(
-        self, lines: Lines, barred: Mapping[frozenset[int], Sequence[int]]
+        self, lines: Lines, banned: Mapping[frozenset[int], Sequence[int]]
     ) -> frozenset[int]:
-        """Have the lines that are `barred` from some tokens not allow these; returns
+        """Have the lines that are `banned` from some tokens not allow these; returns
         those that then allow nothing.
         """
         empty = list[int]()
-        for tokens, which in barred.items():
+        for tokens, which in banned.items():
             if tokens:
                 key = lines.shape[1], tokens
-                if key not in self._bars:
-                    if len(self._bars) >= MOST_BARS:
-                        self._bars.clear()
-                    self._bars[key] = Bars.of(tokens, lines.shape[1])
-                empty += self._bars[key].clear(lines, which)
+                if key not in self._bans:
+                    if len(self._bans) >= MOST_BANS:
+                        self._bans.clear()
+                    self._bans[key] = BannedTokens.of(tokens, lines.shape[1])
+                empty += self._bans[key].clear(lines, which)
         return frozenset(empty)

@@ -28,13 +28,13 @@ QUIET: Final = 200  # looks without a call, after which the thread ends
 
 
 @define(eq=False)
-class Call:
+class WatchedCall:
     """The masks of a step, while they are made."""
 
     lines: Lines
     left: Sequence[int]  # lines that were not written when they were looked at
     looked: bool = False
-    late: frozenset[int] = frozenset()
+    slow: frozenset[int] = frozenset()
 
     def look(self) -> None:
         """See which lines were written since the last time."""
@@ -42,21 +42,21 @@ class Call:
         self.looked = True
         self.left = [line for line in self.left if self.lines[line, 0] == UNWRITTEN]
         if begun:
-            self.late |= frozenset(self.left)
+            self.slow |= frozenset(self.left)
 
 
-class Watch:
+class MaskWatch:
     """Looks at calls, one at a time."""
 
     def __init__(self) -> None:
-        self._call: Call | None = None
+        self._call: WatchedCall | None = None
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def over(self, lines: Lines, due: Sequence[int]) -> Iterator[Call]:
+    def over(self, lines: Lines, due: Sequence[int]) -> Iterator[WatchedCall]:
         """Look while a call writes the lines that are `due`."""
         lines[due, 0] = UNWRITTEN
-        call = self._call = Call(lines, due)
+        call = self._call = WatchedCall(lines, due)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._run, name="minfer-late-masks", daemon=True

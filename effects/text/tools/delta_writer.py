@@ -18,10 +18,10 @@ from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
     CallStart,
-    Content,
+    ContentDelta,
     Delta,
-    Reasoning,
-    merged,
+    ReasoningDelta,
+    merge,
 )
 from minfer.effects.text.tools.source import SPACE
 
@@ -32,13 +32,13 @@ _PARAGRAPH: Final = "\n\n"
 class _Flow:
     """Text of one kind, and its trailing white space."""
 
-    kind: type[Content] | type[Reasoning]
-    said: bool = False  # some text was emitted
+    kind: type[ContentDelta] | type[ReasoningDelta]
+    started: bool = False  # some text was emitted
     bare: bool = True  # no text since the last marker
     space: list[str] = field(factory=list)  # not emitted yet
 
 
-class Outlet:
+class DeltaWriter:
     """Deltas, until they are taken. `new_id` makes the id of each call; with `streaming`,
     a call is emitted while it comes.
     """
@@ -52,8 +52,8 @@ class Outlet:
         self._name = ""  # of the last call
         self._arguments: list[str] = []  # of it, without streaming
         self._deltas: list[Delta] = []
-        self._content = _Flow(Content)
-        self._reasoning = _Flow(Reasoning)
+        self._content = _Flow(ContentDelta)
+        self._reasoning = _Flow(ReasoningDelta)
         self._marked = False  # there was reasoning, or a call
 
     def take(self) -> list[Delta]:
@@ -67,25 +67,25 @@ class Outlet:
         Returns those of an open call, which belongs to the answer.
         """
         for flow in (self._content, self._reasoning):
-            flow.space, flow.said = [], False
+            flow.space, flow.started = [], False
         going = self._running and self.streaming
         self._first = self.calls - going
         last = [at for at, one in enumerate(deltas) if isinstance(one, CallStart)]
-        return [_renumbered(one) for one in deltas[last[-1] :]] if going else []
+        return [_renumber(one) for one in deltas[last[-1] :]] if going else []
 
     def close(self) -> None:
         """Emit the white space that was kept for content after it: none comes."""
         flow = self._content
         if not (self._marked and flow.bare):
-            self._put(Content("".join(flow.space)))
+            self._put(ContentDelta("".join(flow.space)))
 
     def content(self, text: str) -> None:
         """Add text to the content."""
-        self._flows(self._content, text)
+        self._write(self._content, text)
 
     def reasoning(self, text: str) -> None:
         """Add text to the reasoning."""
-        self._flows(self._reasoning, text)
+        self._write(self._reasoning, text)
 
     def mark(self) -> None:
         """Note a marker: what comes is separate from what was."""
@@ -129,27 +129,27 @@ class Outlet:
         self._put(CallStart(self._index, self._new_id(), self._name))
         self.calls += 1
 
-    def _flows(self, flow: _Flow, text: str) -> None:
+    def _write(self, flow: _Flow, text: str) -> None:
         body = text.rstrip(SPACE)
         if body:
             lead = "".join(flow.space) + body
             if self._marked and flow.bare:
-                lead = _PARAGRAPH * flow.said + lead.lstrip(SPACE)
+                lead = _PARAGRAPH * flow.started + lead.lstrip(SPACE)
             self._put(flow.kind(lead))
-            flow.said, flow.bare, flow.space = True, False, []
+            flow.started, flow.bare, flow.space = True, False, []
         if len(text) > len(body):
             flow.space.append(text[len(body) :])
 
     def _put(self, delta: Delta) -> None:
         if not getattr(delta, "text", True):
             return
-        if self._deltas and (one := merged(self._deltas[-1], delta)) is not None:
+        if self._deltas and (one := merge(self._deltas[-1], delta)) is not None:
             self._deltas[-1] = one
         else:
             self._deltas.append(delta)
 
 
-def _renumbered(delta: Delta) -> Delta:
+def _renumber(delta: Delta) -> Delta:
     """A delta of the answer's first call."""
     match delta:
         case CallStart():

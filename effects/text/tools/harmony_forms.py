@@ -66,15 +66,15 @@ class Messages:
         final = f'{self.mark(CHANNEL)} "final"'
         message = self.mark(MESSAGE)
         if self.answer is not None:
-            said = f"{final} kind? {message} answer last"
-            return f"thought* (calls | {said})\nanswer: {self.answer}"
+            reply = f"{final} kind? {message} answer last"
+            return f"thought* (calls | {reply})\nanswer: {self.answer}"
         kinds = f'{self.mark(CHANNEL)} ("analysis" | "commentary" | "final" kind?)'
         text = _text_without(START, CHANNEL)
         # Without a header; what begins so is read as one, wherever a function is named.
         begun = "|".join(map(re.escape, (TO, CONSTRAIN)))
         plain = f"{text} & ~/({begun}){TEXT}/"
-        said = f"({kinds} {message} FREE | PLAIN) last"
-        start = f"(thought | preamble)* (calls | {said})"
+        reply = f"({kinds} {message} FREE | PLAIN) last"
+        start = f"(thought | preamble)* (calls | {reply})"
         return f"{start}\nFREE: {text}\nPLAIN: {plain}"
 
     def _calls(self) -> list[str]:

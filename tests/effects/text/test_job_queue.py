@@ -5,11 +5,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.text.job_queue import Line
+from minfer.effects.text.job_queue import JobQueue
 
 
 def test_clients_take_turns() -> None:
-    line = Line[str]()
+    line = JobQueue[str]()
     for i in range(3):
         line.add(f"large {i}", "greedy", 4000)
     line.add("one", "other", 9000)
@@ -23,7 +23,7 @@ def test_clients_take_turns() -> None:
 
 
 def test_the_smallest_of_a_client_goes_first() -> None:
-    line = Line[str]()
+    line = JobQueue[str]()
     for size in (30, 10, 20, 10):
         line.add(f"{size} after {len(line)}", "a", size)
     taken = [line.take() for _ in range(4)]
@@ -31,7 +31,7 @@ def test_the_smallest_of_a_client_goes_first() -> None:
 
 
 def test_a_place_that_is_kept_for_small_ones() -> None:
-    line = Line[str]()
+    line = JobQueue[str]()
     line.add("large", "a", 100)
     line.add("small", "b", 10)
     assert line.take(most=50) == "small"
@@ -40,7 +40,7 @@ def test_a_place_that_is_kept_for_small_ones() -> None:
 
 
 def test_who_leaves_is_out_of_the_line() -> None:
-    line = Line[str]()
+    line = JobQueue[str]()
     places = [line.add(str(i), "a", 5) for i in range(3)]
     line.remove(places[1])
     line.remove(places[1])
@@ -53,7 +53,7 @@ def test_who_leaves_is_out_of_the_line() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=30))
 def test_turns_are_fair_whatever_comes(jobs: list[tuple[str, int]]) -> None:
-    line = Line[str]()
+    line = JobQueue[str]()
     for client, size in jobs:
         line.add(client, client, size)
     left, had = Counter(client for client, _ in jobs), Counter[str]()

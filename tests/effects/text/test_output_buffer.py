@@ -6,7 +6,7 @@ import pytest
 
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.detokenizer import Detokenizer
-from minfer.effects.text.output_buffer import Pieces
+from minfer.effects.text.output_buffer import OutputBuffer
 from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.tokenizer import Tokenizer
@@ -28,43 +28,43 @@ def done(length: int, reason: str = "length") -> Finished:
 
 
 def test_without_a_tokenizer_tokens_are_news() -> None:
-    one = Pieces(None, None)
+    one = OutputBuffer(None, None)
     one.fresh += [1, 2]
-    assert not one.news
+    assert not one.has_output
     one.flush(NONE)
     assert one.take(0, ()).token_ids == (1, 2)
     assert one.take(0, ()).token_ids == ()
 
 
 def test_tokens_without_text_wait_for_it(tokenizer: Tokenizer) -> None:
-    one = Pieces(Detokenizer(tokenizer), None)
+    one = OutputBuffer(Detokenizer(tokenizer), None)
     smile = tokenizer.encode("🙂")
     assert len(smile) > 1
     one.fresh += smile[:1]
     one.flush(NONE)
-    assert (one.count, one.news) == (1, False)
+    assert (one.count, one.has_output) == (1, False)
     one.fresh += smile[1:]
     one.flush(NONE)
-    assert (one.count, one.news) == (len(smile), True)
+    assert (one.count, one.has_output) == (len(smile), True)
     new = one.take(3, ())
     assert (new.index, new.text, new.token_ids) == (3, "🙂", tuple(smile))
 
 
 def test_the_end_is_news_and_is_taken_once(tokenizer: Tokenizer) -> None:
-    one = Pieces(Detokenizer(tokenizer), None)
-    seen = [one.news]
+    one = OutputBuffer(Detokenizer(tokenizer), None)
+    seen = [one.has_output]
     one.finish(done(0))
-    seen.append(one.news)
+    seen.append(one.has_output)
     one.flush(NONE)
-    seen.append(one.news)
+    seen.append(one.has_output)
     assert one.take(0, ()).finish_reason == "length"
-    assert [*seen, one.news] == [False, False, True, False]
+    assert [*seen, one.has_output] == [False, False, True, False]
 
 
 def test_the_token_that_ends_has_no_text(tokenizer: Tokenizer) -> None:
     a, b = (tokenizer.encode(char)[0] for char in "ab")
     for reason, text in (("stop", "a"), ("length", "ab")):
-        one = Pieces(Detokenizer(tokenizer), None)
+        one = OutputBuffer(Detokenizer(tokenizer), None)
         one.fresh += [a, b]
         one.finish(done(2, reason))
         one.flush(frozenset([b]))
@@ -78,7 +78,7 @@ def test_the_token_that_ends_has_a_text_if_that_is_kept(tokenizer: Tokenizer) ->
     a, b = (tokenizer.encode(char)[0] for char in "ab")
     special = min(tokenizer.special_ids)
     for end, text in ((b, "ab"), (special, "a")):
-        one = Pieces(Detokenizer(tokenizer), None, keeps_stop=True)
+        one = OutputBuffer(Detokenizer(tokenizer), None, keeps_stop=True)
         one.fresh += [a, end]
         one.finish(done(2, "stop"))
         one.flush(frozenset([end]))
@@ -87,7 +87,7 @@ def test_the_token_that_ends_has_a_text_if_that_is_kept(tokenizer: Tokenizer) ->
 
 def test_the_models_own_end_is_no_stop_reason(tokenizer: Tokenizer) -> None:
     a, b = (tokenizer.encode(char)[0] for char in "ab")
-    one = Pieces(Detokenizer(tokenizer), None)
+    one = OutputBuffer(Detokenizer(tokenizer), None)
     one.fresh += [a, b]
     one.finish(done(2, "stop"))
     one.flush(frozenset([b]))
@@ -96,7 +96,7 @@ def test_the_models_own_end_is_no_stop_reason(tokenizer: Tokenizer) -> None:
 
 
 def test_what_begins_a_stop_string_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
-    one = Pieces(Detokenizer(tokenizer), StopMatcher(["bc"]))
+    one = OutputBuffer(Detokenizer(tokenizer), StopMatcher(["bc"]))
     one.fresh += [tokenizer.encode(char)[0] for char in "ab"]
     one.flush(NONE)
     assert one.text == "a"
@@ -114,7 +114,7 @@ def test_stop_strings_across_tokens_against_the_whole_text(
     letters = "".join(draw.sample(LANGUAGES["everything"] + LANGUAGES["joined emoji"], 4))
     tokens = tokenizer.encode("".join(draw.choices(letters, k=50)))
     stops = drawn(draw, letters, draw.randrange(1, 20), 1 + seed % 8)
-    one, given = Pieces(Detokenizer(tokenizer), StopMatcher(stops)), ""
+    one, given = OutputBuffer(Detokenizer(tokenizer), StopMatcher(stops)), ""
     while one.stop is None and one.count < len(tokens):
         one.fresh += tokens[one.count : one.count + draw.randrange(1, 5)]
         one.flush(NONE)
@@ -132,7 +132,7 @@ def test_stop_strings_across_tokens_against_the_whole_text(
 
 
 def test_it_goes_on_after_history(tokenizer: Tokenizer) -> None:
-    one = Pieces(Detokenizer(tokenizer), StopMatcher(["bc"]))
+    one = OutputBuffer(Detokenizer(tokenizer), StopMatcher(["bc"]))
     a, b, c = (tokenizer.encode(char)[0] for char in "abc")
     one.begin((a, b))
     assert (one.count, one.text, one.tokens) == (2, "", [])
@@ -143,7 +143,7 @@ def test_it_goes_on_after_history(tokenizer: Tokenizer) -> None:
 
 
 def test_scores_go_with_their_tokens(tokenizer: Tokenizer) -> None:
-    one = Pieces(Detokenizer(tokenizer), None, logprobs=[])
+    one = OutputBuffer(Detokenizer(tokenizer), None, logprobs=[])
     a, b = (tokenizer.encode(char)[0] for char in "ab")
     assert one.logprobs is not None
     one.fresh += [a, b]
@@ -170,7 +170,7 @@ def test_stop_strings_do_not_count_before_there_are_enough_tokens(
     text = "".join(map(tokenizer.decode, ([token] for token in tokens)))
     for enough in range(len(tokens)):
         for known in (0, min(2, enough), len(tokens) - 1):
-            one = Pieces(Detokenizer(tokenizer), StopMatcher(["b"]), None, enough)
+            one = OutputBuffer(Detokenizer(tokenizer), StopMatcher(["b"]), None, enough)
             one.begin(tuple(tokens[:known]))
             one.fresh += tokens[known:]
             one.flush(NONE)
@@ -186,7 +186,7 @@ def test_a_stop_string_may_begin_before_there_are_enough_tokens(
 ) -> None:
     tokens = [tokenizer.encode(one)[0] for one in "xabcy"]
     for known in (0, 1, 2):
-        one = Pieces(Detokenizer(tokenizer), StopMatcher(["abc"]), None, 2)
+        one = OutputBuffer(Detokenizer(tokenizer), StopMatcher(["abc"]), None, 2)
         one.begin(tuple(tokens[:known]))
         one.fresh += tokens[known:]
         one.flush(NONE)

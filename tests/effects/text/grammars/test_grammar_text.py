@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.text.grammars.grammar_text import spelled
+from minfer.effects.text.grammars.grammar_text import to_grammar_text
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import ids, matcher, refusal, takes
 
@@ -145,9 +145,9 @@ def test_what_is_no_structural_tag_is_refused(change: dict[str, Any], why: str) 
     ],
 )
 def test_a_grammar_of_larks_may_speak_of_gbnf(text: str) -> None:
-    assert spelled(StructuredOutputs(grammar=text)).text == text
+    assert to_grammar_text(StructuredOutputs(grammar=text)).text == text
 
 
 def test_gbnf_with_a_rule_that_begins_like_start_is_translated() -> None:
     text = 'started ::= "a"\nroot ::= started'
-    assert spelled(StructuredOutputs(grammar=text)).text != text
+    assert to_grammar_text(StructuredOutputs(grammar=text)).text != text

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from minfer.effects.text.grammars.idle_matchers import (
+    CAPACITY,
     CHARACTERS,
     CONSTRAINTS,
-    ROOM,
     TOKENS,
-    Idle,
+    IdleMatchers,
 )
 from minfer.effects.text.grammars.protocol import Matcher
 from minfer.sampling.structured import StructuredOutputs
@@ -30,7 +30,7 @@ def asked_for(name: str) -> StructuredOutputs:
 
 
 def test_who_takes_one_gets_it_at_its_beginning() -> None:
-    idle, walker = Idle(), made()
+    idle, walker = IdleMatchers(), made()
     walker.advance([5, 6])
     idle.put(ASKED, walker, 2)
     assert len(idle) == 1
@@ -41,7 +41,7 @@ def test_who_takes_one_gets_it_at_its_beginning() -> None:
 
 
 def test_nobody_gets_one_of_another_constraint() -> None:
-    idle = Idle()
+    idle = IdleMatchers()
     idle.put(ASKED, made(), 1)
     assert idle.take(asked_for("other")) is None
     assert idle.take(StructuredOutputs(choice=["any"])) is None
@@ -49,13 +49,13 @@ def test_nobody_gets_one_of_another_constraint() -> None:
 
 
 def test_one_that_cannot_begin_again_is_let_go_of() -> None:
-    idle = Idle()
+    idle = IdleMatchers()
     idle.put(ASKED, made(broken=True), 1)
     assert not len(idle)
 
 
 def test_nobody_serves_for_ever() -> None:
-    idle, walker = Idle(), made()
+    idle, walker = IdleMatchers(), made()
     for tokens in (TOKENS, 0):
         idle.put(ASKED, walker, tokens)
         again: Any = idle.take(ASKED)
@@ -65,25 +65,25 @@ def test_nobody_serves_for_ever() -> None:
 
 
 def test_where_room_is_short_those_go_that_were_used_longest_ago() -> None:
-    idle = Idle()
+    idle = IdleMatchers()
     first, second, third = map(asked_for, "abc")
     for asked in (first, first, second):
         idle.put(asked, made(), 1)
     assert idle.take(first) is not None  # one is left, and was not asked for
-    for _ in range(ROOM - 1):
+    for _ in range(CAPACITY - 1):
         idle.put(third, made(), 1)
-    assert len(idle) == ROOM
+    assert len(idle) == CAPACITY
     assert idle.take(second) is None
     assert idle.take(first) is not None
     idle.clear()
     assert not len(idle)
-    for _ in range(ROOM):
+    for _ in range(CAPACITY):
         idle.put(third, made(), 1)
-    assert len(idle) == ROOM
+    assert len(idle) == CAPACITY
 
 
 def test_few_constraints_have_some() -> None:
-    idle = Idle()
+    idle = IdleMatchers()
     for i in range(CONSTRAINTS + 3):
         idle.put(asked_for(str(i)), made(), 1)
         idle.put(asked_for("0"), made(), 1)  # as often as all others together
@@ -93,11 +93,11 @@ def test_few_constraints_have_some() -> None:
 
 
 def test_long_constraints_take_more_of_it() -> None:
-    idle = Idle()
+    idle = IdleMatchers()
     asked = asked_for("a" * 9 * CHARACTERS)
-    for _ in range(ROOM):
+    for _ in range(CAPACITY):
         idle.put(asked, made(), 1)
-    assert len(idle) == ROOM // 10
+    assert len(idle) == CAPACITY // 10
 
 
 @pytest.mark.parametrize(

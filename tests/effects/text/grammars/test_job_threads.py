@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.text.grammars.job_threads import Threads
+from minfer.effects.text.grammars.job_threads import JobThreads
 
 SECONDS = 0.2  # of a job
 
 
 def test_as_many_at_once_as_there_are_threads_and_in_order() -> None:
-    threads, gate = Threads(2, "test"), threading.Event()
+    threads, gate = JobThreads(2, "test"), threading.Event()
     begun = list[int]()
 
     def work(number: int) -> int:
@@ -38,7 +38,7 @@ def test_as_many_at_once_as_there_are_threads_and_in_order() -> None:
 
 
 def test_what_fails_is_told_and_the_next_comes() -> None:
-    threads = Threads(1, "test")
+    threads = JobThreads(1, "test")
 
     def fail() -> None:
         raise ZeroDivisionError
@@ -51,7 +51,7 @@ def test_what_fails_is_told_and_the_next_comes() -> None:
 
 
 def test_who_closes_cancels_what_has_not_begun() -> None:
-    threads, gate = Threads(1, "test"), threading.Event()
+    threads, gate = JobThreads(1, "test"), threading.Event()
     jobs: list[Future[bool]] = [threads.submit(gate.wait, 5) for _ in range(3)]
     end = time.monotonic() + 30
     while not jobs[0].running():
@@ -112,6 +112,6 @@ def test_who_waits_for_a_turn_that_never_comes_is_told() -> None:
 
 
 def test_the_kind_of_future_is_one_that_others_can_wait_for() -> None:
-    done = Threads(1, "test").submit(int)
+    done = JobThreads(1, "test").submit(int)
     assert isinstance(done, Future)
     assert wait([done], 5).done == {done}

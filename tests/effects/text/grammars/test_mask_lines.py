@@ -5,11 +5,11 @@ import pytest
 
 from minfer.effects.text.grammars.mask_lines import (
     FIRST,
-    MOST_BARS,
+    MOST_BANS,
     WORD,
-    Barring,
-    Bars,
+    BannedTokens,
     Lines,
+    TokenBans,
     bits_of,
     fill,
 )
@@ -56,7 +56,7 @@ LAST = WORD * WORDS - 1
 def test_what_is_barred_is_cleared_and_who_has_nothing_left_is_said(
     before: list[set[int]], after: list[set[int]], empty: list[int]
 ) -> None:
-    bars = Bars.of([30, 31, 64, LAST, LAST + 1, 10**6], WORDS)
+    bars = BannedTokens.of([30, 31, 64, LAST, LAST + 1, 10**6], WORDS)
     everything = set(range(WORD * WORDS))
     lines = lines_of(everything, *before, everything)
     assert bars.clear(lines, [1, 2]) == [line + 1 for line in empty]
@@ -65,26 +65,26 @@ def test_what_is_barred_is_cleared_and_who_has_nothing_left_is_said(
 
 def test_of_tokens_that_no_line_has_nothing_is_cleared() -> None:
     lines = lines_of({1}, set())
-    assert Bars.of([10**6], WORDS).clear(lines, [0, 1]) == []
+    assert BannedTokens.of([10**6], WORDS).clear(lines, [0, 1]) == []
     assert allowed(lines) == [{1}, set()]
 
 
 def test_lines_are_barred_from_tokens_of_their_own() -> None:
-    barring = Barring()
+    bans = TokenBans()
     for _ in range(2):
         lines = lines_of({1, 2}, {1, 2}, {1}, {1, 2})
         barred = {frozenset({1}): [0, 2], frozenset({2}): [3], frozenset[int](): [1]}
-        assert barring.clear(lines, barred) == {2}
+        assert bans.clear(lines, barred) == {2}
         assert allowed(lines) == [{2}, {1, 2}, set(), {1}]
     narrow = np.full((1, 1), -1, np.int32)
-    assert barring.clear(narrow, {frozenset({1, 40}): [0]}) == set()
+    assert bans.clear(narrow, {frozenset({1, 40}): [0]}) == set()
     assert allowed(narrow) == [set(range(32)) - {1}]
 
 
 def test_no_more_sets_of_tokens_are_kept_than_have_room() -> None:
-    barring = Barring()
-    for token in range(3 * MOST_BARS):
+    bans = TokenBans()
+    for token in range(3 * MOST_BANS):
         lines = lines_of({token % 64, 70})
-        barring.clear(lines, {frozenset({token % 64, 1000 + token}): [0]})
+        bans.clear(lines, {frozenset({token % 64, 1000 + token}): [0]})
         assert allowed(lines) == [{70}]
-        assert len(barring._bars) <= MOST_BARS
+        assert len(bans._bans) <= MOST_BANS

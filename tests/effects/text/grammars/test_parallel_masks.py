@@ -10,12 +10,12 @@ import pytest
 
 from minfer.effects.text.grammars import parallel_masks as module
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.grammars.parallel_masks import AtOnce
+from minfer.effects.text.grammars.parallel_masks import ParallelMasks
 from minfer.effects.text.grammars.protocol import (
     MASK_WAIT,
     GrammarError,
     Matcher,
-    Move,
+    MatcherUpdate,
 )
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
@@ -39,24 +39,26 @@ EACH: list[dict[str, Any]] = [
 
 
 @pytest.fixture(params=[0, module.FEW], ids=["many", "few"])
-def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AtOnce:
+def parallel(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> ParallelMasks:
     monkeypatch.setattr(module, "FEW", request.param)
-    return AtOnce(vocab())
+    return ParallelMasks(vocab())
 
 
-def move(walk: Matcher, *tokens: int, back: int = 0) -> Move:
-    return Move(walk, back, tokens)
+def move(walk: Matcher, *tokens: int, back: int = 0) -> MatcherUpdate:
+    return MatcherUpdate(walk, back, tokens)
 
 
-def masks(of: Any, moves: list[Move]) -> list[bytes | GrammarError]:
+def masks(of: Any, updates: list[MatcherUpdate]) -> list[bytes | GrammarError]:
     """Of each in order, its mask or why there is none; in lines the other way round."""
-    lines = np.full((len(moves) + 1, of.words), 7, np.int32)
-    for line, one in enumerate(reversed(moves)):
+    lines = np.full((len(updates) + 1, of.words), 7, np.int32)
+    for line, one in enumerate(reversed(updates)):
         one.line = line
-    errors = of.masks(moves, lines)
-    assert (lines[len(moves)] == 7).all()
-    assert errors.keys() <= set(range(len(moves)))
-    return [errors.get(one.line) or lines[one.line].tobytes() for one in moves]
+    errors = of.masks(updates, lines)
+    assert (lines[len(updates)] == 7).all()
+    assert errors.keys() <= set(range(len(updates)))
+    return [errors.get(one.line) or lines[one.line].tobytes() for one in updates]
 
 
 def bits(made: bytes | GrammarError) -> set[int]:
@@ -64,29 +66,34 @@ def bits(made: bytes | GrammarError) -> set[int]:
     return allowed(made)
 
 
-def test_of_nobody_there_are_no_masks(at_once: AtOnce) -> None:
-    assert masks(at_once, []) == []
+def test_no_updates_have_no_masks(parallel: ParallelMasks) -> None:
+    assert masks(parallel, []) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-def test_they_are_as_one_by_one_on_random_walks(at_once: AtOnce, seed: int) -> None:
+def test_they_are_as_one_by_one_on_random_walks(
+    parallel: ParallelMasks, seed: int
+) -> None:
     rng = random.Random(seed)
     two = [[matcher(**asked) for asked in EACH] for _ in range(2)]
     outputs: list[list[int]] = [[] for _ in EACH]
-    moves: list[tuple[int, tuple[int, ...]]] = [(0, ())] * len(EACH)
+    updates: list[tuple[int, tuple[int, ...]]] = [(0, ())] * len(EACH)
     for _ in range(25):
         made, each = (
             masks(
                 of,
-                [Move(w, back, new) for w, (back, new) in zip(walks, moves, strict=True)],
+                [
+                    MatcherUpdate(w, back, new)
+                    for w, (back, new) in zip(walks, updates, strict=True)
+                ],
             )
             for of, walks in zip(
-                (at_once, OneByOne(words=at_once.words)), two, strict=True
+                (parallel, OneByOne(words=parallel.words)), two, strict=True
             )
         )
         assert list(map(bits, made)) == list(map(bits, each))
-        moves = [step(rng, *one) for one in zip(outputs, made, strict=True)]
+        updates = [step(rng, *one) for one in zip(outputs, made, strict=True)]
     assert max(map(len, outputs)) > 5
 
 
@@ -105,48 +112,50 @@ def step(
     return back, tuple(new)
 
 
-def test_one_that_may_not_go_there_is_an_error_among_the_others(at_once: AtOnce) -> None:
+def test_one_that_may_not_go_there_is_an_error_among_the_others(
+    parallel: ParallelMasks,
+) -> None:
     walks = [matcher(regex="a+") for _ in range(3)]
     token = {name: ids(name)[0] for name in "ab"}
     good, bad, other = masks(
-        at_once, [move(walks[0], token["a"]), move(walks[1], token["b"]), move(walks[2])]
+        parallel, [move(walks[0], token["a"]), move(walks[1], token["b"]), move(walks[2])]
     )
     assert isinstance(bad, GrammarError)
     assert "doesn't satisfy" in str(bad)
     assert bits(good) == bits(other) | ENDS
-    again = masks(at_once, [move(one) for one in walks])
+    again = masks(parallel, [move(one) for one in walks])
     assert [isinstance(one, GrammarError) for one in again] == [False, True, False]
 
 
-def test_several_may_be_stuck_and_each_is_told_why(at_once: AtOnce) -> None:
+def test_several_may_be_stuck_and_each_has_its_error(parallel: ParallelMasks) -> None:
     walks = [matcher(regex="a+"), matcher(regex="[0-9]+"), matcher(choice=["#"])]
-    moves = [move(walk, *ids("b")) for walk in walks]
-    assert all(isinstance(one, GrammarError) for one in masks(at_once, moves))
+    updates = [move(walk, *ids("b")) for walk in walks]
+    assert all(isinstance(one, GrammarError) for one in masks(parallel, updates))
 
 
-def test_one_of_several_goes_back(at_once: AtOnce) -> None:
+def test_one_of_several_goes_back(parallel: ParallelMasks) -> None:
     walks = [matcher(regex="ab?c?") for _ in range(3)]
-    first = bits(masks(at_once, [move(walk) for walk in walks])[0])
+    first = bits(masks(parallel, [move(walk) for walk in walks])[0])
     a, b = ids("a")[0], ids("b")[0]
-    masks(at_once, [move(walks[0], a), move(walks[1], a, b), move(walks[2], a)])
+    masks(parallel, [move(walks[0], a), move(walks[1], a, b), move(walks[2], a)])
     back, other, on = masks(
-        at_once, [move(walks[0], back=1), move(walks[1], a, back=2), move(walks[2], b)]
+        parallel, [move(walks[0], back=1), move(walks[1], a, back=2), move(walks[2], b)]
     )
     assert bits(back) == first
     assert b in bits(other)
     assert b not in bits(on)
 
 
-def test_who_goes_back_too_far_is_an_error_among_the_others(at_once: AtOnce) -> None:
+def test_a_rollback_too_far_is_an_error_among_the_others(parallel: ParallelMasks) -> None:
     one, other = matcher(regex="a+"), matcher(regex="a+")
-    bad, good = masks(at_once, [move(one, back=3), move(other)])
+    bad, good = masks(parallel, [move(one, back=3), move(other)])
     assert isinstance(bad, GrammarError)
     assert isinstance(good, bytes)
 
 
 @pytest.mark.long
-def test_a_mask_that_takes_longer_than_the_bound_is_late(at_once: AtOnce) -> None:
-    own: Any = at_once._executor
+def test_a_mask_that_takes_longer_than_the_bound_is_late(parallel: ParallelMasks) -> None:
+    own: Any = parallel._executor
 
     class Slow:
         """Writes a line later than all others."""
@@ -158,23 +167,25 @@ def test_a_mask_that_takes_longer_than_the_bound_is_late(at_once: AtOnce) -> Non
             time.sleep(20 * MASK_WAIT)
             own.unsafe_compute_mask_ptr([p for p in going if p[1] == 1], *where)
 
-    at_once._executor = Slow()  # type: ignore[assignment]  # stands in
-    moves = [Move(matcher(regex="a+"), 0, (), line) for line in range(3)]
+    parallel._executor = Slow()  # type: ignore[assignment]  # stands in
+    updates = [MatcherUpdate(matcher(regex="a+"), 0, (), line) for line in range(3)]
     for _ in range(2):
-        assert not at_once.masks(moves, np.zeros((3, at_once.words), np.int32))
-        assert [one.late for one in moves] == [False, True, False]
+        assert not parallel.masks(updates, np.zeros((3, parallel.words), np.int32))
+        assert [one.slow for one in updates] == [False, True, False]
 
 
 def test_a_token_that_takes_longer_than_the_bound_is_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = AtOnce(vocab())
+    made = ParallelMasks(vocab())
     seconds = iter([0.0, MASK_WAIT, 1.0, 1.001 + MASK_WAIT])
     clock = SimpleNamespace(thread_time=lambda: next(seconds))
     monkeypatch.setattr(module, "time", clock)
-    moves = [Move(matcher(regex="a+"), 0, (*ids("a"),), line) for line in range(2)]
-    assert not made.masks(moves, np.zeros((2, made.words), np.int32))
-    assert [one.late for one in moves] == [False, True]
+    updates = [
+        MatcherUpdate(matcher(regex="a+"), 0, (*ids("a"),), line) for line in range(2)
+    ]
+    assert not made.masks(updates, np.zeros((2, made.words), np.int32))
+    assert [one.slow for one in updates] == [False, True]
 
 
 def test_masks_are_of_the_whole_vocabulary_and_allow_nothing_behind_it() -> None:
@@ -197,12 +208,12 @@ def test_what_stands_for_an_end_of_sequence_is_said_never_to_come() -> None:
     assert compiler().never == set()
 
 
-def test_matchers_of_somebody_else_are_refused(at_once: AtOnce) -> None:
+def test_matchers_of_another_library_are_refused(parallel: ParallelMasks) -> None:
     class Other:
         pass
 
     with pytest.raises(TypeError, match="not made by this library"):
-        masks(at_once, [Move(Other(), 0, ())])  # type: ignore[arg-type]  # what it is about
+        masks(parallel, [MatcherUpdate(Other(), 0, ())])  # type: ignore[arg-type]  # what it is about
 
 
 def test_a_compiler_makes_them_for_its_own() -> None:

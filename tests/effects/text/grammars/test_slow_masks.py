@@ -8,17 +8,17 @@ import pytest
 
 from minfer.effects.text.grammars import slow_masks as watching
 from minfer.effects.text.grammars.protocol import MASK_WAIT
-from minfer.effects.text.grammars.slow_masks import UNWRITTEN, Call, Watch
+from minfer.effects.text.grammars.slow_masks import UNWRITTEN, MaskWatch, WatchedCall
 
 
 def late(count: int, steps: list[list[int]]) -> set[int]:
     """The lines that are late, of those that are written before each look."""
     lines = np.full((count, 2), UNWRITTEN, np.int32)
-    call = Call(lines, range(count))
+    call = WatchedCall(lines, range(count))
     for step in steps:
         lines[step, 0] = 1
         call.look()
-    return {*call.late}
+    return {*call.slow}
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_its_thread_ends_when_there_is_nothing_to_look_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watching, "QUIET", 2)
-    watch, lines = Watch(), np.zeros((1, 1), np.int32)
+    watch, lines = MaskWatch(), np.zeros((1, 1), np.int32)
     for _ in range(2):
         with watch.over(lines, [0]) as call:
             time.sleep(20 * MASK_WAIT)
-        assert call.late == {0}
+        assert call.slow == {0}
         thread = watch._thread
         assert isinstance(thread, threading.Thread)
         thread.join(60)

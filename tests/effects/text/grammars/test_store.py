@@ -214,10 +214,10 @@ def test_what_is_wrong_with_the_machine_is_tried_again() -> None:
 def test_matchers_that_are_idle_are_kept_until_it_is_closed() -> None:
     store = Grammars(Compiler)
     walker: Any = Walker()
-    store.give_back(asked("a"), walker, 3)
+    store.release_matcher(asked("a"), walker, 3)
     assert store.idle(asked("b")) is None
     again: Any = store.idle(asked("a"))
     assert again is walker
-    store.give_back(asked("a"), walker, 3)
+    store.release_matcher(asked("a"), walker, 3)
     store.close()
     assert store.idle(asked("a")) is None

@@ -1,18 +1,18 @@
 """White space beside markers, and deltas that are put together."""
 
-from minfer.effects.text.tools.delta_writer import Outlet
+from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
     CallStart,
-    Content,
-    Reasoning,
+    ContentDelta,
+    ReasoningDelta,
 )
 
 
-def outlet() -> Outlet:
+def outlet() -> DeltaWriter:
     ids = iter("abc")
-    return Outlet(lambda: next(ids))
+    return DeltaWriter(lambda: next(ids))
 
 
 def test_deltas_of_a_kind_are_one() -> None:
@@ -24,7 +24,7 @@ def test_deltas_of_a_kind_are_one() -> None:
     out.arguments("}")
     out.end(whole=True)
     call = [CallStart(0, "a", "f"), Arguments(0, "{}"), CallEnd(0)]
-    assert out.take() == [Content("ab c"), *call]
+    assert out.take() == [ContentDelta("ab c"), *call]
     assert out.take() == []
     out.start("g")
     assert out.take() == [CallStart(1, "b", "g")]
@@ -33,12 +33,12 @@ def test_deltas_of_a_kind_are_one() -> None:
 def test_white_space_is_held() -> None:
     out = outlet()
     out.content(" a ")
-    assert out.take() == [Content(" a")]
+    assert out.take() == [ContentDelta(" a")]
     out.content("\n")
     assert out.take() == []
     out.content("b\n")
     out.close()
-    assert out.take() == [Content(" \nb\n")]
+    assert out.take() == [ContentDelta(" \nb\n")]
 
 
 def test_no_white_space_is_left_around_calls() -> None:
@@ -51,8 +51,8 @@ def test_no_white_space_is_left_around_calls() -> None:
     out.start("f")
     out.content("\n")
     out.close()
-    kinds = [one for one in out.take() if isinstance(one, Content)]
-    assert kinds == [Content("x")]
+    kinds = [one for one in out.take() if isinstance(one, ContentDelta)]
+    assert kinds == [ContentDelta("x")]
 
 
 def test_parts_of_reasoning_stand_apart() -> None:
@@ -63,11 +63,11 @@ def test_parts_of_reasoning_stand_apart() -> None:
     out.reasoning("b")
     out.mark()
     out.close()
-    assert out.take() == [Reasoning("a\n\nb")]
+    assert out.take() == [ReasoningDelta("a\n\nb")]
 
 
 def test_a_call_in_an_answer_that_is_told_in_one_piece_is_told_once_it_is_whole() -> None:
-    out = Outlet(lambda: "a", streaming=False)
+    out = DeltaWriter(lambda: "a", streaming=False)
     out.content("x\n")
     out.start("f")
     out.arguments('{"a": ')
@@ -76,6 +76,6 @@ def test_a_call_in_an_answer_that_is_told_in_one_piece_is_told_once_it_is_whole(
     out.start("g")
     out.arguments("{")
     out.arguments("}")
-    assert out.take() == [Content('x\n{"a": oops')]
+    assert out.take() == [ContentDelta('x\n{"a": oops')]
     assert out.end(whole=True)
     assert out.take() == [CallStart(0, "a", "g"), Arguments(0, "{}"), CallEnd(0)]
