@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in
 from minfer.runs.journal import JournalError
 
-Result = TypeVar("Found")
+Result = TypeVar("Result")
 UNUSABLE: Final = 2  # the exit code of a journal that cannot be used
 
 
