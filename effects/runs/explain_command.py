@@ -19,7 +19,7 @@ from minfer.effects.live.request_names import answer_of, named_by, searches_name
 from minfer.effects.runs.explain_list import ListedRequest, lines, list_requests
 from minfer.effects.runs.explain_list import figures as listed_figures
 from minfer.effects.runs.explain_search import render_search, search_figures
-from minfer.effects.runs.recorded import read_each
+from minfer.effects.runs.recorded import read_each, wire_name
 from minfer.effects.runs.report import draft_figures
 from minfer.records.config import EngineConfig
 from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
@@ -192,7 +192,7 @@ def _sample(life: Life) -> dict[str, Any]:
     spent = sorted(life.parts.items(), key=_order)
     fields["parts"] = [asdict(where) | asdict(what) for where, what in spent]
     fields["reasons"] = [
-        {"turn": at, "is": type(r).__name__, **asdict(r)} for at, r in life.reasons
+        {"turn": at, "is": wire_name(r), **asdict(r)} for at, r in life.reasons
     ]
     fields["drafts"] = draft_figures(life.drafts) if life.drafts.rows else None
     fields["gap"] = None if life.gap is None else _gap(life, life.gap)

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in
 from minfer.runs.journal import JournalError
+from minfer.runs.wire_names import name_of
 
 Result = TypeVar("Result")
 UNUSABLE: Final = 2  # the exit code of a journal that cannot be used
@@ -46,3 +47,8 @@ def read_each(
             print(f"minfer: {error}", file=sys.stderr)
             code = UNUSABLE
     return found, code
+
+
+def wire_name(record: object) -> str:
+    """The name of a record's class in journals, which stays when its class is renamed."""
+    return name_of(type(record))

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import minfer.records.messages as messages
 from minfer.effects.runs.page.entered import entered
+from minfer.effects.runs.recorded import wire_name
 from minfer.records.plan import Plan
 from minfer.records.request import MAX_SAMPLES, Request
 from minfer.records.sequence import SampleId
@@ -34,7 +35,7 @@ TABLES: Final = {
     "log": ("turn", "kind", "sample", "a", "b", "c"),
 }
 # The log: the kinds of its entries, and the meaning of their cells a, b and c. A text is
-# its place in the table of texts, a sample its number.
+# its place in the table of texts, a sample its number. Kinds are named as in journals.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
     # As the recording begins: 0 waits, 1 prefills, 2 decodes, 3 waits again.
     "Present": ("state",),
@@ -218,7 +219,7 @@ class Run:
         """Log an event or a reason."""
         if number < 0 and hasattr(one, "id"):
             number = self._sample_number((one.id, getattr(one, "sample", 0)))
-        kind = type(one).__name__
+        kind = wire_name(one)
         self._note(
             kind, number, *(self._cell(getattr(one, name)) for name in KINDS[kind])
         )

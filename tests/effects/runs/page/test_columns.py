@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from minfer.effects.runs.page.make import page
+from minfer.effects.runs.recorded import wire_name
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Emit,
@@ -57,7 +58,7 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
         len(t) for emit in emits for t in emit.tokens
     )
     reasons = [reason for turn in turns for reason in turn.transition.reasons]
-    wanted = Counter(type(one).__name__ for one in reasons if not isinstance(one, Ended))
+    wanted = Counter(wire_name(one) for one in reasons if not isinstance(one, Ended))
     wanted["Finished"] = sum(len(emit.finished) for emit in emits)
     said = Counter(kind for _, kind, _, _ in entries(data))
     assert {kind: said[kind] for kind in wanted} == wanted

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from minfer.effects.runs.recorded import wire_name
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Event
 from minfer.records.state import Turn
@@ -37,7 +38,7 @@ def run_of(ids: tuple[str, ...] = IDS) -> tuple[EngineConfig, list[Turn]]:
 @pytest.mark.parametrize("wide", [1280, 800])
 def test_they_break_no_panel(chromium: Browser, tmp_path: Path, wide: int) -> None:
     config, turns = run_of()
-    reasons = {type(one).__name__ for t in turns for one in t.transition.reasons}
+    reasons = {wire_name(one) for t in turns for one in t.transition.reasons}
     assert {"Admitted", "Held", "Preempted"} <= reasons
     shown(chromium, tmp_path, (config, turns), wide=wide)
     outside = """[...document.querySelectorAll('aside *, header *, #found, #found *')]

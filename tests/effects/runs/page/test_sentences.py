@@ -10,12 +10,13 @@ from minfer.records.messages import (
     Admitted,
     Reason,
 )
+from minfer.runs.wire_names import name_of
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import asked, scene, seen, shown, turns_of, words
 
 
 def test_every_reason_has_a_sentence() -> None:
-    kinds = {kind.__name__ for kind in get_args(Reason)} - {
+    kinds = {name_of(kind) for kind in get_args(Reason)} - {
         "Ended"
     }  # of which `Finished` tells
     assert kinds <= set(KINDS)
@@ -50,7 +51,7 @@ def test_it_says_why_in_plain_words(chromium: Browser, tmp_path: Path) -> None:
     assert "request huge is refused after 0 tokens: the prompt has 64 tokens" in at(8)
     assert "request first waits: it needs 9 blocks, 3 are available" in at(9)
     assert "head of the queue: request first waits: it needs 9 blocks" in at(10)
-    assert "(said in turn 9)" in at(10)
+    assert "(logged in turn 9)" in at(10)
     assert "request gone is not wanted any more: cancel" in at(10)
     assert "request gone is cancelled after 0 tokens" in at(10)
     assert (
