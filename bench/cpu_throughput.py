@@ -102,7 +102,7 @@ def compare(ours: Serve, theirs: Serve, works: list[list[Arrival]]) -> dict[str,
                 "requests have failed"
             )
         same += made[ours] == made[theirs]
-    ratios = [mine / other for mine, other in zip(*rates.values(), strict=True)]
+    ratios = [own / other for own, other in zip(*rates.values(), strict=True)]
     found = {"minfer": spread(rates[ours]), "transformers": spread(rates[theirs])}
     return {**found, "ratio": spread(ratios), "equal_outputs": same}
 

@@ -106,11 +106,11 @@ def serve(
             temperature=0, max_tokens=request.max_tokens, ignore_eos=True
         )
         ids = [10 + token % 2000 for token in request.prompt]
-        asked = {"prompt_token_ids": ids, "cache_salt": salt}
+        prompt = {"prompt_token_ids": ids, "cache_salt": salt}
         while (left := begin + at - driver.clock()) > 0:
             await asyncio.sleep(left)
         report.arrives(request.id, driver.clock())
-        async for _ in llm.generate(asked, how, streaming=False, request_id=request.id):
+        async for _ in llm.generate(prompt, how, streaming=False, request_id=request.id):
             pass
 
     async def every() -> None:

@@ -25,7 +25,7 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a message for the user on standard error, on a line of its own."""
     print(f"minfer: {text}", file=sys.stderr, flush=True)
 

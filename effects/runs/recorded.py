@@ -51,4 +51,5 @@ def read_each(
 
 def wire_name(record: object) -> str:
     """The name of a record's class in journals, which stays when its class is renamed."""
-    return name_of(type(record))
+    cls: type = type(record)
+    return name_of(cls)

@@ -212,9 +212,9 @@ def _render(
         "samples that had not ended write as much as they may."
     )
     if made.config.speculation is not None:
-        some = bool(found["recorded"]["drafted"]["rows"])
+        recorded_drafts = bool(found["recorded"]["drafted"]["rows"])
         yield (
-            _drafts_line(made.guesses, some)
+            _drafts_line(made.guesses, recorded_drafts)
             + free_draft_remark(made.config.speculation, cost)
             + "."
         )
@@ -223,10 +223,10 @@ def _render(
         yield f"Handed over to a new engine with an empty cache: {count} requests."
 
 
-def _drafts_line(guesses: Guesses, some: bool) -> str:
+def _drafts_line(guesses: Guesses, recorded_drafts: bool) -> str:
     """Which results of drafts are known, and which are not."""
     known = "nothing, as the run had none"
-    if some:
+    if recorded_drafts:
         known = "those at positions with a recorded result"
     return (
         f"Drafts: exact: {known}; modelled: others are accepted with probability "

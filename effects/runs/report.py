@@ -107,8 +107,8 @@ class Report:
         self.state = after
         self.end = after.time
         self._use(before, after)
-        if some := judged(before, turn.events, turn.transition):
-            self.drafts = self.drafts.plus(tally_of(some))
+        if results := judged(before, turn.events, turn.transition):
+            self.drafts = self.drafts.plus(tally_of(results))
         for command in turn.transition.commands:
             match command:
                 case Execute():
@@ -241,12 +241,12 @@ class Report:
 
 def draft_figures(tally: DraftTally) -> dict[str, Any]:
     """Counts of drafts, for people and JSON; no rates if there were none."""
-    some = bool(tally.rows)
+    has_drafts = bool(tally.rows)
     return {
         "rows": tally.rows,
         "proposed": sum(tally.proposed),
         "accepted": sum(tally.accepted),
-        "rate": tally.rate if some else None,
+        "rate": tally.rate if has_drafts else None,
         "by_place": [*tally.by_place],
-        "length": tally.mean_length if some else None,
+        "length": tally.mean_length if has_drafts else None,
     }

@@ -49,8 +49,8 @@ def _pools(case: Case, longest: int) -> list[int]:
     """Pools from the size of the longest request to the configured one."""
     config = case.config
     least = blocks_for(min(longest, config.max_model_len), config.block_size)
-    some = (round(least * STEP**k) for k in range(1000))
-    return sorted({n for n in some if n < config.num_blocks} | {config.num_blocks})
+    sizes = (round(least * STEP**k) for k in range(1000))
+    return sorted({n for n in sizes if n < config.num_blocks} | {config.num_blocks})
 
 
 def _of_blocks(case: Case, blocks: int) -> Case:

@@ -122,7 +122,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     )
 
 
-def prepared_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
+def prepare_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
     """Returns the setup of an engine that another process has prepared, on a device of
     the type `device`, with so many KV blocks. Raises as `prepare`.
     """

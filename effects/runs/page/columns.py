@@ -13,7 +13,7 @@ from math import inf, isfinite
 from typing import Any, Final
 
 import minfer.records.messages as messages
-from minfer.effects.runs.page.entered import entered
+from minfer.effects.runs.page.entered import entered_requests
 from minfer.effects.runs.recorded import wire_name
 from minfer.records.plan import Plan
 from minfer.records.request import MAX_SAMPLES, Request
@@ -55,8 +55,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     # Planned prefill tokens; after the last chunk, a token.
     "Chunk": ("step", "tokens", "last"),
 }
-# Events without an entry: times and results of drafts are in other tables, and `entered`
-# finds the arrivals.
+# Events without an entry: times and results of drafts are in other tables, and
+# `entered_requests` finds the arrivals.
 _NOT_LOGGED: Final = messages.Tick | messages.Submit | messages.Propose
 _PLACES: Final = {kind: place for place, kind in enumerate(KINDS)}
 
@@ -125,7 +125,7 @@ class Run:
         """Log the events; returns the step whose results came, or -1."""
         done = _NONE
         flying = {plan.step for plan in turn.before.inflight}
-        for request in entered(turn):
+        for request in entered_requests(turn):
             for sample in range(max(1, min(request.n, MAX_SAMPLES))):
                 self._note("Submit", self._sample(request, sample))
         for event in turn.events:

@@ -14,7 +14,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn
 
 
-def entered(turn: Turn) -> list[Request]:
+def entered_requests(turn: Turn) -> list[Request]:
     """The requests that a turn accepted or refused, in the order of their arrival."""
     came = [event.request for event in turn.events if isinstance(event, messages.Submit)]
     if not any(

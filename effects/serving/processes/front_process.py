@@ -31,7 +31,7 @@ from minfer.effects.serving.processes.server import (
 )
 from minfer.effects.serving.wire.shared_counts import Shared
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.prepare import prepared_elsewhere
+from minfer.effects.setup.prepare import prepare_elsewhere
 from minfer.values.checks import ConfigError
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
@@ -124,7 +124,7 @@ async def _open(
     while (facts := remote.ready) is None:
         await asyncio.sleep(LOOK)
     setup = await asyncio.to_thread(
-        prepared_elsewhere, plan.args, facts.device, facts.num_blocks
+        prepare_elsewhere, plan.args, facts.device, facts.num_blocks
     )
     _check_same(setup.fingerprint, remote)
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)

@@ -22,7 +22,7 @@ from minfer.effects.serving.request_parsing.bodies import shown, wrong
 from minfer.effects.serving.request_parsing.structured_fields import Constraint, named
 from minfer.effects.text.grammars.grammar_text import json_rule, rule
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.schemas import checked_schema
+from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools.formats import NONE, REASONING, Parsing
 from minfer.effects.text.tools.forms import (
     FORMS,
@@ -32,7 +32,7 @@ from minfer.effects.text.tools.forms import (
     Calling,
     arguments_schema,
     grammar,
-    reasoned,
+    with_reasoning,
 )
 from minfer.sampling.structured import FIELD, StructuredOutputs
 
@@ -154,7 +154,7 @@ def bound_behind(
     except GrammarError as error:
         why = str(error).removeprefix(f"{asked.param}: ")
         raise ApiError(f"{param}: {why}", param) from None
-    text = reasoned(
+    text = with_reasoning(
         Calling(
             thinking=thinking,
             opened=True,
@@ -235,7 +235,7 @@ def _answer(answer: Constraint | None, form: str, asking: str) -> Part | None:
             raise ApiError(f"{param}: {why}", param)
         return None
     try:
-        checked_schema(asked.json or OBJECT, param)
+        check_schema(asked.json or OBJECT, param)
     except GrammarError as error:
         raise ApiError(str(error), param) from None
     return Part(param, asked)
@@ -243,4 +243,4 @@ def _answer(answer: Constraint | None, form: str, asking: str) -> Part | None:
 
 def _rule(asked: StructuredOutputs) -> str:
     whitespace = not asked.disable_any_whitespace
-    return json_rule(checked_schema(asked.json or OBJECT, FIELD), whitespace=whitespace)
+    return json_rule(check_schema(asked.json or OBJECT, FIELD), whitespace=whitespace)

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from minfer.effects.text.grammars.lark import checked_lark
-from minfer.effects.text.grammars.patterns import rewritten
+from minfer.effects.text.grammars.lark import check_lark
+from minfer.effects.text.grammars.patterns import rewrite_pattern
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.schemas import OPTIONS, checked_schema, ends_in_escape
+from minfer.effects.text.grammars.schemas import OPTIONS, check_schema, ends_in_escape
 from minfer.sampling.structured import StructuredOutputs
 
 # A blank, or a new line and its indentation.
@@ -56,7 +56,7 @@ def to_grammar_text(
             return GrammarText("lark", _tags(constraint.text, param, compiled=compiled))
         case _:
             return GrammarText(
-                "json", checked_schema(constraint.text, param, compiled=compiled)
+                "json", check_schema(constraint.text, param, compiled=compiled)
             )
 
 
@@ -67,7 +67,7 @@ def _whole_regex(text: str, param: str) -> str:
     if ends_in_escape(text):
         raise GrammarError(f"{param}: ends with a single backslash", param)
     try:
-        return rewritten(text, escapes=False)
+        return rewrite_pattern(text, escapes=False)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None
 
@@ -102,10 +102,10 @@ def json_rule(schema: str, *, whitespace: bool = True) -> str:
 
 
 def _alternatives(texts: tuple[str, ...]) -> str:
-    return " | ".join(map(quoted, dict.fromkeys(texts)))
+    return " | ".join(map(quote, dict.fromkeys(texts)))
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A text as a terminal of Lark, which reads the escapes of JSON."""
     return json.dumps(text, ensure_ascii=False)
 
@@ -113,7 +113,7 @@ def quoted(text: str) -> str:
 def _as_lark(text: str, param: str) -> str:
     """A grammar in Lark's form; what looks like llama.cpp's is translated."""
     if "::=" not in text or any(map(_is_larks, text.splitlines())):
-        return checked_lark(text, param)
+        return check_lark(text, param)
     if len(text) > MOST_GBNF:
         why = f"has {len(text)} characters, of at most {MOST_GBNF} in GBNF"
         raise GrammarError(f"{param}: {why}; write it in Lark", param)
@@ -126,7 +126,7 @@ def _as_lark(text: str, param: str) -> str:
         raise GrammarError(
             f"{param}: cannot be translated from GBNF to Lark: {error}", param
         ) from None
-    return checked_lark(made, param)
+    return check_lark(made, param)
 
 
 def _is_larks(line: str) -> bool:
@@ -168,9 +168,9 @@ def _tags(text: str, param: str, *, compiled: bool) -> str:
     lines = [f"start: ({names})* rest", "rest: TEXT", f"TEXT: /{TEXT}/"]
     for i, tag in enumerate(tags):
         parts = [tag.begin[len(tag.trigger) :], tag.end]
-        begin, end = (quoted(part) if part else "" for part in parts)
+        begin, end = (quote(part) if part else "" for part in parts)
         lines += [
-            f"head_{i}[lazy]: TEXT {quoted(tag.trigger)}",
+            f"head_{i}[lazy]: TEXT {quote(tag.trigger)}",
             f"tag_{i}: head_{i} {begin} {json_rule(tag.schema)} {end}",
         ]
     return "\n".join(lines)
@@ -202,7 +202,7 @@ def _tag(
         raise GrammarError(why, param)
     try:
         schema_text = json.dumps(one["schema"])
-        schema = checked_schema(schema_text, f"{where}.schema", compiled=compiled)
+        schema = check_schema(schema_text, f"{where}.schema", compiled=compiled)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None
     return _Tag(begin, trigger, schema, end)

@@ -22,7 +22,7 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.schemas import OPTIONS, checked_schema
+from minfer.effects.text.grammars.schemas import OPTIONS, check_schema
 
 # Rules, each with the most brackets within each other that are in it. A stack of 8 MiB,
 # which threads get, is over at 2,500.
@@ -52,7 +52,7 @@ class _LarkPart:
     kind: str = ""  # how a word begins; empty: the text between words
 
 
-def checked_lark(text: str, param: str) -> str:
+def check_lark(text: str, param: str) -> str:
     """A grammar that can be handed on. Raises GrammarError, which names the field."""
     made = []
     deep = _Depth()
@@ -66,7 +66,7 @@ def checked_lark(text: str, param: str) -> str:
     return "".join(made)
 
 
-def as_compiled(text: str, ids: Mapping[str, int], param: str) -> str:
+def to_compiled_lark(text: str, ids: Mapping[str, int], param: str) -> str:
     """A grammar that was checked, as the compiler gets it: with tokens by their ids, and
     nothing forced. Raises GrammarError.
     """
@@ -130,7 +130,7 @@ def _schema(text: str, at: int, param: str, *, compiled: bool) -> tuple[str, int
     if not isinstance(options, dict) or options.get("lenient"):
         why = f"{param}: lenient schemas are not enforced; leave it out"
         raise GrammarError(why, param)
-    made = json.loads(checked_schema(json.dumps(schema), param, compiled=compiled))
+    made = json.loads(check_schema(json.dumps(schema), param, compiled=compiled))
     if options:
         made[OPTIONS] = {**options, **made.get(OPTIONS, {})}
     return json.dumps(made), end

@@ -17,7 +17,7 @@ from minfer.effects.text.grammars.grammar_text import (
     GrammarText,
     to_grammar_text,
 )
-from minfer.effects.text.grammars.lark import as_compiled
+from minfer.effects.text.grammars.lark import to_compiled_lark
 from minfer.effects.text.grammars.llguidance_matcher import (
     Companions,
     LlguidanceMatcher,
@@ -98,7 +98,7 @@ class LlguidanceCompiler:
         grammar_text = to_grammar_text(constraint)
         if constraint.kind == "grammar":
             grammar_text = evolve(
-                grammar_text, text=as_compiled(grammar_text.text, self._ids, param)
+                grammar_text, text=to_compiled_lark(grammar_text.text, self._ids, param)
             )
         try:
             make = partial(self._matcher, _to_library_form(grammar_text, constraint))

@@ -123,7 +123,7 @@ class _Set:
             raise unnamed(min(left))
 
 
-def rewritten(pattern: str, *, decides: bool = False, escapes: bool = True) -> str:
+def rewrite_pattern(pattern: str, *, decides: bool = False, escapes: bool = True) -> str:
     """A pattern as the compiler is to read it. It `decides` if names that it does not
     match may come, too, and texts have no escapes by number then. What it matches has
     JSON's `escapes`, or is no JSON. Raises GrammarError.
@@ -289,5 +289,5 @@ def _character(number: int) -> str:
     return text if text.isascii() and text.isalnum() else f"\\x{{{number:X}}}"
 
 
-def _refused(said: str, kind: str) -> GrammarError:
-    return GrammarError(f"the {kind} {said[:_LONGEST]!r} in a pattern cannot be enforced")
+def _refused(text: str, kind: str) -> GrammarError:
+    return GrammarError(f"the {kind} {text[:_LONGEST]!r} in a pattern cannot be enforced")

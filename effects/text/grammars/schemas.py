@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from attrs import frozen
 
-from minfer.effects.text.grammars.patterns import UNNAMED, rewritten, unnamed
+from minfer.effects.text.grammars.patterns import UNNAMED, rewrite_pattern, unnamed
 from minfer.effects.text.grammars.protocol import GrammarError
 
 Number = TypeVar("Number", int, float)
@@ -66,7 +66,7 @@ class _SchemaPart:
     depth: int = 0
 
 
-def checked_schema(text: str, param: str, *, compiled: bool = False) -> str:
+def check_schema(text: str, param: str, *, compiled: bool = False) -> str:
     """A schema as text, all of which can be enforced. Raises GrammarError.
 
     With `compiled`, it is for the compiler alone: its patterns are in the compiler's
@@ -260,7 +260,7 @@ def _compiled_patterns(schema: dict[str, Any], *, decides: bool) -> dict[str, An
     def made(pattern: str) -> str:
         if ends_in_escape(pattern):
             raise GrammarError("a pattern ends with a single backslash")
-        return rewritten(pattern, decides=decides)
+        return rewrite_pattern(pattern, decides=decides)
 
     found: dict[str, Any] = {}
     if isinstance(pattern := schema.get("pattern"), str):

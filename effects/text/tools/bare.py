@@ -6,7 +6,7 @@ the name of a tool of the request, and arguments.
 
 from typing import Final
 
-from minfer.effects.text.tools.calls import Accept, calls, stray
+from minfer.effects.text.tools.calls import Accept, calls, skip_stray
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.source import Reading, Source, char, space
@@ -36,7 +36,7 @@ def several(
         whole = yield from calls(source, out, accept, bare=bare)
         if not whole:
             break
-        yield from stray(source)
+        yield from skip_stray(source)
         source.keep()
         if (yield from char(source)) in _BETWEEN:
             source.take(1)

@@ -68,7 +68,7 @@ def string(source: Source) -> Reading[str | None]:
     return str(json.loads("".join(parts))) if whole else None
 
 
-def streamed(source: Source, out: DeltaWriter, name: str) -> Reading[bool]:
+def stream_arguments(source: Source, out: DeltaWriter, name: str) -> Reading[bool]:
     """Take the arguments of a call, and emit it; returns whether they are complete.
 
     `source` keeps the text that was not emitted.
@@ -113,7 +113,7 @@ class _CallReader:
         first = yield from char(self.source)
         if first == "{" and self.name is not None:
             self.emitted = True
-            return (yield from streamed(self.source, self.out, self.name))
+            return (yield from stream_arguments(self.source, self.out, self.name))
         if first not in ("{", '"', "n"):
             return False
         parts: list[str] = []
@@ -191,7 +191,7 @@ def calls(
             return True
 
 
-def stray(source: Source) -> Reading[str]:
+def skip_stray(source: Source) -> Reading[str]:
     """Take white space, and brackets that close nothing."""
     return (yield from run(source, _STRAY))
 
@@ -203,7 +203,7 @@ def behind(
     a marker, and that too; returns it. Brackets that close nothing are left out.
     """
     source.put_back(left)
-    yield from stray(source)
+    yield from skip_stray(source)
     return (yield from until(source, markers, out.content))
 
 

@@ -13,7 +13,7 @@ Both are read wherever they come: the text before the arguments distinguishes th
 import re
 from typing import Final
 
-from minfer.effects.text.tools.calls import any_name, behind, stray, streamed
+from minfer.effects.text.tools.calls import any_name, behind, skip_stray, stream_arguments
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.source import (
@@ -94,9 +94,9 @@ def _call(source: Source, out: DeltaWriter) -> Reading[bool]:
     yield from space(source)
     if not name or not any_name(name) or (yield from char(source)) != "{":
         return False
-    whole = yield from streamed(source, out, name)
+    whole = yield from stream_arguments(source, out, name)
     if whole:
-        yield from stray(source)
+        yield from skip_stray(source)
     yield from space(source)
     yield from run(source, _FENCE)
     yield from space(source)

@@ -16,7 +16,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.calls import streamed, value
+from minfer.effects.text.tools.calls import stream_arguments, value
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.source import (
@@ -108,7 +108,7 @@ def _call(source: Source, out: DeltaWriter, header: _MessageHeader) -> Reading[N
     yield from space(source)
     first = yield from char(source)
     if first == "{":
-        whole = yield from streamed(source, out, header.function)
+        whole = yield from stream_arguments(source, out, header.function)
     else:
         whole = not first or bool((yield from ahead(source, _STOPS)))
         if whole:

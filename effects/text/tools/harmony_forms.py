@@ -17,7 +17,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.grammars.grammar_text import TEXT, quoted
+from minfer.effects.text.grammars.grammar_text import TEXT, quote
 from minfer.effects.text.tools.harmony import (
     CHANNEL,
     CONSTRAIN,
@@ -46,7 +46,7 @@ class Messages:
     def rules(self) -> list[str]:
         """The rules, from the beginning of an answer down to arguments."""
         mark = self.mark
-        begins = f"{mark(START)} {quoted(ASSISTANT)}"
+        begins = f"{mark(START)} {quote(ASSISTANT)}"
         head = f"{mark(MESSAGE)} texts {begins}"
         again = f"({mark(CALL)} {begins} call)*" if self.several else ""
         return [
@@ -82,7 +82,7 @@ class Messages:
         channel, message = self.mark(CHANNEL), self.mark(MESSAGE)
         found = []
         for i, name in enumerate(self.names):
-            to = quoted(f"{_TO}{name}")
+            to = quote(f"{_TO}{name}")
             behind = f'{channel} "commentary" {to} kind?'
             before = f'{to} {channel} "commentary" kind?'
             found.append(f"({behind} | {before}) {message} arguments_{i}")

@@ -8,7 +8,7 @@
 import re
 from typing import Final
 
-from minfer.effects.text.tools.calls import any_name, behind, calls, streamed
+from minfer.effects.text.tools.calls import any_name, behind, calls, stream_arguments
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.source import (
@@ -56,4 +56,4 @@ def _named(source: Source, out: DeltaWriter) -> Reading[bool]:
     yield from space(source)
     if not name or not any_name(name) or (yield from char(source)) != "{":
         return False
-    return (yield from streamed(source, out, name))
+    return (yield from stream_arguments(source, out, name))

@@ -19,7 +19,7 @@ import json
 import re
 from typing import Final
 
-from minfer.effects.text.tools.calls import any_name, stray
+from minfer.effects.text.tools.calls import any_name, skip_stray
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.json_scanner import JsonScanner
 from minfer.effects.text.tools.offered import Offered
@@ -70,7 +70,7 @@ def read(source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
         left = source.kept()
         markers = [OPENS, _FUNCTION, *(_CLOSING if emitted else ())]
         if emitted:
-            yield from stray(source)
+            yield from skip_stray(source)
         else:
             out.content(left)
 
