@@ -23,7 +23,7 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.advice import advised_params
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
-from minfer.effects.setup.draft_model import DraftModel, find_draft_model
+from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
@@ -63,7 +63,7 @@ class Setup:
     fingerprint: bytes  # of all that KV depends on, besides tokens
     default_params: Mapping[str, float]  # the model's recommended sampling parameters
     speculative: SpeculativeConfig | None = None  # as requested
-    draft: DraftModel | None = None  # the draft model, if there is one
+    draft: DraftCheckpoint | None = None  # the draft model, if there is one
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """Returns the recommended parameters, changed by `overrides`. Raises
@@ -92,7 +92,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         _check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
     config = _config(args, spec, device, folder, speculative)
-    draft = find_draft_model(speculative, folder, spec, config)
+    draft = find_draft_checkpoint(speculative, folder, spec, config)
     if draft is not None and device.kind == "cuda":
         _check_kernels(draft.spec, draft.folder)
     if limit is None and args.executor == "torch":

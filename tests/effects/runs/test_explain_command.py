@@ -135,7 +135,7 @@ def test_a_wait_behind_others_in_plain_words(
     ]
 
 
-def test_of_who_has_not_ended_no_length_is_told(
+def test_a_sample_that_has_not_ended_has_no_length(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(config())
@@ -146,7 +146,7 @@ def test_of_who_has_not_ended_no_length_is_told(
     assert line == "Sample 0: 2,000.0 ms until turn 2: goes on, the first at 1,000.0 ms"
 
 
-def test_of_a_first_token_before_the_journal_no_time_is_told(
+def test_of_a_first_token_before_the_journal_no_time_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(config())
@@ -248,7 +248,7 @@ def test_what_passed_a_window_may_never_have_been_in_the_cache(
     )
 
 
-def test_without_token_ids_only_whole_blocks_are_told(
+def test_without_token_ids_only_whole_blocks_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(config(block_size=4))
@@ -423,7 +423,7 @@ def test_sizes_are_those_that_engines_have() -> None:
     assert EngineConfig(num_blocks=1).block_size in SIZES
 
 
-def test_drafts_are_told_where_there_were_some(
+def test_drafts_are_reported_where_there_were_some(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = saved(tmp_path, by_device())

@@ -87,7 +87,7 @@ def test_names_of_rounds() -> None:
     assert searches_named("c-4-1", ids) == []
 
 
-def test_the_rest_of_a_search_is_told_without_its_beginning(
+def test_the_rest_of_a_search_is_reported_without_its_beginning(
     run: tuple[str, BeamSearchOutput],
 ) -> None:
     """As of the run of an engine that went on with it."""
@@ -102,7 +102,7 @@ def test_the_rest_of_a_search_is_told_without_its_beginning(
     assert [*render_search(found)][-1] == "  it did not end here"
 
 
-def test_of_searches_with_one_id_the_last_is_told(
+def test_of_searches_with_one_id_the_last_is_reported(
     run: tuple[str, BeamSearchOutput],
 ) -> None:
     from minfer.effects.live.journal.journal_files import read_journal

@@ -49,7 +49,7 @@ def test_the_latest_is_named_if_there_are_others(
     assert capsys.readouterr().err == ""
 
 
-def test_what_cannot_be_used_is_said_and_keeps_nobody_from_the_others(
+def test_an_unusable_run_is_reported_and_the_others_are_read(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(folder, NAMES[0])

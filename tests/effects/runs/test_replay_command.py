@@ -126,7 +126,7 @@ def breaks(*_: object) -> NoReturn:
     raise BrokenError("no victim today")
 
 
-def test_an_engine_that_raises_is_told_with_its_turn_and_a_code_of_its_own(
+def test_an_engine_that_raises_is_reported_with_its_turn_and_a_code_of_its_own(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, turns = recorded(1)
@@ -156,7 +156,7 @@ def test_an_engine_that_raises_is_told_with_its_turn_and_a_code_of_its_own(
         ("replay", "--num-blocks", "20"),
     ],
 )
-def test_whoever_runs_an_engine_that_raises_is_told_in_one_line(
+def test_an_engine_that_raises_is_reported_in_one_line(
     run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -185,7 +185,7 @@ def test_the_help_says_what_exit_codes_mean(capsys: pytest.CaptureFixture[str]) 
         assert said_of in text
 
 
-def test_a_torn_or_broken_file_is_said(
+def test_a_torn_or_broken_file_is_reported(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, path = run.read_bytes(), tmp_path / "x.journal"

@@ -72,7 +72,7 @@ def test_a_run_of_few_steps_says_that_it_does_not_tell(
     assert "steps are too few to fit" in capsys.readouterr().err
 
 
-def test_what_is_asked_for_is_said(
+def test_the_request_is_reported(
     ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "cost.json"
@@ -86,7 +86,7 @@ def test_what_is_asked_for_is_said(
     assert heading(capsys, *few, "--fit", str(ran))[2].endswith("torch; as --fit says")
 
 
-def test_goodput_is_told_in_words() -> None:
+def test_goodput_is_reported_in_words() -> None:
     assert _goodness(float("inf"), float("inf")).startswith(
         "good: the share of answers that ended well; --slo-ttft and --slo-tpot say"
     )

@@ -53,7 +53,7 @@ def test_what_is_looked_up_is_looked_up_anywhere(
     assert set(DRAFTERS) == set(METHODS)
 
 
-def test_a_draft_model_costs_what_it_is_said_to(
+def test_a_draft_model_costs_what_it_is_reported_to(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked = (NUMBER, "4", "--speculative-method", "draft_model", RATE, "0.8")
@@ -116,7 +116,7 @@ def test_a_recorded_run_says_how_it_speculated(
         (("--speculative-method", "eagle"), "invalid choice"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_what_is_impossible_is_reported(
     asked: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code: object = None

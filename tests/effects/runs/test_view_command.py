@@ -63,7 +63,7 @@ def test_a_torn_journal_is_shown_as_far_as_it_goes(
     assert 0 < len(columns["turn.free"]) <= len(turns)
 
 
-def test_what_cannot_be_shown_or_written_is_said_and_leaves_nothing(
+def test_what_cannot_be_shown_or_written_is_reported_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     config, turns = recorded(1, 5)

@@ -256,7 +256,7 @@ def test_sizes_for_people() -> None:
     ]
 
 
-def test_the_description_tells_the_numbers() -> None:
+def test_the_description_has_the_numbers() -> None:
     text = describe(plan(num_blocks=40), "some model")
     assert "some model" in text
     assert "in 40 blocks" in text

@@ -26,7 +26,7 @@ def test_sizes_are_read_as_vllm_reads_them(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "G", "1.5.2", "12Q", "-1"])
-def test_what_is_no_size_is_told(text: str) -> None:
+def test_what_is_no_size_is_reported(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a size; write 512M"):
         read_bytes(text)
 

@@ -39,7 +39,7 @@ def test_who_did_not_come_to_an_end_comes_last() -> None:
     assert chosen(failed, sample(1), count=2) == ["1", "0"]
 
 
-def test_log_probabilities_are_given_to_who_asked_for_them() -> None:
+def test_log_probabilities_are_given_if_requested() -> None:
     one = sample(0, -1, -2)
     assert best_of([one], 1, scored=True) == (one,)
     (plain,) = best_of([one], 1, scored=False)

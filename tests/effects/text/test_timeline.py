@@ -33,7 +33,7 @@ def test_who_is_let_in_at_once_waited_for_nothing() -> None:
     assert times.queued == {}
 
 
-def test_metrics_are_what_was_told() -> None:
+def test_metrics_are_what_was_noted() -> None:
     times = Timeline(arrived=1.0)
     assert times.metrics(0).ttft is None
     times.note(LET_IN, 2.0, {})

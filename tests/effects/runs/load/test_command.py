@@ -174,7 +174,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_what_cannot_be_measured_or_saved_is_said_before_any_load(
+def test_what_cannot_be_measured_or_saved_is_reported_before_any_load(
     tmp_path: Path,
 ) -> None:
     with stub(plain(400, b'{"error": {"message": "no such field"}}')) as server:

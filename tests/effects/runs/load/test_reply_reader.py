@@ -23,7 +23,7 @@ def delta(end: str | None = None, **said: Any) -> bytes:
     return event({"choices": [{"delta": said, "finish_reason": end}]})
 
 
-def test_events_with_text_are_counted_and_usage_tells_tokens() -> None:
+def test_events_with_text_are_counted_and_usage_has_the_tokens() -> None:
     reply = streamed(token("a"), token("b"), token("c", "stop"), usage(), DONE)
     assert reply.failure() is None
     assert [*reply.events] == [0, 1, 2]
@@ -97,7 +97,7 @@ def test_a_stream_without_an_end_is_cut_off() -> None:
         (event({"error": "broken"}), "error in the answer", "broken"),
     ],
 )
-def test_what_is_no_event_is_told(data: bytes, kind: str, message: str) -> None:
+def test_what_is_no_event_is_reported(data: bytes, kind: str, message: str) -> None:
     with pytest.raises(ReplyError, match=message) as caught:
         streamed(token("a"), data)
     assert caught.value.kind == kind
@@ -120,7 +120,7 @@ def test_no_stream_where_one_was_asked_for() -> None:
         (b"{}", "{}"),
     ],
 )
-def test_a_refusal_is_told_in_the_servers_words(body: bytes, message: str) -> None:
+def test_a_refusal_is_reported_in_the_servers_words(body: bytes, message: str) -> None:
     reply = ReplyReader()
     reply.begin(503, "application/json")
     reply.feed(body, 1.0)

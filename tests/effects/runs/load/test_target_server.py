@@ -55,7 +55,7 @@ def test_the_first_model_of_the_list() -> None:
         ([b"SSH-2.0\r\n\r\n"], "not HTTP"),
     ],
 )
-def test_what_is_wrong_is_said(models: list[Step], message: str) -> None:
+def test_what_is_wrong_is_reported(models: list[Step], message: str) -> None:
     with pytest.raises(LoadError, match=message):
         found(models)
 

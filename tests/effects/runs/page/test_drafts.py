@@ -21,7 +21,7 @@ def some_turn(run: Run, least: int = 1) -> Turn:
 
 
 @seen
-def test_they_are_told_in_words(chromium: Browser, tmp_path: Path) -> None:
+def test_they_are_reported_in_words(chromium: Browser, tmp_path: Path) -> None:
     run = by_host()
     shown(chromium, tmp_path, (run.config, run.turns), "axis=turn")
     turn = some_turn(run)

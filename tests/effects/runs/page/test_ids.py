@@ -91,7 +91,7 @@ def test_they_are_folded_in_the_middle_and_whole_to_copy_and_on_hover(
 
 
 @seen
-def test_the_tip_tells_the_whole_id_and_stays_in_the_window(
+def test_the_tip_shows_the_whole_id_and_stays_in_the_window(
     chromium: Browser, tmp_path: Path
 ) -> None:
     shown(chromium, tmp_path, run_of())

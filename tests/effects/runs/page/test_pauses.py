@@ -83,7 +83,7 @@ def drawn_words(chromium: Browser) -> list[tuple[float, str]]:
 
 
 @seen
-def test_the_ruler_tells_the_time_on_both_sides_and_what_is_left_out(
+def test_the_ruler_shows_the_time_on_both_sides_and_what_is_left_out(
     chromium: Browser, tmp_path: Path
 ) -> None:
     shown(chromium, tmp_path, paused(PAUSES))

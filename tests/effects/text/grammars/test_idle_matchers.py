@@ -40,7 +40,7 @@ def test_who_takes_one_gets_it_at_its_beginning() -> None:
     assert idle.take(ASKED) is None
 
 
-def test_nobody_gets_one_of_another_constraint() -> None:
+def test_a_matcher_is_reused_only_for_its_constraint() -> None:
     idle = IdleMatchers()
     idle.put(ASKED, made(), 1)
     assert idle.take(asked_for("other")) is None
@@ -54,7 +54,7 @@ def test_one_that_cannot_begin_again_is_let_go_of() -> None:
     assert not len(idle)
 
 
-def test_nobody_serves_for_ever() -> None:
+def test_a_matcher_is_dropped_after_many_tokens() -> None:
     idle, walker = IdleMatchers(), made()
     for tokens in (TOKENS, 0):
         idle.put(ASKED, walker, tokens)

@@ -37,7 +37,7 @@ def test_as_many_at_once_as_there_are_threads_and_in_order() -> None:
     threads.close()
 
 
-def test_what_fails_is_told_and_the_next_comes() -> None:
+def test_what_fails_is_reported_and_the_next_comes() -> None:
     threads = JobThreads(1, "test")
 
     def fail() -> None:
@@ -93,7 +93,7 @@ def test_a_program_that_ends_waits_for_what_has_begun_alone() -> None:
 
 
 @pytest.mark.long
-def test_who_waits_for_a_turn_that_never_comes_is_told() -> None:
+def test_a_waiter_whose_turn_never_comes_is_cancelled() -> None:
     """A thread of one's own could not end, else, nor the program."""
     took, _ = ends(
         "import threading, time\n"

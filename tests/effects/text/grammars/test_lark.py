@@ -56,7 +56,9 @@ def test_as_many_rules_as_may_be_in_a_line_can_be_compiled() -> None:
         ("root ::= x x\nx ::= [b]+", "bbb"),
     ],
 )
-def test_a_letter_that_must_come_for_ever_stops_nobody(grammar: str, text: str) -> None:
+def test_a_letter_that_must_come_for_ever_blocks_no_thread(
+    grammar: str, text: str
+) -> None:
     walk = matcher(grammar=grammar)
     walk.advance(ids(text))
     assert walk.mask()

@@ -53,7 +53,7 @@ LAST = WORD * WORDS - 1
         ([{31, LAST - 1}, {64}], [{LAST - 1}, set()], [1]),  # far behind the first
     ],
 )
-def test_what_is_barred_is_cleared_and_who_has_nothing_left_is_said(
+def test_banned_tokens_are_cleared_and_empty_lines_are_returned(
     before: list[set[int]], after: list[set[int]], empty: list[int]
 ) -> None:
     bars = BannedTokens.of([30, 31, 64, LAST, LAST + 1, 10**6], WORDS)

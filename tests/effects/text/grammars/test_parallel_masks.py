@@ -199,7 +199,7 @@ def test_masks_are_of_the_whole_vocabulary_and_allow_nothing_behind_it() -> None
 
 
 @pytest.mark.long
-def test_what_stands_for_an_end_of_sequence_is_said_never_to_come() -> None:
+def test_what_stands_for_an_end_of_sequence_is_reported_never_to_come() -> None:
     endless = LlguidanceCompiler(tokenizer().as_json(), vocab(), [])
     walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
     (made,) = masks(endless, [move(walk, *ids("#"))])

@@ -66,7 +66,7 @@ def test_parts_of_reasoning_stand_apart() -> None:
     assert out.take() == [ReasoningDelta("a\n\nb")]
 
 
-def test_a_call_in_an_answer_that_is_told_in_one_piece_is_told_once_it_is_whole() -> None:
+def test_without_streaming_a_call_is_emitted_once_it_is_complete() -> None:
     out = DeltaWriter(lambda: "a", streaming=False)
     out.content("x\n")
     out.start("f")

@@ -34,7 +34,7 @@ def test_what_a_template_shows(template: str | None, tools: str, reasoning: str)
     assert Parsers().settled(template) == Parsers(tools, reasoning)
 
 
-def test_what_it_is_told() -> None:
+def test_its_metrics() -> None:
     told = Parsers("mistral", "none").settled("<tool_call></think>")
     assert told == Parsers("mistral", NONE)
     assert Parsers(reasoning="think").settled(None) == Parsers(NONE, "think")

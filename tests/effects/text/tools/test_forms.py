@@ -243,7 +243,7 @@ def test_reasoning_comes_before(form: str, marked: bool, thinking: Any) -> None:
             assert takes(f"{begun}\n\nHi.", bound) is not must
 
 
-def test_any_object_may_be_the_arguments_of_who_is_not_strict() -> None:
+def test_any_object_may_be_the_arguments_of_a_tool_that_is_not_strict() -> None:
     loose = evolve(calling("json", must=False), callees=(Callee("add", OBJECT),))
     takes = vocabulary(marked=False).takes
     assert takes(BAD, loose)

@@ -62,7 +62,7 @@ def test_padding_may_differ(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["model", "added"])
-def test_another_tokenizer_is_told_with_the_token_that_differs(
+def test_another_tokenizer_is_reported_with_the_token_that_differs(
     copied: Path, where: str
 ) -> None:
     tokenizer = copied / "tokenizer.json"
@@ -93,7 +93,7 @@ def test_a_tokenizer_may_leave_out_that_it_has_no_added_tokens(copied: Path) -> 
 @pytest.mark.parametrize(
     "text", ["{", "{}", '{"model": {"vocab": 7}}', "[]", "[" * 100_000]
 )
-def test_a_tokenizer_that_cannot_be_read_is_told(copied: Path, text: str) -> None:
+def test_a_tokenizer_that_cannot_be_read_is_reported(copied: Path, text: str) -> None:
     (copied / "tokenizer.json").write_text(text)
     with pytest.raises(ConfigError, match=r"tokenizer.json: no tokenizer can be read"):
         prepare(settings(model=str(copied)), limit=10**9)
@@ -112,7 +112,7 @@ def test_a_draft_without_a_tokenizer_goes_with_a_target_without(
     assert prepare(args, limit=10**9).draft is not None
 
 
-def test_a_draft_of_a_shorter_context_is_told(copied: Path) -> None:
+def test_a_draft_of_a_shorter_context_is_reported(copied: Path) -> None:
     config = copied / "config.json"
     told = json.loads(config.read_text())
     told["max_position_embeddings"] = 100
@@ -123,7 +123,7 @@ def test_a_draft_of_a_shorter_context_is_told(copied: Path) -> None:
     assert prepare(fits, limit=10**9).draft is not None
 
 
-def test_a_draft_of_a_family_that_is_not_here_is_told(copied: Path) -> None:
+def test_a_draft_of_a_family_that_is_not_here_is_reported(copied: Path) -> None:
     config = copied / "config.json"
     told = json.loads(config.read_text())
     told["architectures"] = ["MambaForCausalLM"]
@@ -134,7 +134,7 @@ def test_a_draft_of_a_family_that_is_not_here_is_told(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [None, "{", '{"vocab_size": -1}'])
-def test_a_draft_that_cannot_be_read_is_told_from_its_target(
+def test_a_draft_that_cannot_be_read_is_reported_from_its_target(
     copied: Path, config: str | None
 ) -> None:
     (copied / "config.json").unlink()
@@ -145,7 +145,7 @@ def test_a_draft_that_cannot_be_read_is_told_from_its_target(
 
 
 @pytest.mark.parametrize("name", ["no/such/draft", "x" * 5000])
-def test_a_draft_that_is_nowhere_is_told_from_its_target(name: str) -> None:
+def test_a_draft_that_is_nowhere_is_reported_from_its_target(name: str) -> None:
     with pytest.raises(ConfigError, match="speculative_config: as a draft model: model"):
         prepare(settings(model=f"./{name}"), limit=10**9)
 

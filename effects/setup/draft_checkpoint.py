@@ -24,19 +24,19 @@ _TOKENIZER: Final = "tokenizer.json"
 
 
 @frozen
-class DraftModel:
+class DraftCheckpoint:
     """The draft model."""
 
     folder: Path
     spec: ModelSpec  # with the dtype in use
 
 
-def find_draft_model(
+def find_draft_checkpoint(
     speculative: SpeculativeConfig | None,
     target: Path,
     spec: ModelSpec,
     config: EngineConfig,
-) -> DraftModel | None:
+) -> DraftCheckpoint | None:
     """Returns the draft model of the settings, for the model in the folder `target`; for
     the bundled model, unless they name another, the bundled draft model.
 
@@ -58,7 +58,7 @@ def find_draft_model(
             f"{config.max_model_len}; lower --max-model-len, or choose another draft"
         )
     _check_vocabulary(folder, target, min(draft.vocab_size, spec.vocab_size))
-    return DraftModel(folder, draft)
+    return DraftCheckpoint(folder, draft)
 
 
 def _folder(model: str | None) -> Path:
