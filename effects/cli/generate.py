@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
     prompt = _prompt(options.prompt)
     echo = options.echo or options.prompt is None
     if options.model is None and sys.stderr.isatty():
-        say(f"loading {TOY}")
+        print_message(f"loading {TOY}")
     started = time.monotonic()
     with LLM(**settings) as llm:
         loading = time.monotonic() - started
