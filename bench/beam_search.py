@@ -70,7 +70,7 @@ def searched(llm: Any, width: int, number: int) -> tuple[float, float]:
 
 def paired(before: Path, device: str, folder: str) -> dict[str, Any]:
     """All widths, with both trees in turn."""
-    from bench.gpu_pairs import REST, told, worker
+    from bench.gpu_pairs import REST, read_answer, worker
     from bench.results import show, spread
 
     found: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def paired(before: Path, device: str, folder: str) -> dict[str, Any]:
             for tree in trees
         ]
         for process in both:
-            told(process)
+            read_answer(process)
         if device != "cpu":
             time.sleep(REST)
         for width in WIDTHS:
@@ -104,7 +104,7 @@ def _pair(
     both: list[subprocess.Popen[str]], width: int, number: int
 ) -> list[tuple[float, float]]:
     """One run by each; neither is always the second."""
-    from bench.gpu_pairs import told
+    from bench.gpu_pairs import read_answer
 
     seconds: dict[int, tuple[float, float]] = {}
     for at in (0, 1) if number % 2 else (1, 0):
@@ -113,7 +113,7 @@ def _pair(
             raise RuntimeError("a worker without a pipe")
         pipe.write(json.dumps([width, number]) + "\n")
         pipe.flush()
-        seconds[at] = told(both[at])
+        seconds[at] = read_answer(both[at])
     return [seconds[0], seconds[1]]
 
 

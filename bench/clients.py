@@ -11,12 +11,12 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.effects.runs.load.client import Client, Load, Outcome
+from minfer.effects.runs.load.load_client import Client, LoadPlan, Outcome
 
 _shared: list[Any] = []  # of a process: the counter and the barrier
 
 
-def put(load: Load, processes: int) -> Outcome:
+def put(load: LoadPlan, processes: int) -> Outcome:
     """Put a load on its server, from as many processes, and wait for all answers."""
     processes = min(processes, load.max_concurrency or processes)
     context = multiprocessing.get_context("spawn")
@@ -39,7 +39,7 @@ def _begin(shared: tuple[Any, ...]) -> None:
     _shared.extend(shared)
 
 
-def _share(load: Load, processes: int, place: int) -> Load:
+def _share(load: LoadPlan, processes: int, place: int) -> LoadPlan:
     """The load of one process: its share of the requests in flight."""
     most = load.max_concurrency
     if most is None:
@@ -48,7 +48,7 @@ def _share(load: Load, processes: int, place: int) -> Load:
     return evolve(load, max_concurrency=share)
 
 
-def _work(load: Load) -> Outcome:
+def _work(load: LoadPlan) -> Outcome:
     """Wait for the other processes, then put a share of the load on the server."""
     counter, barrier = _shared
 

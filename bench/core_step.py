@@ -162,7 +162,7 @@ class Load:
         return [*self.took]
 
 
-def alone(running: int, churn: bool, aligned: bool, turns: int) -> dict[str, Any]:
+def measure_solo(running: int, churn: bool, aligned: bool, turns: int) -> dict[str, Any]:
     """A turn's cost; the p99 includes every turn, low and high are medians of blocks."""
     load = Load(running, churn=churn, aligned=aligned)
     load.block(turns // 4)
@@ -270,7 +270,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
             (1, 64, 256, 1024), (False, True), (False, True)
         ):
             with paused_collector():
-                table.append(alone(running, churn, aligned, args.turns))
+                table.append(measure_solo(running, churn, aligned, args.turns))
             show(table[-1])
     if args.part != "table":
         for running, churn in product((64, 256), (False, True)):

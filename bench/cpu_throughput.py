@@ -102,7 +102,7 @@ def compare(ours: Serve, theirs: Serve, works: list[list[Arrival]]) -> dict[str,
                 "requests have failed"
             )
         same += made[ours] == made[theirs]
-    ratios = [mine / other for mine, other in zip(*rates.values(), strict=True)]
+    ratios = [own / other for own, other in zip(*rates.values(), strict=True)]
     found = {"minfer": spread(rates[ours]), "transformers": spread(rates[theirs])}
     return {**found, "ratio": spread(ratios), "equal_outputs": same}
 
@@ -144,9 +144,9 @@ def measure(name: str, folder: Path, dtype: str, pairs: int, seed: int) -> dict[
     one_by_one = partial(static_batches, model, 1, False)
     warm, *single = [[Arrival(rng.choices(IDS, k=32), tokens)] for _ in range(pairs + 1)]
     compare(ours, one_by_one, [warm])
-    alone = compare(ours, one_by_one, single) | {"output_tokens": tokens}
+    single_requests = compare(ours, one_by_one, single) | {"output_tokens": tokens}
     # Eight come while one could be served alone.
-    pace = statistics.mean(outputs) / alone["transformers"]["median"] / 8
+    pace = statistics.mean(outputs) / single_requests["transformers"]["median"] / 8
     policies = {
         f"up to {n}": partial(static_batches, model, n, False) for n in (4, 8, 16)
     }
@@ -168,7 +168,7 @@ def measure(name: str, folder: Path, dtype: str, pairs: int, seed: int) -> dict[
         "output_tokens": [a.tokens for a in works[0]],
     }
     llm.close()
-    return {"batch_1": alone, "arriving": arriving}
+    return {"batch_1": single_requests, "arriving": arriving}
 
 
 def every_model(args: argparse.Namespace) -> dict[str, Any]:

@@ -70,9 +70,9 @@ class Work:
     @property
     def ways(self) -> dict[str, Callable[[], Tensor]]:
         """What is timed; its arguments are made before."""
-        alone = self.q[: len(self.contexts)]
+        last_tokens = self.q[: len(self.contexts)]
         return {
-            "alone": self._decode(alone, 1),
+            "alone": self._decode(last_tokens, 1),
             "lines": self._decode(self.q, 1 + self.drafts),
             "chunks": self._chunks(),
         }

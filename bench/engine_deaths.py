@@ -46,8 +46,8 @@ class Death:
     def pauses(self) -> list[float]:
         """For each stream that went on: seconds from the kill to its next event."""
         found = []
-        for answer in self.streams:
-            after = [moment for moment in answer.times if moment > self.born]
+        for stream in self.streams:
+            after = [moment for moment in stream.times if moment > self.born]
             if after:
                 found.append(after[0] - self.time)
         return found
@@ -85,12 +85,12 @@ class Trial:
     def figures(self) -> dict[str, Any]:
         pauses = [pause for death in self.deaths for pause in death.pauses()]
         hit = {
-            id(answer)
+            id(stream)
             for death in self.deaths
-            for answer in death.streams
-            if answer.times
+            for stream in death.streams
+            if stream.times
         }
-        done = {id(answer) for _, answer in self.load.ended if answer.done}
+        done = {id(stream) for _, stream in self.load.ended if stream.done}
         high = float(numpy.percentile(pauses, 99)) if pauses else 0.0
         return {
             "requests": len(self.load.ended),
@@ -109,17 +109,17 @@ class Trial:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     exact = args.dtype == "float32"
-    asked = bodies(4, args.tokens)
+    requests = bodies(4, args.tokens)
     if not exact:
-        asked = [{"logprobs": 0, **body} for body in asked]
+        requests = [{"logprobs": 0, **body} for body in requests]
     options = [f"--dtype={args.dtype}", f"--device={args.device}"]
     with server(*options, "--num-gpu-blocks-override=256") as made:
-        trial = Trial(made, Load(made.url, asked), exact)
+        trial = Trial(made, Load(made.url, requests), exact)
         asyncio.run(trial.run(args.kills, args.clients, args.seed))
         for why in trial.load.lost():
             print("lost:", why)
-        for body, answer in trial.load.different() if exact else ():
-            print("different:", body, answer.text)
+        for body, stream in trial.load.different() if exact else ():
+            print("different:", body, stream.text)
         for body, why in trial.load.flawed():
             print("flawed:", body, why)
     return {

@@ -59,11 +59,11 @@ def serve(folder: str) -> None:
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         case, number = json.loads(line)
-        print(json.dumps(asked(llm, case, number)), flush=True)
+        print(json.dumps(measure_case(llm, case, number)), flush=True)
     llm.close()
 
 
-def asked(llm: Any, case: str, number: int) -> float:
+def measure_case(llm: Any, case: str, number: int) -> float:
     """One run of a case; equal requests differ from run to run, and so do prefixes."""
     from minfer import SamplingParams
 
@@ -109,7 +109,7 @@ def worker(tree: Path, script: Path, *arguments: str) -> Iterator[subprocess.Pop
             process.stdin.close()
 
 
-def told(process: subprocess.Popen[str]) -> Any:
+def read_answer(process: subprocess.Popen[str]) -> Any:
     """The next answer of a worker. Raises RuntimeError if it has ended."""
     line = process.stdout.readline() if process.stdout is not None else ""
     if not line:
@@ -123,7 +123,7 @@ def ask(process: subprocess.Popen[str], case: str, number: int) -> float:
         raise RuntimeError("a worker without a pipe")
     process.stdin.write(json.dumps([case, number]) + "\n")
     process.stdin.flush()
-    return float(told(process))
+    return float(read_answer(process))
 
 
 def model_folder(root: str, name: str) -> str:
@@ -151,7 +151,7 @@ def paired(before: Path, folder: str, cases: tuple[str, ...]) -> dict[str, Any]:
             for tree in (before, HERE)
         ]
         for process in both:
-            told(process)
+            read_answer(process)
         time.sleep(REST)
         for case in cases:
             runs: list[list[float]] = []

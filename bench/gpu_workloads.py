@@ -66,7 +66,7 @@ class Lab:
     folder: Path
     rng: random.Random = field(factory=lambda: random.Random(SEED))
     llm: LLM | None = None
-    asked: object = None  # what the open engine was made of
+    opened: object = None  # what the open engine was made of
 
     def model(self, name: str) -> str:
         """A folder with a config, and a tokenizer whose words are numbers."""
@@ -83,7 +83,7 @@ class Lab:
         """The engine with these settings, else as vLLM's was; another one is closed
         first.
         """
-        if self.llm is None or self.asked != (model, more):
+        if self.llm is None or self.opened != (model, more):
             self.close()
             settings: dict[str, Any] = {
                 "device": "cuda",
@@ -91,14 +91,14 @@ class Lab:
                 "enable_prefix_caching": False,
             }
             self.llm = LLM(self.model(model), load_format="dummy", **(settings | more))
-            self.asked = model, more
+            self.opened = model, more
         return self.llm
 
     def close(self) -> None:
         """Give the GPU's memory back."""
         if self.llm is not None:
             self.llm.close()
-        self.llm = self.asked = None
+        self.llm = self.opened = None
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -45,8 +45,8 @@ from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import driver as driving
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
-from minfer.effects.text.grammars import watching
-from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
+from minfer.effects.text.grammars import slow_masks as watching
+from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Submit
@@ -129,7 +129,7 @@ class Work:
         begun = time.perf_counter()
         draw = self.slot.draw
         if draw is None:
-            raise AssertionError("nobody draws here")
+            raise AssertionError("this device draws no tokens")
         count = len(draw.places) if draw.at is None else max(draw.at, default=-1) + 1
         drawn = self.slot.drawn.numpy()
         if self.lines is None:
@@ -229,18 +229,18 @@ class Front:
 
     def __init__(self, per_token: float) -> None:
         self.per_token = per_token  # seconds
-        self.news = SimpleQueue[int]()
+        self.queue = SimpleQueue[int]()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
-        while tokens := self.news.get():
+        while tokens := self.queue.get():
             end = time.thread_time() + tokens * self.per_token
             while time.thread_time() < end:
                 pass
 
     def close(self) -> None:
-        self.news.put(0)
+        self.queue.put(0)
         self.thread.join()
 
 
@@ -265,9 +265,11 @@ class Bench:
 
     def submit(self, kinds: list[str]) -> None:
         for i, kind in enumerate(kinds):
-            asked = KINDS[kind]
-            how = SamplingParams(temperature=1, ignore_eos=True, structured_outputs=asked)
-            bound = asked is not None
+            constraint = KINDS[kind]
+            how = SamplingParams(
+                temperature=1, ignore_eos=True, structured_outputs=constraint
+            )
+            bound = constraint is not None
             request = Request(
                 id=f"r{i}",
                 prompt=(5, i, *range(60)),
@@ -306,13 +308,13 @@ class Bench:
         wrap(library, "unsafe_compute_mask_ptr", "library: masks")
 
     def turns(self, count: int) -> dict[str, Any]:
-        """So many, but for those in which somebody was paused."""
+        """So many, but for those in which a sample was paused."""
         found = defaultdict[str, list[float]](list)
         last = 0.0
         device = self.device
         for _ in range(count):
             begun = time.perf_counter()
-            self.driver.turn(self.news)
+            self.driver.turn(self.count_outputs)
             total = 1e6 * (time.perf_counter() - begun)
             parts = self.parts.take()
             waited = parts.pop("waiting for the device", 0.0)
@@ -329,10 +331,10 @@ class Bench:
             last = now
         return {name: quartiles(each) for name, each in found.items()}
 
-    def news(self, transition: Transition) -> None:
+    def count_outputs(self, transition: Transition) -> None:
         emits = [one for one in transition.commands if isinstance(one, Emit)]
         if emits and self.front.per_token:
-            self.front.news.put(sum(map(len, emits[0].tokens)))
+            self.front.queue.put(sum(map(len, emits[0].tokens)))
 
     def close(self) -> None:
         self.driver.close()

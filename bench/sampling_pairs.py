@@ -74,7 +74,9 @@ def timed(rows: int, temperature: float, vocab: int, device: str) -> Callable[[]
 
         columns = SamplingValues._fields
         values["values"] = SamplingValues(*(values[name] for name in columns))
-    asked: dict[str, Any] = {name: one for name, one in values.items() if name in known}
+    arguments: dict[str, Any] = {
+        name: one for name, one in values.items() if name in known
+    }
     lines = [
         (SPREAD * torch.randn(rows, vocab, device=device)).bfloat16()
         for _ in range(LINES)
@@ -82,7 +84,7 @@ def timed(rows: int, temperature: float, vocab: int, device: str) -> Callable[[]
 
     def draws() -> None:
         for i in range(DRAWS):
-            sample(lines[i % LINES], **asked)
+            sample(lines[i % LINES], **arguments)
 
     return in_a_graph(draws) if device == "cuda" else by_the_clock(draws)
 
@@ -135,13 +137,13 @@ def worker(tree: Path, device: str, vocab: int) -> Iterator[subprocess.Popen[str
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        told(process)
+        read_answer(process)
         yield process
         if process.stdin is not None:
             process.stdin.close()
 
 
-def told(process: subprocess.Popen[str]) -> Any:
+def read_answer(process: subprocess.Popen[str]) -> Any:
     """The next answer of a worker. Raises RuntimeError if it has ended."""
     line = process.stdout.readline() if process.stdout is not None else ""
     if not line:
@@ -155,7 +157,7 @@ def ask(process: subprocess.Popen[str], rows: int, temperature: float) -> float:
         raise RuntimeError("a worker without a pipe")
     process.stdin.write(json.dumps([rows, temperature]) + "\n")
     process.stdin.flush()
-    return float(told(process))
+    return float(read_answer(process))
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bench.results import canvas, percentiles, run, show, spread
 from bench.shapes import qwen
-from minfer.effects.runs.load.client import Client, Load
-from minfer.effects.runs.load.metrics import latencies
-from minfer.effects.runs.load.prompts import RandomPrompts
-from minfer.effects.runs.load.server import first_model
+from minfer.effects.runs.load.load_client import Client, LoadPlan
+from minfer.effects.runs.load.load_metrics import latencies
+from minfer.effects.runs.load.load_prompts import RandomPrompts
+from minfer.effects.runs.load.target_server import first_model
 
 CLIENTS = (1, 2, 4, 8)
 PROMPT, OUTPUT = 32, 32  # tokens
@@ -49,7 +49,7 @@ def write_model(folder: Path, model: dict[str, Any] = MODEL) -> None:
 
 def repeat(url: str, clients: int, requests: int, cell: Cell, seed: int) -> None:
     """So many clients at once, each with so many requests in a row."""
-    load = Load(
+    load = LoadPlan(
         url=f"{url}/v1/completions",
         model=first_model(url, ""),
         prompts=RandomPrompts(PROMPT, OUTPUT, vocab_size=VOCABULARY, seed=str(seed)),

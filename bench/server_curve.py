@@ -20,12 +20,12 @@ def plot(results: dict[str, Any], path: Path) -> None:
     clients = sorted(library)
     figure = canvas(5, 3.2)
     axes = figure.subplots()
-    alone = library[clients[0]] / clients[0]
-    axes.plot(clients, [alone * n for n in clients], "k--", label="proportional")
+    single = library[clients[0]] / clients[0]
+    axes.plot(clients, [single * n for n in clients], "k--", label="proportional")
     axes.plot(clients, [library[n] for n in clients], "o-", label="library")
-    for fronts, told in results.items():
+    for fronts, result in results.items():
         if fronts.startswith("fronts "):
-            runs = told["clients"]
+            runs = result["clients"]
             rates = [
                 runs[str(n)]["second"]["figures"]["output_throughput"] for n in clients
             ]

@@ -27,10 +27,10 @@ from bench.clients import put
 from bench.results import ROOT, circumstances, run, show
 from bench.server_clients import write_model
 from bench.shapes import SHAPES, qwen
-from minfer.effects.runs.load.client import Load
-from minfer.effects.runs.load.metrics import metrics_of
-from minfer.effects.runs.load.prompts import RandomPrompts
-from minfer.effects.runs.load.server import first_model
+from minfer.effects.runs.load.load_client import LoadPlan
+from minfer.effects.runs.load.load_metrics import metrics_of
+from minfer.effects.runs.load.load_prompts import RandomPrompts
+from minfer.effects.runs.load.target_server import first_model
 
 PROMPT, OUTPUT = 512, 128  # tokens
 # Requests of a client in a run, one after the other: few clients ask more often, so that
@@ -88,8 +88,8 @@ def library(args: argparse.Namespace, model: Path) -> dict[str, Any]:
             text=True,
             check=True,
         )
-        told = json.loads(done.stdout.splitlines()[-1])
-        found[str(clients)] = told["output_tokens_per_second"][str(clients)]
+        result = json.loads(done.stdout.splitlines()[-1])
+        found[str(clients)] = result["output_tokens_per_second"][str(clients)]
         show({"library": clients, "output_tokens_per_second": found[str(clients)]})
     return found
 
@@ -153,7 +153,7 @@ def load(args: argparse.Namespace, url: str, clients: int, seed: int) -> dict[st
     prompts = RandomPrompts(
         args.prompt, args.output, vocab_size=vocab_size, seed=str(seed)
     )
-    wanted = Load(
+    wanted = LoadPlan(
         url=f"{url}/v1/completions",
         model=first_model(url, ""),
         prompts=prompts,
@@ -180,7 +180,7 @@ def served(args: argparse.Namespace, model: Path, fronts: int) -> dict[str, Any]
                 tokens = figures["total_output_tokens"]
                 spent = {p: after[p] - before.get(p, 0.0) for p in after}
                 of_fronts = [s for p, s in spent.items() if not is_engine(p)]
-                told = {
+                result = {
                     "figures": figures,
                     "front_cpu_us_per_token": 1e6 * sum(of_fronts) / tokens,
                     "busiest_front": max(of_fronts, default=0) / figures["duration"],
@@ -188,14 +188,16 @@ def served(args: argparse.Namespace, model: Path, fronts: int) -> dict[str, Any]
                     * (sum(spent.values()) - sum(of_fronts))
                     / tokens,
                 }
-                runs.setdefault(str(clients), {})[number] = told
-                show(line(fronts, clients, number, told))
+                runs.setdefault(str(clients), {})[number] = result
+                show(line(fronts, clients, number, result))
     return {"ready_seconds": ready, "clients": runs}
 
 
-def line(fronts: int, clients: int, number: str, told: dict[str, Any]) -> dict[str, Any]:
+def line(
+    fronts: int, clients: int, number: str, result: dict[str, Any]
+) -> dict[str, Any]:
     """What is shown of a run."""
-    figures = told["figures"]
+    figures = result["figures"]
     return {
         "fronts": fronts,
         "clients": clients,
@@ -203,9 +205,9 @@ def line(fronts: int, clients: int, number: str, told: dict[str, Any]) -> dict[s
         "tok_s": round(figures["output_throughput"]),
         "ttft_p99_ms": figures["p99_ttft_ms"],
         "itl_p99_ms": figures["p99_itl_ms"],
-        "front_us": round(told["front_cpu_us_per_token"], 1),
-        "busiest": round(told["busiest_front"], 2),
-        "engine_us": round(told["engine_cpu_us_per_token"], 1),
+        "front_us": round(result["front_cpu_us_per_token"], 1),
+        "busiest": round(result["busiest_front"], 2),
+        "engine_us": round(result["engine_cpu_us_per_token"], 1),
     }
 
 
@@ -224,8 +226,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for name, do in work.items():
             path = parts / f"{name.replace(' ', '_')}.json"
             if not path.exists():
-                told = {"circumstances": circumstances(None), "found": do()}
-                path.write_text(json.dumps(told, indent=1), "utf-8")
+                result = {"circumstances": circumstances(None), "found": do()}
+                path.write_text(json.dumps(result, indent=1), "utf-8")
             found[name] = json.loads(path.read_text("utf-8"))["found"]
     return {"shape": args.shape, "prompt": args.prompt, "output": args.output, **found}
 

@@ -44,8 +44,8 @@ def paired(args: argparse.Namespace, model: Path) -> dict[str, Any]:
             for number in range(WARM + args.pairs):
                 rates = [0.0, 0.0]
                 for at in (0, 1) if number % 2 else (1, 0):
-                    told = load(args, both[at][0], clients, clients * 100 + number)
-                    rates[at] = told["output_throughput"]
+                    result = load(args, both[at][0], clients, clients * 100 + number)
+                    rates[at] = result["output_throughput"]
                 runs.append(rates)
             counted = runs[WARM:]
             found[f"{clients} clients"] = {

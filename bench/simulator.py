@@ -21,10 +21,10 @@ from statistics import median
 from typing import Any
 
 from bench.results import run, show, spread
-from minfer.effects.runs.arrivals import Trace
-from minfer.effects.runs.costs import Step, fit, steps
+from minfer.effects.runs.arrivals import ArrivalTrace
+from minfer.effects.runs.costs import MeasuredStep, fit, measured_steps
 from minfer.effects.runs.report import Report
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Turn
@@ -76,8 +76,8 @@ class Clock:
         with contextlib.suppress(
             OSError
         ):  # no such thread any more, or not on this system
-            told = Path(f"/proc/self/task/{self.thread}/schedstat").read_text("ascii")
-            self.waited = int(told.split()[1]) / 1e9
+            stat = Path(f"/proc/self/task/{self.thread}/schedstat").read_text("ascii")
+            self.waited = int(stat.split()[1]) / 1e9
         return time.monotonic() - self.before - self.waited
 
 
@@ -90,7 +90,9 @@ class Kept(list[Turn]):
         pass
 
 
-def serve(llm: Any, trace: Trace, salt: str) -> tuple[list[Step], dict[str, float]]:
+def serve(
+    llm: Any, trace: ArrivalTrace, salt: str
+) -> tuple[list[MeasuredStep], dict[str, float]]:
     """Serve a trace in real time; `salt` keeps its prefixes apart from those of other
     runs.
     """
@@ -104,11 +106,11 @@ def serve(llm: Any, trace: Trace, salt: str) -> tuple[list[Step], dict[str, floa
             temperature=0, max_tokens=request.max_tokens, ignore_eos=True
         )
         ids = [10 + token % 2000 for token in request.prompt]
-        asked = {"prompt_token_ids": ids, "cache_salt": salt}
+        prompt = {"prompt_token_ids": ids, "cache_salt": salt}
         while (left := begin + at - driver.clock()) > 0:
             await asyncio.sleep(left)
         report.arrives(request.id, driver.clock())
-        async for _ in llm.generate(asked, how, streaming=False, request_id=request.id):
+        async for _ in llm.generate(prompt, how, streaming=False, request_id=request.id):
             pass
 
     async def every() -> None:
@@ -119,17 +121,19 @@ def serve(llm: Any, trace: Trace, salt: str) -> tuple[list[Step], dict[str, floa
 
     asyncio.run(every())
     driver.record = None
-    return [*steps(report.seen(turns))], told(report)
+    return [*measured_steps(report.seen(turns))], latencies(report)
 
 
-def simulated(trace: Trace, config: EngineConfig, cost: CostModel) -> dict[str, float]:
+def simulated(
+    trace: ArrivalTrace, config: EngineConfig, cost: CostModel
+) -> dict[str, float]:
     report = Report(config)
     arrivals = report.note(trace.arrivals(config.block_size))
     deque(report.seen(Simulation(config, Simulated(), cost, arrivals).turns()), maxlen=0)
-    return told(report)
+    return latencies(report)
 
 
-def told(report: Report) -> dict[str, float]:
+def latencies(report: Report) -> dict[str, float]:
     figures = report.figures()
     found = {"tokens_per_second": figures["tokens_per_second"]}
     return found | {
@@ -173,9 +177,9 @@ def live(args: argparse.Namespace) -> dict[str, Any]:
         range(2), traces.items()
     ):  # the second time with graphs
         serve(llm, trace, f"warm {number} {name}")
-    said, seen, off = Runs(), Runs(), []
+    predicted, seen, off = Runs(), Runs(), []
     for number in range(args.rounds):
-        paid: list[Step] = []
+        paid: list[MeasuredStep] = []
         for name, trace in traces.items():
             taken, figures = serve(llm, trace, f"{number} {name}")
             seen.setdefault(name, []).append(figures)
@@ -183,12 +187,14 @@ def live(args: argparse.Namespace) -> dict[str, Any]:
         cost, about = fit(paid, args.shape or "the bundled model on the CPU")
         off.append(about["held_out_error"])
         for name, trace in traces.items():
-            said.setdefault(name, []).append(simulated(trace, llm.setup.config, cost))
+            predicted.setdefault(name, []).append(
+                simulated(trace, llm.setup.config, cost)
+            )
     llm.close()
     held = {part: spread([one[part] for one in off]) for part in ("total", "step")}
     found: dict[str, Any] = {"held_out_error": held}
-    for name, figure in product(traces, said["fitted"][0]):
-        ours, real = ([one[figure] for one in runs[name]] for runs in (said, seen))
+    for name, figure in product(traces, predicted["fitted"][0]):
+        ours, real = ([one[figure] for one in runs[name]] for runs in (predicted, seen))
         pair = {
             "predicted": spread(ours),
             "measured": spread(real),

@@ -71,7 +71,7 @@ def parts(folder: Path, shape: str, device: str) -> dict[str, Callable[[], Part]
     }
 
 
-def said(method: str, *, adaptive: bool, **more: Any) -> dict[str, Any]:
+def speculative_config(method: str, *, adaptive: bool, **more: Any) -> dict[str, Any]:
     """A speculative configuration."""
     return {
         "method": method,
@@ -85,7 +85,7 @@ def said(method: str, *, adaptive: bool, **more: Any) -> dict[str, Any]:
 
 
 def _bundled(device: str) -> Part:
-    config = partial(said, "draft_model")
+    config = partial(speculative_config, "draft_model")
     ways = {
         PLAIN: Way(),
         f"{DRAFTS} drafts": Way(config(adaptive=False)),
@@ -109,8 +109,8 @@ def _repeating(device: str) -> Part:
     """Lines of held-out files, said several times: the model goes on saying them."""
     ways = {
         PLAIN: Way(),
-        f"{DRAFTS} drafts": Way(said("ngram", adaptive=False)),
-        "adaptive": Way(said("ngram", adaptive=True)),
+        f"{DRAFTS} drafts": Way(speculative_config("ngram", adaptive=False)),
+        "adaptive": Way(speculative_config("ngram", adaptive=True)),
     }
     texts = _held_out()
 
@@ -139,7 +139,7 @@ def _window(rng: random.Random, texts: Prompts, size: int) -> list[int]:
 def _set(folder: Path, shape: str, device: str) -> Part:
     """Acceptance is set, for 4 drafts always and for as many as pay."""
     draft = model_folder(folder, DRAFT_OF[shape])
-    config = partial(said, "draft_model", model=draft)
+    config = partial(speculative_config, "draft_model", model=draft)
     ways = {PLAIN: Way()}
     for name, adaptive in ((f"{DRAFTS} drafts", False), ("adaptive", True)):
         for acceptance in ACCEPTANCES:
@@ -153,8 +153,8 @@ def _circle(folder: Path, shape: str, device: str) -> Part:
     """Text goes round, and n-gram finds out."""
     ways = {
         PLAIN: Way(),
-        f"{DRAFTS} drafts": Way(said("ngram", adaptive=False)),
-        "adaptive": Way(said("ngram", adaptive=True)),
+        f"{DRAFTS} drafts": Way(speculative_config("ngram", adaptive=False)),
+        "adaptive": Way(speculative_config("ngram", adaptive=True)),
     }
     sizes = (24, 2 * PERIOD) if shape in TINY else (512, 256)
     part = _random(folder, shape, device, ways, sizes)

@@ -68,20 +68,22 @@ class ByLookup:
     """A proposer of the host, which reads the rows that went before, too."""
 
     def __init__(self, proposer: Proposer) -> None:
-        self.proposer, self.library, self.who = proposer, proposer.start(), ("", 0)
+        self.proposer, self.library, self.sample_id = proposer, proposer.start(), ("", 0)
 
     def began(self, number: int, prompt: list[int]) -> None:
-        self.library = self.proposer.ended(self.library, self.who)
-        self.who = (str(number), 0)
-        self.library = self.proposer.began(self.library, self.who, SCOPE, len(prompt))
+        self.library = self.proposer.ended(self.library, self.sample_id)
+        self.sample_id = (str(number), 0)
+        self.library = self.proposer.began(
+            self.library, self.sample_id, SCOPE, len(prompt)
+        )
         self.grew(tuple(prompt))
 
     def grew(self, tokens: tuple[int, ...]) -> None:
-        self.library = self.proposer.grew(self.library, self.who, tokens)
+        self.library = self.proposer.grew(self.library, self.sample_id, tokens)
 
     def drafts(self, known: list[int], most: int) -> tuple[list[int], list[Chances]]:
         del known
-        return [*self.proposer.propose(self.library, self.who, most).tokens], []
+        return [*self.proposer.propose(self.library, self.sample_id, most).tokens], []
 
 
 @torch.inference_mode()
@@ -110,9 +112,9 @@ def one_row(
     while len(known) < end:
         most = min(args.drafts, end - len(known) - 1)
         drafts, proposed = drafter.drafts(known, most) if most else ([], [])
-        said = logits_of(model, known + drafts, len(drafts) + 1)
+        rows = logits_of(model, known + drafts, len(drafts) + 1)
         target = Target(
-            how=how, known=tuple(known), prompt=len(prompt), logits=tuple(said)
+            how=how, known=tuple(known), prompt=len(prompt), logits=tuple(rows)
         )
         verdict: Verdict = rejection(target, drafts, proposed)
         if drafts:

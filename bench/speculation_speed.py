@@ -55,7 +55,7 @@ IN_PART: Final = {"cpu": ("bundled", "ngram"), "cuda": ("set", "circle")}
 
 
 @define
-class Room:
+class Session:
     """The engines of a part, opened when they are needed."""
 
     part: Part
@@ -125,7 +125,7 @@ def settle(llm: LLM) -> None:
 class Rounds:
     """Rounds of one case, and what is kept of them."""
 
-    room: Room
+    session: Session
     case: Case
     rates: dict[str, list[float]]  # by way: output tokens a second of each round
     end: float  # by time.monotonic()
@@ -154,7 +154,7 @@ class Rounds:
         turn = number % len(ways)
         with paused_collector():
             return {
-                name: self.room.ask(self.case, way, number)
+                name: self.session.ask(self.case, way, number)
                 for name, way in (*ways[turn:], *ways[:turn])
             }
 
@@ -181,9 +181,9 @@ def table(cases: Mapping[str, Any], peer: Mapping[str, tuple[int, ...]]) -> None
         plain = f"{median(rates[PLAIN]):.0f} tok/s without"
         show({f"{name}, {plain}": ratios})
         if name in peer:
-            alone = peer[name][0]
-            its = {SHOWN[at]: peer[name][at] / alone for at in SHOWN}
-            show({f"    vLLM 0.26.0, {alone} tok/s without": its})
+            baseline = peer[name][0]
+            ratios = {SHOWN[at]: peer[name][at] / baseline for at in SHOWN}
+            show({f"    vLLM 0.26.0, {baseline} tok/s without": ratios})
 
 
 @define
@@ -244,17 +244,17 @@ def measured(part: Part, label: str, results: Results, end: float) -> bool:
     """All cases of a part that lack rounds; false if there was no time for them."""
     on_cpu = part.settings.get("device") == "cpu"
     clock = time.process_time if on_cpu else time.perf_counter
-    room, kept = Room(part, clock), results.rates.setdefault(label, {})
+    session, kept = Session(part, clock), results.rates.setdefault(label, {})
     pairs = results.args.pairs
     try:
         for name, whole in part.cases.items():
             case = restricted(whole, results.args.ways)
             rates = kept.setdefault(name, {way: [] for way in case.ways})
-            rounds = Rounds(room, case, rates, end)
+            rounds = Rounds(session, case, rates, end)
             if not rounds.go_on(pairs, results.write):
                 return False
     finally:
-        room.close()
+        session.close()
     return True
 
 

@@ -2,7 +2,7 @@
 
 Without a shape, on the CPU: so many generations of the bundled model under JSON schemas
 by a seed, regular expressions, grammars and choices. Whatever ends by itself is held
-against what was asked for by somebody else (jsonschema, `re`, a parser of its own); what
+against the constraint by independent code (jsonschema, `re`, a parser of its own); what
 was cut must be a beginning of it.
 
 With `--device cuda --shape 1.5B`, random weights and a vocabulary of that size: the time
@@ -41,7 +41,7 @@ PROMPT = "def main():\n    "
 class Case:
     """A constraint, and who judges of what came of it."""
 
-    asked: StructuredOutputs
+    constraint: StructuredOutputs
     fits: Callable[[str], bool]
 
 
@@ -170,7 +170,7 @@ def cases(kind: str, count: int, seed: int) -> tuple[list[Case], dict[str, int]]
 def is_beginning(llm: LLM, case: Case, tokens: Sequence[int]) -> bool:
     """Whether tokens are allowed one after the other, by a matcher of their own."""
     try:
-        llm.grammars.get(case.asked).matcher().advance(tokens)
+        llm.grammars.get(case.constraint).matcher().advance(tokens)
     except GrammarError:
         return False
     return True
@@ -191,23 +191,26 @@ def of_kind(llm: LLM, kind: str, args: argparse.Namespace) -> dict[str, Any]:
         for case, output in zip(some, outputs, strict=True):
             count(llm, tally, case, output)
     tally["share_that_ended"] = tally["ended"] / len(good)  # type: ignore[assignment]
-    told: dict[str, Any] = {**tally, "seconds": time.monotonic() - begun}
-    show({kind: told})
-    return told | ({"keywords": dict(sorted(used.items()))} if used else {})
+    result: dict[str, Any] = {**tally, "seconds": time.monotonic() - begun}
+    show({kind: result})
+    return result | ({"keywords": dict(sorted(used.items()))} if used else {})
 
 
 def compiles(llm: LLM, case: Case) -> bool:
     try:
-        llm.grammars.get(case.asked)
+        llm.grammars.get(case.constraint)
     except GrammarError as error:
-        print(f"refused: {error}: {case.asked.text}", flush=True)
+        print(f"refused: {error}: {case.constraint.text}", flush=True)
         return False
     return True
 
 
 def params(case: Case, seed: int) -> SamplingParams:
     return SamplingParams(
-        temperature=1, max_tokens=MOST_TOKENS, seed=seed, structured_outputs=case.asked
+        temperature=1,
+        max_tokens=MOST_TOKENS,
+        seed=seed,
+        structured_outputs=case.constraint,
     )
 
 
@@ -219,13 +222,15 @@ def count(llm: LLM, tally: dict[str, int], case: Case, output: RequestOutput) ->
             fits = case.fits(done.text)
             tally["ended_and_fits"] += fits
             if not fits:
-                print(f"does not fit: {case.asked.text}\n    {done.text!r}", flush=True)
+                print(
+                    f"does not fit: {case.constraint.text}\n    {done.text!r}", flush=True
+                )
         case "length":
             tally["cut"] += 1
             tally["cut_and_begins"] += is_beginning(llm, case, done.token_ids)
         case _:
             tally["failed"] += 1
-            print(f"failed: {done.error}: {case.asked.text}", flush=True)
+            print(f"failed: {done.error}: {case.constraint.text}", flush=True)
 
 
 def on_cpu(args: argparse.Namespace) -> dict[str, Any]:
@@ -288,8 +293,8 @@ def vocabulary(folder: Path, size: int) -> None:
     """
     from minfer.effects.setup.folders import bundled_folder
 
-    told = json.loads((bundled_folder() / "tokenizer.json").read_text("utf-8"))
-    known: dict[str, int] = told["model"]["vocab"]
+    tokenizer = json.loads((bundled_folder() / "tokenizer.json").read_text("utf-8"))
+    known: dict[str, int] = tokenizer["model"]["vocab"]
     rng = random.Random(0)
     parts = ["Ġ", "ing", "er", "th", "an", '"', ":", ",", "0", "1", "st", "re", "io"]
     parts += "abcdefghijklmnopqrstuvwxyz"
@@ -298,7 +303,7 @@ def vocabulary(folder: Path, size: int) -> None:
             rng.choices([*parts, *"abcdefghijklmnopqrstuvwxyz"], k=rng.randrange(2, 7))
         )
         known.setdefault(word, len(known))
-    (folder / "tokenizer.json").write_text(json.dumps(told), "utf-8")
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
 
 
 def of_shape(args: argparse.Namespace, folder: Path) -> LLM:
@@ -368,8 +373,8 @@ def waits(llm: LLM, *, hostile: bool) -> dict[str, float]:
 
     def trouble() -> None:
         while not over.is_set():
-            for asked in HOSTILE:
-                how = SamplingParams(max_tokens=64, structured_outputs=asked)
+            for constraint in HOSTILE:
+                how = SamplingParams(max_tokens=64, structured_outputs=constraint)
                 with contextlib.suppress(RequestError):
                     llm.generate([[7, 8, 9]], how, use_tqdm=False)
                 if over.is_set():
@@ -380,11 +385,11 @@ def waits(llm: LLM, *, hostile: bool) -> dict[str, float]:
         thread.start()
     free = SamplingParams(temperature=1, max_tokens=1000, ignore_eos=True)
     last: dict[str, float] = {}
-    for news in llm.stream([[i, *range(60)] for i in range(32)], free):
+    for output in llm.stream([[i, *range(60)] for i in range(32)], free):
         now = time.perf_counter()
-        if news.request_id in last:
-            gaps.append(1e3 * (now - last[news.request_id]))
-        last[news.request_id] = now
+        if output.request_id in last:
+            gaps.append(1e3 * (now - last[output.request_id]))
+        last[output.request_id] = now
     over.set()
     if hostile:
         thread.join()
@@ -399,10 +404,10 @@ def on_device(args: argparse.Namespace) -> dict[str, Any]:
         found["ms_per_token"] = costs(llm, args.rounds)
         for name, hostile in (("alone", False), ("beside hostile grammars", True)):
             waits(llm, hostile=hostile)  # the first time with graphs
-            found[f"ms between tokens of 32 streams, {name}"] = told = waits(
+            found[f"ms between tokens of 32 streams, {name}"] = result = waits(
                 llm, hostile=hostile
             )
-            show({name: told})
+            show({name: result})
         return found
 
 

@@ -127,7 +127,7 @@ def cancels() -> Measure:
 
 
 def _crowd(engine: Engine) -> None:
-    """A line that nobody leaves: there are few blocks, and the first in it needs more."""
+    """A queue that no request leaves: there are few blocks, and its head needs more."""
     pool = engine.state.blocks
     change = Transaction(pool)
     change.take(pool.available - 64)  # as if others had them

@@ -1,4 +1,4 @@
-"""The rooms and the arrows between them, read off the syntax trees."""
+"""The folders and the imports between them, read off the syntax trees."""
 
 import ast
 import sys
@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 import minfer
+from bench import structure
 from tests.mutation.catalogue import FOLDERS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -25,8 +26,8 @@ KERNELS: Final = sorted((ROOT / "kernels").rglob("*.py"))
 EFFECTS: Final = sorted((ROOT / "effects").rglob("*.py"))
 SOURCES: Final = [*CORE, *KERNELS, *EFFECTS]
 
-# The floors of effects, each with the rooms below that it may know. No arrow runs up, and
-# rooms beside each other (setup and text, serving and runs) do not know each other.
+# The folders of effects, each with those below that it may import. No import leads up,
+# and folders of one layer (setup and text, serving and runs) do not import each other.
 BELOW: Final = {
     "cli": {"serving", "runs", "live", "setup", "text", "execution", "models"},
     "serving": {"live", "setup", "text", "execution", "models"},
@@ -41,7 +42,7 @@ BELOW: Final = {
 # The exceptions: files of the core that lead to effects, and what they may import there.
 LAZY: Final = {f"minfer.effects.{module}" for module in minfer._LAZY.values()}
 EXCEPTIONS: Final = {
-    # when LLM, AsyncLLM or their company is asked for
+    # imported with the first use of LLM, AsyncLLM or another of its names
     ROOT / "minfer" / "__init__.py": LAZY,
     ROOT / "minfer" / "__main__.py": {"minfer.effects.cli.main"},  # is the command line
 }
@@ -88,17 +89,17 @@ def module_of(path: Path) -> str:
     return ".".join(inside).removesuffix(".__init__")
 
 
-def room(module: str) -> str:
+def top_folder(module: str) -> str:
     """Which of minfer, effects, kernels a module of minfer is in."""
     parts = module.split(".")
     known = parts[0] == "minfer" and len(parts) > 1 and parts[1] in ("effects", "kernels")
     return parts[1] if known else "minfer"
 
 
-def floor(module: str) -> str:
+def effects_folder(module: str) -> str:
     """Which folder of effects a module is in, or nothing."""
     parts = module.split(".")
-    return parts[2] if room(module) == "effects" and len(parts) > 2 else ""
+    return parts[2] if top_folder(module) == "effects" and len(parts) > 2 else ""
 
 
 def shown(path: Path) -> str:
@@ -110,7 +111,7 @@ def test_the_core_imports_nothing_that_touches_the_world(path: Path) -> None:
     for module in set(imports(path)) - EXCEPTIONS.get(path, set()):
         top = module.split(".")[0]
         if top == "minfer":
-            assert room(module) == "minfer", f"{shown(path)}: {module}"
+            assert top_folder(module) == "minfer", f"{shown(path)}: {module}"
         elif top == "immutables":
             assert path.name == "pmap.py", (
                 f"{shown(path)}: only pmap knows the map library"
@@ -141,22 +142,24 @@ def test_kernels_import_torch_and_triton_alone(path: Path) -> None:
     for module in imports(path):
         top = module.split(".")[0]
         allowed = {*sys.stdlib_module_names, "torch", "triton", "flash_attn", "quack"}
-        assert top in allowed or room(module) == "kernels", f"{shown(path)}: {module}"
+        assert top in allowed or top_folder(module) == "kernels", (
+            f"{shown(path)}: {module}"
+        )
 
 
 @pytest.mark.parametrize("path", EFFECTS, ids=shown)
-def test_no_arrow_runs_up(path: Path) -> None:
-    mine = floor(module_of(path))
+def test_no_import_leads_up(path: Path) -> None:
+    own = effects_folder(module_of(path))
     for module in imports(path):
-        its = floor(module)
-        if its and its != mine:
-            assert its in BELOW[mine], f"{shown(path)} is in {mine} and imports {module}"
+        other = effects_folder(module)
+        if other and other != own:
+            assert other in BELOW[own], f"{shown(path)} is in {own} and imports {module}"
 
 
-def test_every_file_of_effects_is_on_a_floor() -> None:
+def test_every_file_of_effects_is_in_a_known_folder() -> None:
     flat = [path for path in EFFECTS if path.parent == ROOT / "effects"]
     assert [path.name for path in flat] == ["__init__.py"]
-    assert {floor(module_of(path)) for path in EFFECTS} - {""} == set(BELOW)
+    assert {effects_folder(module_of(path)) for path in EFFECTS} - {""} == set(BELOW)
 
 
 def test_no_modules_import_each_other() -> None:
@@ -169,7 +172,39 @@ def test_no_modules_import_each_other() -> None:
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
-        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+        pytest.fail(f"a cycle: {' <- '.join(error.args[1])}")
+
+
+@pytest.mark.long
+def test_no_folders_import_each_other_and_no_import_leads_up_on_both_levels() -> None:
+    found = structure.file_imports(ROOT)
+    for pairs in (structure.between_folders(found), structure.inside_folders(found)):
+        assert len(pairs) > len(structure.LAYERS), "there are imports to look at"
+        assert structure.cycles(pairs) == []
+        assert [*filter(structure.is_upward, pairs)] == []
+
+
+def test_cycles_and_upward_imports_are_found() -> None:
+    found = {
+        ("effects/live/link/a.py", "effects/live/engine/b.py"),  # the engine is above
+        ("effects/live/engine/b.py", "effects/live/served.py"),
+        ("effects/live/served.py", "effects/live/link/a.py"),
+        ("minfer/runs/c.py", "minfer/engine.py"),
+        ("minfer/records/d.py", "minfer/runs/c.py"),  # and so are the followers
+    }
+    outer, inner = structure.between_folders(found), structure.inside_folders(found)
+    assert structure.cycles(outer) == [["minfer", "minfer/runs"]]
+    assert [*filter(structure.is_upward, outer)] == [("minfer", "minfer/runs")]
+    (cycle,) = structure.cycles(inner)
+    assert cycle == [f"effects/live/{name}" for name in ("engine", "link", "served.py")]
+    assert {*filter(structure.is_upward, inner)} == {
+        ("effects/live/link", "effects/live/engine"),
+        ("minfer/records", "minfer/runs"),
+    }
+
+
+def test_the_core_has_few_flat_files() -> None:
+    assert len(structure.flat_files(ROOT)) <= 10
 
 
 FIRST_CIRCLE: Final = [
@@ -186,11 +221,11 @@ def test_the_cores_tests_need_no_torch(path: Path) -> None:
     for module in imports(path):
         top = module.split(".")[0]
         if top == "tests":
-            rooms = ("circles", "core", "mutation")
-            assert module.split(".")[1] in rooms, f"{shown(path)}: {module}"
+            folders = ("circles", "core", "mutation")
+            assert module.split(".")[1] in folders, f"{shown(path)}: {module}"
         elif top == "minfer":
             assert module not in LAZY, f"{shown(path)}: {module}"
-            assert room(module) == "minfer", f"{shown(path)}: {module}"
+            assert top_folder(module) == "minfer", f"{shown(path)}: {module}"
         else:
             light = {*sys.stdlib_module_names, "attrs", "hypothesis", "pytest"}
             assert top in light, f"{shown(path)}: {module}"
@@ -219,9 +254,9 @@ def test_no_pickle_and_no_torch_load() -> None:
         assert "torch.load(" not in text, shown(path)
 
 
-def test_top_level_holds_the_five_rooms_and_nothing_else() -> None:
-    rooms = {"minfer", "effects", "kernels", "bench", "tests"}
-    allowed = rooms | {"pyproject.toml", "README.md", "LICENSE", "build", "dist"}
+def test_the_top_level_has_the_five_folders_and_nothing_else() -> None:
+    folders = {"minfer", "effects", "kernels", "bench", "tests"}
+    allowed = folders | {"pyproject.toml", "README.md", "LICENSE", "build", "dist"}
     allowed |= {"PKG-INFO"} if UNPACKED else set()
     seen = {p.name for p in ROOT.iterdir() if not p.name.startswith(".")}
     assert {n for n in seen - allowed if not n.endswith(".egg-info")} == set()

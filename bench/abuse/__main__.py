@@ -62,12 +62,12 @@ class Neighbours:
             assert one.stdin is not None
             one.stdin.write("\n")
             one.stdin.flush()
-        told = []
+        reports = []
         for one in self.processes:
             assert one.stdout is not None
-            told.append(json.loads(one.stdout.readline()))
+            reports.append(json.loads(one.stdout.readline()))
         seen = {
-            name: [value for each in told for value in each[name]]
+            name: [value for each in reports for value in each[name]]
             for name in ("gaps", "firsts", "probes")
         }
         return {
@@ -76,7 +76,7 @@ class Neighbours:
             "ttft_p99_ms": percentile(seen["firsts"], 99),
             "longest_probe_ms": percentile(seen["probes"], 100),
             "gaps": len(seen["gaps"]),
-            "broken": sum(each["broken"] for each in told),
+            "broken": sum(each["broken"] for each in reports),
         }
 
 
@@ -97,14 +97,14 @@ class Siege:
     def attack(self, name: str) -> dict[str, Any]:
         """The figures of one attack, and of the server after it."""
         self.neighbours.seen()
-        told = self._attackers("--attack", name)
+        report = self._attackers("--attack", name)
         seen = self.neighbours.seen()
         calm_after = self.calm()
         return {
             "attack": name,
             **seen,
-            "attackers_got": told["answers"],
-            "attackers_cpu": round(told["cpu"], 2),  # processors
+            "attackers_got": report["answers"],
+            "attackers_cpu": round(report["cpu"], 2),  # processors
             "calm_after_s": calm_after,
             **self.rest(),
         }
@@ -124,19 +124,21 @@ class Siege:
             check=True,
             cwd=ROOT,
         )
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
 
     def calm(self) -> float | None:
-        """Seconds until nobody but the neighbours is there; None: not in time."""
+        """Seconds until only the neighbours are served; None: not in time."""
         begun = time.monotonic()
         while (spent := time.monotonic() - begun) < CALM:
             try:
                 load = self.server.load()
             except OSError:  # it does not answer in time
                 continue
-            alone = load["num_requests_running"] <= 2 * len(self.neighbours.processes) * 8
-            if alone and not load["num_requests_waiting"]:
+            calm_now = (
+                load["num_requests_running"] <= 2 * len(self.neighbours.processes) * 8
+            )
+            if calm_now and not load["num_requests_waiting"]:
                 return round(spent, 1)
             time.sleep(0.2)
         return None

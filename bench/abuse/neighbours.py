@@ -32,14 +32,14 @@ class Seen:
     broken: int = 0  # streams that did not end as they should
     pending: dict[int, float] = field(factory=dict)  # since when a stream has waited
 
-    def told(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """All of it, with gaps that are still open, and from now on anew."""
         now = time.perf_counter()
         gaps = [*self.gaps, *(now - since for since in self.pending.values())]
         found = {"gaps": gaps, "firsts": self.firsts, "probes": self.probes}
-        told = {**found, "broken": self.broken}
+        figures = {**found, "broken": self.broken}
         self.gaps, self.firsts, self.probes, self.broken = [], [], [], 0
-        return told
+        return figures
 
 
 async def stream(port: int, number: int, seen: Seen) -> None:
@@ -103,7 +103,7 @@ async def main(port: int, first: int, streams: int) -> None:
     if first == 0:
         tasks.append(asyncio.ensure_future(probe(port, seen)))
     while await asyncio.to_thread(sys.stdin.readline):
-        print(json.dumps(seen.told()), flush=True)
+        print(json.dumps(seen.figures()), flush=True)
     for task in tasks:
         task.cancel()
 

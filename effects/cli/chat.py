@@ -13,7 +13,7 @@ from minfer.effects.cli.options import (
     llm_settings,
     sampling_options,
 )
-from minfer.effects.cli.streams import say, take_any_text
+from minfer.effects.cli.standard_streams import print_message, take_any_text
 
 DESCRIPTION: Final = (
     "Talk with a model, line by line: the conversation so far is its prompt each time. "
@@ -72,6 +72,6 @@ def run(options: argparse.Namespace) -> int:
         if not sys.stdin.isatty():
             talk.run(line.rstrip("\r\n") for line in sys.stdin)
             return 1 if talk.failures else 0
-        say(f"{options.model or TOY} listens; /help tells more")
+        print_message(f"{options.model or TOY} listens; /help tells more")
         talk.run(Keyboard(talk.stop).lines())
     return 0

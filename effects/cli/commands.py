@@ -46,7 +46,7 @@ class Entry:
     module: str
 
 
-class Parser(argparse.ArgumentParser):
+class CommandLineParser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"minfer: {message}; see {self.prog} --help\n")
 
 
-class _CommandParser(Parser):
+class _CommandParser(CommandLineParser):
     """The parser of a command, which gets its options when it begins to parse."""
 
     def __init__(self, *, module: str, **settings: Any) -> None:

@@ -3,7 +3,7 @@
 import argparse
 from typing import Final
 
-from minfer.effects.runs import explain
+from minfer.effects.runs import explain_command as explain
 from minfer.effects.runs.explain_list import SHOWN
 
 DESCRIPTION: Final = (

@@ -17,7 +17,12 @@ from minfer.effects.cli.options import (
     sampling_params,
     structured_options,
 )
-from minfer.effects.cli.streams import say, show_stats, take_any_text, write
+from minfer.effects.cli.standard_streams import (
+    print_message,
+    show_stats,
+    take_any_text,
+    write,
+)
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 from minfer.records.request import ParameterError
 from minfer.sampling.params import ADVISED
@@ -118,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
     prompt = _prompt(options.prompt)
     echo = options.echo or options.prompt is None
     if options.model is None and sys.stderr.isatty():
-        say(f"loading {TOY}")
+        print_message(f"loading {TOY}")
     started = time.monotonic()
     with LLM(**settings) as llm:
         loading = time.monotonic() - started
@@ -134,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
     if options.stats:
         show_stats(output, loading)
     for error in errors:
-        say(f"the request failed: {error}")
+        print_message(f"the request failed: {error}")
     return 1 if errors else 0
 
 
@@ -168,7 +173,7 @@ def _prompt(given: str | None) -> str:
     if given != STANDARD_INPUT:
         return given
     if sys.stdin.isatty():
-        say("reads the prompt from here; Ctrl-D on a line of its own ends it")
+        print_message("reads the prompt from here; Ctrl-D on a line of its own ends it")
     text = sys.stdin.read()
     if not text:
         raise ConfigError(

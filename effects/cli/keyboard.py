@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-from minfer.effects.cli.streams import say
+from minfer.effects.cli.standard_streams import print_message
 
 
 class Keyboard:
@@ -40,7 +40,7 @@ class Keyboard:
                 if interrupted:
                     raise
                 interrupted = True
-                say("Ctrl-C again leaves, as Ctrl-D does")
+                print_message("Ctrl-C again leaves, as Ctrl-D does")
             else:
                 interrupted = False
                 self._reading = False

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import minfer
-from minfer.effects.cli.commands import Entry, Parser, add_commands
+from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
 from minfer.effects.cli.errors import guarded
 from minfer.effects.cli.plugins import policies_option
 from minfer.values.checks import ConfigError
@@ -79,7 +79,7 @@ def _command(given: Sequence[str]) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    made = Parser(
+    made = CommandLineParser(
         prog="minfer",
         description="Run a language model. Without --model, the bundled one, a "
         "toy that shows that the engine works: try `minfer generate`.",

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import attrs
 
+from minfer.effects.setup.engine_args import REMOVED, EngineArgs, engine_args
 from minfer.effects.setup.removed import refuse
-from minfer.effects.setup.settings import REMOVED, EngineArgs, engine_args
 from minfer.records.request import ParameterError, SamplingParams
 from minfer.sampling.params import ADVISED, ROW_FIELDS
 from minfer.sampling.structured import StructuredOutputs
@@ -112,7 +112,7 @@ def _shape_options(parts: argparse._ArgumentGroup) -> None:
     )
     add(
         "--logit-bias",
-        type=_biased,
+        type=_logit_bias,
         action="append",
         default=[],
         metavar="ID=X",
@@ -135,13 +135,13 @@ def _shape_options(parts: argparse._ArgumentGroup) -> None:
     )
 
 
-def _biased(said: str) -> tuple[int, float]:
+def _logit_bias(text: str) -> tuple[int, float]:
     """A token id and its logit bias. Raises ArgumentTypeError."""
-    token, _, bias = said.partition("=")
+    token, _, bias = text.partition("=")
     try:
         return int(token), float(bias)
     except ValueError:
-        why = f"{said!r} is not like 13=-5: a token id and what is added to its logit"
+        why = f"{text!r} is not like 13=-5: a token id and what is added to its logit"
         raise argparse.ArgumentTypeError(why) from None
 
 

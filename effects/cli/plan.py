@@ -4,10 +4,10 @@ import argparse
 from typing import Final
 
 from minfer.effects.cli.options import engine_options
+from minfer.effects.setup.engine_args import engine_args
 from minfer.effects.setup.memory import describe
+from minfer.effects.setup.option_values import read_bytes
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.setup.settings import engine_args
-from minfer.effects.setup.values import read_bytes
 
 DESCRIPTION: Final = (
     "Show how much memory a model needs, and how many sequences of which length fit at "

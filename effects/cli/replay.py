@@ -3,7 +3,7 @@
 import argparse
 from typing import Final
 
-from minfer.effects.runs import replay
+from minfer.effects.runs import replay_command as replay
 
 DESCRIPTION: Final = (
     "Decide again all that a recorded run decided (see --journal of generate, chat and "

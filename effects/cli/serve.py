@@ -13,8 +13,8 @@ from minfer.effects.cli.options import (
     dry_run_option,
     engine_options,
 )
-from minfer.effects.setup.settings import EngineArgs
-from minfer.effects.setup.values import read_bytes
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.option_values import read_bytes
 from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
 from minfer.version import __version__
 

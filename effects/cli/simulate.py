@@ -3,7 +3,7 @@
 import argparse
 from typing import Final
 
-from minfer.effects.runs import simulate
+from minfer.effects.runs import simulate_command as simulate
 
 DESCRIPTION: Final = (
     "Send the requests of a trace (or of a recorded run, or of a distribution) through "

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from minfer.effects.cli.options import sampling_params
-from minfer.effects.cli.streams import say, show_stats, write
+from minfer.effects.cli.standard_streams import print_message, show_stats, write
 from minfer.effects.live.input_processing.input_processor import (
     RequestError,
     TooLongError,
@@ -54,7 +54,7 @@ class Talk:
             elif command == "/help":
                 print(_HELP, file=sys.stderr)
             elif command:
-                say(f"no command {command!r}; /help lists them")
+                print_message(f"no command {command!r}; /help lists them")
             elif line.strip():
                 self._answer(line)
 
@@ -70,7 +70,7 @@ class Talk:
             answer = self._stream(self.llm.render(self.history))
         except (RequestError, ChatTemplateError) as error:
             self.failures += 1
-            say(_FULL if self._full(error) else str(error))
+            print_message(_FULL if self._full(error) else str(error))
         if answer:
             self.history.append({"role": "assistant", "content": answer})
         else:
@@ -81,10 +81,10 @@ class Talk:
         if not isinstance(error, TooLongError):
             return False
         try:
-            alone = self.llm.render([*self.begin, self.history[-1]])
+            shortest = self.llm.render([*self.begin, self.history[-1]])
         except (RequestError, ChatTemplateError):
             return False
-        return len(alone) < self.llm.setup.config.max_model_len
+        return len(shortest) < self.llm.setup.config.max_model_len
 
     def _stream(self, ids: list[int]) -> str:
         """Write the answer as it comes; returns its text. Raises RequestError."""
@@ -101,7 +101,7 @@ class Talk:
         if output.outputs[0].finish_reason == "error":
             raise RequestError(f"the request failed: {output.outputs[0].error}")
         if len(ids) + output.metrics.output_tokens >= self.llm.setup.config.max_model_len:
-            say(_FULL)
+            print_message(_FULL)
         if self.options.stats:
             show_stats(output)
         return answer

@@ -10,7 +10,7 @@ from attrs import asdict
 from minfer.effects.cli.compare.findings import FAILED, Check, failed, verdict
 from minfer.effects.cli.options import engine_options
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.setup.settings import engine_args
+from minfer.effects.setup.engine_args import engine_args
 
 DESCRIPTION: Final = (
     "Run a checkpoint through minfer and through transformers on this machine, compare "
@@ -91,8 +91,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _report(checks: Sequence[Check], *, as_json: bool) -> int:
     if as_json:
-        told = [asdict(check) for check in checks]
-        print(json.dumps({"checks": told, "verdict": verdict(checks)}), flush=True)
+        listed = [asdict(check) for check in checks]
+        print(json.dumps({"checks": listed, "verdict": verdict(checks)}), flush=True)
     else:
         print(f"verdict: {verdict(checks)}", flush=True)
     return 1 if failed(checks) else 0

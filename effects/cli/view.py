@@ -3,7 +3,7 @@
 import argparse
 from typing import Final
 
-from minfer.effects.runs import view
+from minfer.effects.runs import view_command as view
 
 DESCRIPTION: Final = (
     "Write one page of HTML, which needs no network, that shows a recorded or simulated "

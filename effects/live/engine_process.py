@@ -26,8 +26,8 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
 from minfer.effects.live.served_model import ServedModel
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup
-from minfer.effects.setup.settings import EngineArgs
 
 BROKEN: Final = 70  # exit code: the engine broke, and may be restarted
 STOP: Final = signal.SIGUSR2  # the parent's signal to end now

@@ -148,7 +148,7 @@ class Front:
         """Note when requests entered the queue, were admitted, or were preempted."""
         for name in outputs.arrived:
             if name in self.processors:
-                self.processors[name].times.line = outputs.waits
+                self.processors[name].times.waits_before = outputs.waits
         for reason in outputs.reasons:
             if isinstance(reason, Admitted | Preempted) and reason.id in self.processors:
                 times = self.processors[reason.id].times

@@ -13,7 +13,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition
 
 if TYPE_CHECKING:
-    from minfer.effects.text.grammars.lines import Lines
+    from minfer.effects.text.grammars.mask_lines import Lines
 
 
 @frozen

@@ -34,8 +34,8 @@ from minfer.effects.live.input_processing.prompts import (
     read_prompt,
     rendered,
 )
+from minfer.effects.setup.engine_args import REMOVED, EngineArgs, Speculative
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.setup.settings import REMOVED, EngineArgs, Speculative
 from minfer.effects.text.grammars.protocol import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.output_processor import OutputProcessor, Sink
@@ -184,7 +184,7 @@ class ServedModel(Renders):
         """Returns the compiler of constraints for the model's vocabulary. Raises
         GrammarError.
         """
-        from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
+        from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
 
         if self.tokenizer is None:
             raise GrammarError("needs a tokenizer; this model runs without one")

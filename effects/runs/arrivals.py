@@ -26,7 +26,7 @@ class TraceError(ConfigError):
 
 
 @frozen
-class Row:
+class TraceRow:
     """One request of a trace. Requests with equal leading `ids` have equal prefixes."""
 
     time: float  # seconds
@@ -49,10 +49,10 @@ class Row:
 
 
 @frozen
-class Trace:
+class ArrivalTrace:
     """Arrivals in order of time, the first at 0: `rows`, or the `events` of a journal."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TraceRow, ...] = ()
     events: tuple[Arrival, ...] = ()
     config: EngineConfig | None = None  # the journal's
     # output tokens, where not `max_tokens`
@@ -62,8 +62,8 @@ class Trace:
     @property
     def sizes(self) -> list[int]:
         """The tokens of each request, prompt and output."""
-        asked = (what for _, what in self.events if isinstance(what, Request))
-        sizes = [len(one.prompt) + one.max_tokens for one in asked]
+        requests = (what for _, what in self.events if isinstance(what, Request))
+        sizes = [len(one.prompt) + one.max_tokens for one in requests]
         return sizes or [row.prompt + row.output for row in self.rows]
 
     def arrivals(
@@ -79,7 +79,7 @@ class Trace:
         # A simulation has no secrets.
         rng = Random(mix)  # noqa: S311
         for number, row in enumerate(self.rows):
-            more = {} if mix is None else _drawn(rng)
+            more = {} if mix is None else _draw_fields(rng)
             yield row.time / speed, row.request(str(number), block_size, **more)
         if self.config is not None:
             self._check_blocks(self.config, block_size)
@@ -100,7 +100,7 @@ class Trace:
             )
 
 
-def _drawn(rng: Random) -> dict[str, Any]:
+def _draw_fields(rng: Random) -> dict[str, Any]:
     """Random fields that a row does not have."""
     priority = -1 if rng.random() < 0.1 else 0
     client = "big" if rng.random() < 0.6 else rng.choice(("a", "b", "c"))

@@ -27,7 +27,7 @@ H200: Final = CostModel(
 
 
 @frozen
-class Step:
+class MeasuredStep:
     """A measured step."""
 
     seconds: float
@@ -35,7 +35,7 @@ class Step:
     work: StepWork
 
 
-def steps(turns: Iterable[Turn]) -> Iterator[Step]:
+def measured_steps(turns: Iterable[Turn]) -> Iterator[MeasuredStep]:
     """The executed steps of a run, each with the time since the turn before.
 
     Between two turns of which the second has results, the driver only waits for results.
@@ -46,10 +46,10 @@ def steps(turns: Iterable[Turn]) -> Iterator[Step]:
             if isinstance(event, Executed) and flight and event.step == flight[0].step:
                 plan, took = flight[0], turn.transition.state.time - turn.before.time
                 rows = 0 if plan.fills else len(plan.rows) + drafts_of(plan)
-                yield Step(took, rows, work(plan))
+                yield MeasuredStep(took, rows, work(plan))
 
 
-def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]:
+def fit(measured: Iterable[MeasuredStep], name: str) -> tuple[CostModel, dict[str, Any]]:
     """A cost model of the steps, and its errors on parts of them that it was not fitted
     to.
 
@@ -107,7 +107,7 @@ def _buckets(rows: Any) -> list[int]:
     return [n for n in tops if np.sum((rows > n / 2) & (rows <= n)) >= SEEN] or [1]
 
 
-def _design(every: list[Step], tops: list[int], eager: Any) -> Any:
+def _design(every: list[MeasuredStep], tops: list[int], eager: Any) -> Any:
     """The matrix of each step's work, one column for each coefficient: forwards by
     bucket, with prefill tokens, and launched by operations; prefill tokens, in steps with
     a graph and without; and the rest of `StepWork`.
@@ -131,11 +131,11 @@ def _held_out_error(took: Any, design: Any) -> dict[str, Any]:
     import numpy as np
 
     held = np.arange(len(took)) // PART % 2 == 1
-    said = design[held] @ _solve(design[~held], took[~held])
+    predicted = design[held] @ _solve(design[~held], took[~held])
     return {
         "steps": len(took),
-        "total": float(said.sum() / took[held].sum() - 1),
-        "step": float(np.median(np.abs(said / took[held] - 1))),
+        "total": float(predicted.sum() / took[held].sum() - 1),
+        "step": float(np.median(np.abs(predicted / took[held] - 1))),
     }
 
 
@@ -181,12 +181,12 @@ def _solve(design: Any, took: Any) -> Any:
         gram, right = weighed.T @ weighed, weighed.T @ (took * weights)
         for j in np.tile(np.flatnonzero(gram.diagonal()), 500):  # one after the other
             found[j] = max(0.0, found[j] + (right[j] - gram[j] @ found) / gram[j, j])
-        said = np.maximum(x @ found, 1e-9)
-        off = np.abs(took / said - 1)
+        predicted = np.maximum(x @ found, 1e-9)
+        off = np.abs(took / predicted - 1)
         weights = (
-            np.sqrt(np.minimum(1, 2 * np.median(off) / np.maximum(off, 1e-9))) / said
+            np.sqrt(np.minimum(1, 2 * np.median(off) / np.maximum(off, 1e-9))) / predicted
         )
-    return found / scale * (np.minimum(took, 1.5 * said).sum() / said.sum())
+    return found / scale * (np.minimum(took, 1.5 * predicted).sum() / predicted.sum())
 
 
 def write_cost(path: Path, model: CostModel, about: dict[str, Any]) -> None:
@@ -199,8 +199,8 @@ def write_cost(path: Path, model: CostModel, about: dict[str, Any]) -> None:
 def read_cost(path: Path) -> CostModel:
     """Read a stored cost model. Raises ConfigError."""
     try:
-        told = json.loads(path.read_text("utf-8"))["model"]
-        model: CostModel = load({**told, "is": "CostModel"}, {"CostModel": CostModel})
+        stored = json.loads(path.read_text("utf-8"))["model"]
+        model: CostModel = load({**stored, "is": "CostModel"}, {"CostModel": CostModel})
     except (
         OSError,
         CodecError,

@@ -22,7 +22,7 @@ _LINE: Final = (
 
 
 @define
-class Listed:
+class ListedRequest:
     """A request, and its results. Times are in seconds, lengths in tokens."""
 
     id: str
@@ -35,11 +35,11 @@ class Listed:
     run: str = ""  # its run
 
 
-def listed(turns: Iterable[Turn], run: str = "") -> list[Listed]:
+def list_requests(turns: Iterable[Turn], run: str = "") -> list[ListedRequest]:
     """All requests that came in some turns of a run, in that order; of one id, the
     latest, and of a search its rounds as one.
     """
-    found: dict[str, Listed] = {}
+    found: dict[str, ListedRequest] = {}
     begin: float | None = None
     for turn in turns:
         now = turn.transition.state.time
@@ -54,14 +54,16 @@ def listed(turns: Iterable[Turn], run: str = "") -> list[Listed]:
                     continue
                 name = one.id if search is None else search.id
                 found.pop(name, None)
-                found[name] = found[one.id] = Listed(name, now, len(one.prompt), run=run)
+                found[name] = found[one.id] = ListedRequest(
+                    name, now, len(one.prompt), run=run
+                )
         for command in turn.transition.commands:
             if isinstance(command, Emit):
-                _hear(command, now, found)
+                _note_outputs(command, now, found)
     return [one for name, one in found.items() if name == one.id]
 
 
-def _hear(emit: Emit, now: float, found: dict[str, Listed]) -> None:
+def _note_outputs(emit: Emit, now: float, found: dict[str, ListedRequest]) -> None:
     for name, _ in compress(emit.ids, emit.tokens):
         one = found.get(name)  # it may have come before the first turn
         if one is not None and one.first is None:
@@ -74,12 +76,12 @@ def _hear(emit: Emit, now: float, found: dict[str, Listed]) -> None:
             one.end = done.reason
 
 
-def figures(every: Iterable[Listed]) -> list[dict[str, Any]]:
+def figures(every: Iterable[ListedRequest]) -> list[dict[str, Any]]:
     """The list as JSON values."""
     return [asdict(one) for one in every]
 
 
-def lines(every: list[Listed], source: str) -> Iterator[str]:
+def lines(every: list[ListedRequest], source: str) -> Iterator[str]:
     """The list for people; runs are named where there are several."""
     runs = list(dict.fromkeys(one.run for one in every))
     shown = every[-SHOWN:]
@@ -103,7 +105,7 @@ def lines(every: list[Listed], source: str) -> Iterator[str]:
     yield "an answer's own id will do: here it has the number of its prompt behind it"
 
 
-def _row(one: Listed) -> str:
+def _row(one: ListedRequest) -> str:
     return _LINE.format(
         name=one.id if one.id.isprintable() else repr(one.id),
         arrived=f"{one.arrived:,.3f}",

@@ -32,7 +32,7 @@ _FOUND: Final = "  {place}. {tokens:,} tokens, log-probability {logprob:.4f}: {r
 
 
 @define
-class RoundTold:
+class RoundTimes:
     """The times of a round, in seconds, and its lengths in tokens of all its beams."""
 
     number: int
@@ -52,35 +52,37 @@ def search_figures(turns: Iterable[Turn], name: str) -> dict[str, Any]:
     """
     kept = list[Turn]()
     about: BeamRound | None = None
-    rounds, numbers = dict[int, RoundTold](), dict[str, int]()
+    rounds, numbers = dict[int, RoundTimes](), dict[str, int]()
     for turn in turns:
         now, came = turn.transition.state.time, False
         for event in turn.events:
-            said = event.request.search if isinstance(event, Submit) else None
-            if isinstance(event, Submit) and said is not None and said.id == name:
-                if not said.number and rounds:  # another search begins
+            search = event.request.search if isinstance(event, Submit) else None
+            if isinstance(event, Submit) and search is not None and search.id == name:
+                if not search.number and rounds:  # another search begins
                     about = None
                     kept, rounds, numbers = [], {}, {}
-                about, came = about or said, True
-                numbers[event.request.id] = said.number
-                rounds.setdefault(said.number, RoundTold(said.number, turn.number, now))
-        ended = _note(turn, now, rounds, numbers)
+                about, came = about or search, True
+                numbers[event.request.id] = search.number
+                rounds.setdefault(
+                    search.number, RoundTimes(search.number, turn.number, now)
+                )
+        ended = _note_beams(turn, now, rounds, numbers)
         if ended or came:
             kept.append(turn)
     found = replayed(kept).get(name)
-    told = {} if about is None else {"width": about.width, "most": about.most}
+    figures = {} if about is None else {"width": about.width, "most": about.most}
     return {
         "id": name,
         "prompt": 0 if about is None else about.prompt,
-        **told,
+        **figures,
         "rounds": [asdict(one) for one in rounds.values()],
         "over": found is not None and found.over,
         "found": [asdict(one) for one in found.done] if found is not None else [],
     }
 
 
-def _note(
-    turn: Turn, now: float, rounds: dict[int, RoundTold], numbers: dict[str, int]
+def _note_beams(
+    turn: Turn, now: float, rounds: dict[int, RoundTimes], numbers: dict[str, int]
 ) -> bool:
     """Note the beams that a turn admitted and ended; whether it ended any."""
     for reason in turn.transition.reasons:
@@ -103,10 +105,10 @@ def _note(
     return bool(ends)
 
 
-def search_story(told: dict[str, Any]) -> Iterator[str]:
+def render_search(figures: dict[str, Any]) -> Iterator[str]:
     """The explanation, in plain words."""
-    yield _HEAD.format(**told)
-    rounds = told["rounds"]
+    yield _HEAD.format(**figures)
+    rounds = figures["rounds"]
     over = [one for one in rounds if one["ended"]]
     sums = {key: sum(one[key] for one in rounds) for key in ("known", "hit", "copied")}
     waited = sum(1000 * (one["admitted"] - one["arrived"]) for one in over)
@@ -117,7 +119,7 @@ def search_story(told: dict[str, Any]) -> Iterator[str]:
         ms = 1000 * (one["ended"] - one["arrived"])
         wait = 1000 * (one["admitted"] - one["arrived"])
         yield _ROUND.format(ms=ms, wait=wait, **one)
-    for place, one in enumerate(told["found"], 1):
+    for place, one in enumerate(figures["found"], 1):
         yield _FOUND.format(place=place, **{**one, "tokens": len(one["tokens"])})
-    if not told["over"]:
+    if not figures["over"]:
         yield "  it did not end here"

@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in
 from minfer.runs.journal import JournalError
+from minfer.runs.wire_names import name_of
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 UNUSABLE: Final = 2  # the exit code of a journal that cannot be used
 
 
@@ -30,13 +31,13 @@ def latest_of(path: Path, runs: Sequence[RunFiles]) -> RunFiles:
     return last
 
 
-def of_each(
-    runs: Sequence[RunFiles], find: Callable[[RunFiles], Found]
-) -> tuple[list[Found], int]:
+def read_each(
+    runs: Sequence[RunFiles], find: Callable[[RunFiles], Result]
+) -> tuple[list[Result], int]:
     """The results of each usable run, in order, and the exit code of those that are not:
     their errors are printed. Raises JournalError if none is usable.
     """
-    found, code = list[Found](), 0
+    found, code = list[Result](), 0
     for number, run in enumerate(runs, 1):
         try:
             found.append(find(run))
@@ -46,3 +47,9 @@ def of_each(
             print(f"minfer: {error}", file=sys.stderr)
             code = UNUSABLE
     return found, code
+
+
+def wire_name(record: object) -> str:
+    """The name of a record's class in journals, which stays when its class is renamed."""
+    cls: type = type(record)
+    return name_of(cls)

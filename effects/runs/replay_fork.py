@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from minfer.effects.live.journal.journal_files import write_journal
-from minfer.effects.runs.costs import H200, fit, read_cost, steps
-from minfer.effects.runs.replay_state import line
+from minfer.effects.runs.costs import H200, fit, measured_steps, read_cost
+from minfer.effects.runs.replay_state import summary_line
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.simulate_drafts import (
     HOW_MANY,
     add_draft_options,
-    costing,
-    free,
+    free_draft_remark,
+    with_draft_cost,
     with_drafts,
 )
 from minfer.policies.builtin import policy_named
@@ -130,40 +130,40 @@ def print_fork(journal: Journal, options: argparse.Namespace) -> int:
     """Fork a run and print the results; returns the exit code."""
     at = journal.count if options.at is None else options.at
     recorded = Report(journal.config)
-    cost = costing(options, _cost(journal, options, recorded, at))
+    cost = with_draft_cost(options, _step_cost(journal, options, recorded, at))
     change = change_of(journal, options, cost)
     found = {"recorded": recorded.figures()}
     made = fork(journal, at, Change(), cost)
-    found["unchanged"] = _went_on(made, recorded.begin)
+    found["unchanged"] = _fork_figures(made, recorded.begin)
     made = fork(journal, at, change, cost)
     # With --spare, the changed turn is not one that the engine decides by itself.
     skip = 1 if change.spare else 0
-    found["changed"] = _went_on(made, recorded.begin, options.save, skip)
+    found["changed"] = _fork_figures(made, recorded.begin, options.save, skip)
     if options.json:
         handed = len(made.handed)
         print(json.dumps({"turn": at, "handed_over": handed, "cost": cost.name, **found}))
     else:
-        print("\n".join(_told(at, cost, made, found)))
+        print("\n".join(_render(at, cost, made, found)))
     return 0
 
 
-def _cost(
+def _step_cost(
     journal: Journal, options: argparse.Namespace, recorded: Report, at: int
 ) -> CostModel:
     """The costs of steps; `recorded` reports the turns from `at` on meanwhile."""
-    turns = _seen(journal.turns(), recorded, at)
+    turns = _report_from(journal.turns(), recorded, at)
     if options.cost is not None:
         cost = read_cost(options.cost)
         deque(turns, maxlen=0)
         return cost
     try:
-        cost, _ = fit(steps(turns), "fitted to this journal")
+        cost, _ = fit(measured_steps(turns), "fitted to this journal")
     except ConfigError:  # too few steps
         return H200
     return cost
 
 
-def _seen(turns: Iterable[Turn], report: Report, at: int) -> Iterator[Turn]:
+def _report_from(turns: Iterable[Turn], report: Report, at: int) -> Iterator[Turn]:
     """Pass all turns on; `report` gets those from `at` on."""
     for turn in turns:
         if turn.number >= at:
@@ -171,7 +171,7 @@ def _seen(turns: Iterable[Turn], report: Report, at: int) -> Iterator[Turn]:
         yield turn
 
 
-def _went_on(
+def _fork_figures(
     made: Fork, begin: float, save: Path | None = None, skip: int = 0
 ) -> Figures:
     """The figures of a fork that begins at a time; its turns but the first `skip` are
@@ -189,7 +189,7 @@ def _went_on(
     return report.figures()
 
 
-def _told(
+def _render(
     at: int, cost: CostModel, made: Fork, found: dict[str, Figures]
 ) -> Iterator[str]:
     """The figures side by side, and how reliable they are."""
@@ -197,36 +197,40 @@ def _told(
         f"From turn {at} on, in seconds: as recorded; then unchanged, and changed, as "
         "modelled."
     )
-    yield line("", "".join(f"{name:>14}" for name in found))
+    yield summary_line("", "".join(f"{name:>14}" for name in found))
     for label, path in _FIGURES.items():
         cells = [reduce(getitem, path, figures) for figures in found.values()]
         if label in _OF_DRAFTS and not any(cells):
             continue
-        yield line(label, "".join(map(_cell, cells)))
+        yield summary_line(label, "".join(map(_cell, cells)))
     yield (
         "\nExact: turns before the fork, arrivals, cancels, lengths of what ended at a "
         "stop token or its limit."
     )
     yield (
         f"Modelled: durations of steps ({cost.name}), token values, so hits on outputs; "
-        "who had not ended writes as much as it may."
+        "samples that had not ended write as much as they may."
     )
     if made.config.speculation is not None:
-        some = bool(found["recorded"]["drafted"]["rows"])
-        yield _drafts_told(made.guesses, some) + free(made.config.speculation, cost) + "."
+        recorded_drafts = bool(found["recorded"]["drafted"]["rows"])
+        yield (
+            _drafts_line(made.guesses, recorded_drafts)
+            + free_draft_remark(made.config.speculation, cost)
+            + "."
+        )
     if made.handed:
         count = len(made.handed)
         yield f"Handed over to a new engine with an empty cache: {count} requests."
 
 
-def _drafts_told(guesses: Guesses, some: bool) -> str:
+def _drafts_line(guesses: Guesses, recorded_drafts: bool) -> str:
     """Which results of drafts are known, and which are not."""
     known = "nothing, as the run had none"
-    if some:
-        known = "those for a position for which the run had one stand as that did"
+    if recorded_drafts:
+        known = "those at positions with a recorded result"
     return (
-        f"Drafts: exact: {known}; modelled: others stand with probability "
-        f"{guesses.rate:.2g}, or that of their sample, if those before them do"
+        f"Drafts: exact: {known}; modelled: others are accepted with probability "
+        f"{guesses.rate:.2g}, or that of their sample, if those before them are"
     )
 
 

@@ -15,22 +15,26 @@ from minfer.values.pmap import Map
 _MANY: Final = 20  # sequences in the list
 
 
-def line(name: str, text: str) -> str:
+def summary_line(name: str, text: str) -> str:
     """A line of a summary."""
     return f"{name:<11}{text}"
 
 
-def state_told(journal: Journal) -> str:
+def render_state(journal: Journal) -> str:
     """The state that a replay has reached, as text."""
     state, config = journal.state, journal.config
     lines = [
-        line("state", f"before turn {journal.count}, at {state.time:.6f} s"),
-        line("blocks", _blocks(config, state)),
-        line("in flight", _in_flight(state)),
-        line("policy", f"{_plain(config.policy)}, its state {_plain(state.policy)}"),
+        summary_line("state", f"before turn {journal.count}, at {state.time:.6f} s"),
+        summary_line("blocks", _blocks(config, state)),
+        summary_line("in flight", _in_flight(state)),
+        summary_line(
+            "policy", f"{_plain(config.policy)}, its state {_plain(state.policy)}"
+        ),
     ]
     if state.held and state.waiting:
-        lines.append(line("held", f"who is next in line waits for {state.held.cause}"))
+        lines.append(
+            summary_line("held", f"the head of the queue waits for {state.held.cause}")
+        )
     return "\n".join([*lines, *_running(state), *_waiting(state)])
 
 
@@ -66,7 +70,7 @@ def _in_flight(state: EngineState) -> str:
 
 def _running(state: EngineState) -> Iterator[str]:
     run = state.running
-    yield line("running", f"{len(run)} sequences, in rank order")
+    yield summary_line("running", f"{len(run)} sequences, in rank order")
     for i, seq in enumerate(run.seqs[:_MANY]):
         filled = " (its prompt)" if run.sched[i] < run.base[i] else ""
         yield (
@@ -77,7 +81,9 @@ def _running(state: EngineState) -> Iterator[str]:
 
 
 def _waiting(state: EngineState) -> Iterator[str]:
-    yield line("waiting", f"{len(state.waiting)} sequences, first in line first")
+    yield summary_line(
+        "waiting", f"{len(state.waiting)} sequences, head of the queue first"
+    )
     for seq in islice(state.waiting, _MANY):
         again = f", preempted {seq.preempted} times" if seq.preempted else ""
         since = f"since {seq.arrived:.6f} s, {len(seq.history)} tokens"

@@ -27,7 +27,7 @@ _LONGEST: Final = 1e300
 _UNSERVED: Final = ("cancelled", "rejected", "error")  # reasons of ends
 
 
-class Spread(Counter[int]):
+class DurationHistogram(Counter[int]):
     """Durations in buckets a thousandth wide: their percentiles in constant memory."""
 
     def add(self, seconds: float, times: int = 1) -> None:
@@ -65,7 +65,9 @@ class Report:
     config: EngineConfig
     ttft: float = math.inf
     tpot: float = math.inf
-    spreads: dict[str, Spread] = Factory(lambda: {name: Spread() for name in SPREADS})
+    spreads: dict[str, DurationHistogram] = Factory(
+        lambda: {name: DurationHistogram() for name in SPREADS}
+    )
     ended: Counter[str] = field(factory=Counter)
     sums: dict[str, float] = Factory(lambda: defaultdict(int))
     most: Counter[str] = field(factory=Counter)
@@ -105,8 +107,8 @@ class Report:
         self.state = after
         self.end = after.time
         self._use(before, after)
-        if some := judged(before, turn.events, turn.transition):
-            self.drafts = self.drafts.plus(tally_of(some))
+        if results := judged(before, turn.events, turn.transition):
+            self.drafts = self.drafts.plus(tally_of(results))
         for command in turn.transition.commands:
             match command:
                 case Execute():
@@ -120,7 +122,7 @@ class Report:
         for reason in turn.transition.reasons:
             match reason:
                 case Admitted():
-                    self._let_in(reason, after.time)
+                    self._admit(reason, after.time)
                 case Preempted():
                     self.sums["preemptions"] += 1
 
@@ -156,7 +158,7 @@ class Report:
         if new is not None and (old is None or old.place != new.place):
             self.real[name] = time
 
-    def _let_in(self, got: Admitted, now: float) -> None:
+    def _admit(self, got: Admitted, now: float) -> None:
         self.sums["prompt"] += got.prompt
         self.sums["hit"] += got.cached
         if got.prompt:  # for the first time
@@ -203,7 +205,7 @@ class Report:
         """The figures so far, for people and JSON; times in seconds, shares up to 1."""
         sums, most = self.sums, self.most
         seconds = self.end - self.begin if sums["turns"] else 0.0
-        asked = self.ended.total() - self.ended["cancelled"] + self.unfinished
+        requested = self.ended.total() - self.ended["cancelled"] + self.unfinished
 
         def over(name: str, by: float) -> float | None:
             return sums[name] / by if by > 0 else None
@@ -220,12 +222,12 @@ class Report:
             "output_tokens": sums["output"],
             "tokens_per_second": over("output", seconds),
             **latencies,
-            "good": over("good", asked),
+            "good": over("good", requested),
             "goodput": over("good", seconds),
             "prompt_tokens": sums["prompt"],
             "cached_tokens": sums["hit"],
             "hit_share": over("hit", sums["prompt"]),
-            "drafted": drafts_told(self.drafts),
+            "drafted": draft_figures(self.drafts),
             "preemptions": sums["preemptions"],
             "busy": over("busy", seconds),
             "running": over("running", seconds),
@@ -237,14 +239,14 @@ class Report:
         }
 
 
-def drafts_told(tally: DraftTally) -> dict[str, Any]:
+def draft_figures(tally: DraftTally) -> dict[str, Any]:
     """Counts of drafts, for people and JSON; no rates if there were none."""
-    some = bool(tally.rows)
+    has_drafts = bool(tally.rows)
     return {
         "rows": tally.rows,
         "proposed": sum(tally.proposed),
         "accepted": sum(tally.accepted),
-        "rate": tally.rate if some else None,
+        "rate": tally.rate if has_drafts else None,
         "by_place": [*tally.by_place],
-        "length": tally.mean_length if some else None,
+        "length": tally.mean_length if has_drafts else None,
     }

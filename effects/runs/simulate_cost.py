@@ -16,8 +16,15 @@ from typing import Any, Final
 from attrs import frozen
 
 from minfer.effects.live.journal.journal_files import read_journal
-from minfer.effects.runs.arrivals import Trace
-from minfer.effects.runs.costs import FEWEST, H200, fit, read_cost, steps, write_cost
+from minfer.effects.runs.arrivals import ArrivalTrace
+from minfer.effects.runs.costs import (
+    FEWEST,
+    H200,
+    fit,
+    measured_steps,
+    read_cost,
+    write_cost,
+)
 from minfer.runs.cost import CostModel
 from minfer.values.checks import ConfigError
 
@@ -26,7 +33,7 @@ _OTHERS: Final = "--fit JOURNAL takes the costs of a run of yours, --cost FILE o
 
 
 @frozen
-class Chosen:
+class ChosenCost:
     """A cost model, its origin, and its known errors."""
 
     model: CostModel
@@ -34,7 +41,7 @@ class Chosen:
     about: dict[str, Any]
 
 
-def chosen_cost(options: argparse.Namespace, trace: Trace) -> Chosen:
+def choose_cost(options: argparse.Namespace, trace: ArrivalTrace) -> ChosenCost:
     """The cost model of the options, or else of the trace; stored, if that is requested.
     Raises ConfigError and JournalError.
     """
@@ -42,32 +49,36 @@ def chosen_cost(options: argparse.Namespace, trace: Trace) -> Chosen:
         raise ConfigError(
             "--cost and --fit both say what steps cost: leave one of them out"
         )
-    found = _chosen(options, trace)
+    found = _choose(options, trace)
     if options.save_cost is not None:
         write_cost(options.save_cost, found.model, found.about)
     return found
 
 
-def _chosen(options: argparse.Namespace, trace: Trace) -> Chosen:
+def _choose(options: argparse.Namespace, trace: ArrivalTrace) -> ChosenCost:
     if str(options.cost) == BUILT_IN:
-        return Chosen(H200, f"as --cost {BUILT_IN} says", {})
+        return ChosenCost(H200, f"as --cost {BUILT_IN} says", {})
     if options.cost is not None:
-        return Chosen(read_cost(options.cost), f"read from {options.cost} (--cost)", {})
+        return ChosenCost(
+            read_cost(options.cost), f"read from {options.cost} (--cost)", {}
+        )
     if options.fit is not None:
-        return _fitted(options.fit, "as --fit says")
+        return _fit_run(options.fit, "as --fit says")
     if trace.config is None:
-        return Chosen(H200, f"the trace does not say; {_OTHERS}", {})
+        return ChosenCost(H200, f"the trace does not say; {_OTHERS}", {})
     try:
-        return _fitted(Path(options.trace), f"--cost {BUILT_IN} takes the built-in model")
+        return _fit_run(
+            Path(options.trace), f"--cost {BUILT_IN} takes the built-in model"
+        )
     except ConfigError:  # it may be half a minute long: a simulation is still possible
-        few = f"the run has fewer than the {FEWEST} steps that tell what one costs"
-        return Chosen(H200, f"{few}; {_OTHERS}", {})
+        few = f"the run has fewer than the {FEWEST} steps that a cost model needs"
+        return ChosenCost(H200, f"{few}; {_OTHERS}", {})
 
 
-def _fitted(path: Path, why: str) -> Chosen:
+def _fit_run(path: Path, why: str) -> ChosenCost:
     journal = read_journal(path)
     ran = dict(journal.about)
-    model, about = fit(steps(journal.turns()), f"fitted to {path}")
+    model, about = fit(measured_steps(journal.turns()), f"fitted to {path}")
     whose = [str(ran[name]) for name in ("model", "device", "executor") if name in ran]
-    told = f"what ran there: {', '.join(whose)}; {why}" if whose else why
-    return Chosen(model, told, {**about, "ran": ran})
+    reason = f"what ran there: {', '.join(whose)}; {why}" if whose else why
+    return ChosenCost(model, reason, {**about, "ran": ran})

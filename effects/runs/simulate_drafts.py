@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from minfer.effects.runs.arrivals import Trace
+from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.simulate_options import Case
 from minfer.effects.setup.speculation import DRAFT_MODEL, NGRAM, SUFFIX
 from minfer.records.config import EngineConfig
@@ -109,7 +109,7 @@ def with_drafts(
     return evolve(config, speculation=how)
 
 
-def drafted(
+def cases_with_drafts(
     cases: Iterable[Case], options: argparse.Namespace, cost: CostModel
 ) -> list[Case]:
     """All cases with all requested numbers of drafts. Raises ConfigError."""
@@ -127,7 +127,7 @@ def drafted(
     ]
 
 
-def guesses_of(options: argparse.Namespace, trace: Trace) -> Guesses:
+def draft_results(options: argparse.Namespace, trace: ArrivalTrace) -> Guesses:
     """The results of drafts: as in the trace's run, if it had some."""
     rate = options.acceptance_rate
     if trace.drafts is not None and trace.drafts.judged:
@@ -135,20 +135,20 @@ def guesses_of(options: argparse.Namespace, trace: Trace) -> Guesses:
     return Guesses() if rate is None else Guesses(rate)
 
 
-def costing(options: argparse.Namespace, cost: CostModel) -> CostModel:
+def with_draft_cost(options: argparse.Namespace, cost: CostModel) -> CostModel:
     """The cost model with the cost of a draft, if that is given."""
     each = options.draft_cost
     return cost if each is None else evolve(cost, draft=each)
 
 
-def free(how: Speculation | None, cost: CostModel) -> str:
+def free_draft_remark(how: Speculation | None, cost: CostModel) -> str:
     """A remark that a draft model costs nothing, if no option gives its cost."""
     if how is None or how.drafter != DEVICE or cost.draft:
         return ""
     return "; its draft model takes no time, as --draft-cost says nothing else"
 
 
-def says_of_drafts(
+def draft_remarks(
     cases: Iterable[Case],
     options: argparse.Namespace,
     guesses: Guesses,
@@ -162,9 +162,9 @@ def says_of_drafts(
     if options.acceptance_rate is not None:
         why = "as --acceptance-rate says"
     elif guesses.said:
-        first, why = "those that the run had stand as they did; of others ", "as there"
+        first, why = "those with a recorded result keep it; of others ", "as there"
     return (
         f"drafts: {first}each is accepted with probability {guesses.rate:.2g} if those "
-        f"before it are ({why}){free(hows[0], cost)}; accepted, of those proposed; "
-        "length, tokens of a row with drafts"
+        f"before it are ({why}){free_draft_remark(hows[0], cost)}; "
+        "accepted, of those proposed; length, tokens of a row with drafts"
     )

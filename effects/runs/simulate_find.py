@@ -7,7 +7,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from minfer.blocks.ownership import blocks_for
-from minfer.effects.runs.simulate_options import Case, pooled
+from minfer.effects.runs.simulate_options import Case, with_blocks
 
 STEP: Final = 1.02  # the ratio of successive values
 _SPEEDS: Final = 350  # steps up and down: 1,000 times to a thousandth
@@ -49,18 +49,18 @@ def _pools(case: Case, longest: int) -> list[int]:
     """Pools from the size of the longest request to the configured one."""
     config = case.config
     least = blocks_for(min(longest, config.max_model_len), config.block_size)
-    some = (round(least * STEP**k) for k in range(1000))
-    return sorted({n for n in some if n < config.num_blocks} | {config.num_blocks})
+    sizes = (round(least * STEP**k) for k in range(1000))
+    return sorted({n for n in sizes if n < config.num_blocks} | {config.num_blocks})
 
 
 def _of_blocks(case: Case, blocks: int) -> Case:
-    return evolve(case, config=pooled(case.config, blocks))
+    return evolve(case, config=with_blocks(case.config, blocks))
 
 
 def _of_block_size(case: Case, size: int) -> Case:
     config = case.config
     tokens = config.num_blocks * config.block_size
-    changed = pooled(evolve(config, block_size=size), tokens // size)
+    changed = with_blocks(evolve(config, block_size=size), tokens // size)
     return evolve(case, config=changed)
 
 

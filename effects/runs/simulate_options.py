@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.runs.arrivals import Trace
+from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.costs import H200
-from minfer.effects.runs.traces import KNOWN
+from minfer.effects.runs.trace_files import KNOWN
 from minfer.policies.builtin import policy_named
 from minfer.records.config import SIZES, EngineConfig
 from minfer.values.checks import ConfigError
@@ -31,7 +31,7 @@ class Case:
 
 
 @frozen
-class _Number:
+class _NumberOption:
     """An option that is a number."""
 
     name: str
@@ -41,23 +41,23 @@ class _Number:
 
 
 _NUMBERS: Final = (
-    _Number("--max-model-len", int, None, "default: the longest request's"),
-    _Number("--steps-in-flight", int, None, "steps planned ahead (default: 2)"),
-    _Number("--requests", int, None, "only so many, the first of the trace"),
-    _Number("--divide", int, 1, "divide all lengths by it"),
-    _Number(
+    _NumberOption("--max-model-len", int, None, "default: the longest request's"),
+    _NumberOption("--steps-in-flight", int, None, "steps planned ahead (default: 2)"),
+    _NumberOption("--requests", int, None, "only so many, the first of the trace"),
+    _NumberOption("--divide", int, 1, "divide all lengths by it"),
+    _NumberOption(
         "--slo-ttft",
         float,
         math.inf,
         "an answer is good if its first token comes within so many seconds",
     ),
-    _Number(
+    _NumberOption(
         "--slo-tpot",
         float,
         math.inf,
         "... and the others take at most so many seconds each, on average",
     ),
-    _Number(
+    _NumberOption(
         "--slo-share",
         float,
         0.99,
@@ -149,7 +149,7 @@ def check_options(options: argparse.Namespace, cases: list[Case]) -> None:
         )
 
 
-def cases_of(trace: Trace, options: argparse.Namespace) -> list[Case]:
+def cases_of(trace: ArrivalTrace, options: argparse.Namespace) -> list[Case]:
     """All combinations of the settings; the default is the journal's, or one that suits
     an H200.
     """
@@ -159,8 +159,8 @@ def cases_of(trace: Trace, options: argparse.Namespace) -> list[Case]:
         max_num_batched_tokens=8192,
         max_model_len=max(trace.sizes),
     )
-    told = {"max_model_len": options.max_model_len, "depth": options.steps_in_flight}
-    first = evolve(first, **{name: value for name, value in told.items() if value})
+    limits = {"max_model_len": options.max_model_len, "depth": options.steps_in_flight}
+    first = evolve(first, **{name: value for name, value in limits.items() if value})
     names = options.scheduling_policy or ()
     policies = [policy_named(name) for name in names] or [first.policy]
     others = SIZES[1:]  # all but the pool, which follows from the block size
@@ -169,12 +169,12 @@ def cases_of(trace: Trace, options: argparse.Namespace) -> list[Case]:
     for policy, *each in product(policies, *sizes):
         config = evolve(first, policy=policy, **dict(zip(others, each, strict=True)))
         pool = first.num_blocks * first.block_size // config.block_size
-        configs = [pooled(config, blocks) for blocks in options.num_blocks or [pool]]
+        configs = [with_blocks(config, blocks) for blocks in options.num_blocks or [pool]]
         cases += (Case(*case) for case in product(configs, options.speed))
     return cases
 
 
-def pooled(config: EngineConfig, blocks: int) -> EngineConfig:
+def with_blocks(config: EngineConfig, blocks: int) -> EngineConfig:
     """The configuration with so many blocks, of which a hundredth is kept free."""
     if blocks == config.num_blocks:
         return config

@@ -22,7 +22,7 @@ class DeviceError(ConfigError):
 
 
 @frozen
-class Device:
+class DeviceInfo:
     """A device for weights and KV; `total` and `free` are a GPU's bytes, 0 for the
     CPU.
     """
@@ -33,7 +33,7 @@ class Device:
     free: int = 0
 
 
-def find_device(wanted: str) -> Device:
+def find_device(wanted: str) -> DeviceInfo:
     """Returns the device that "cpu", "cuda" or "auto" means here; torch is imported if
     there is a GPU.
 
@@ -43,14 +43,14 @@ def find_device(wanted: str) -> Device:
     """
     # No driver, no GPU: importing torch to find that takes seconds.
     if wanted == "cpu" or (wanted == "auto" and not _driver()):
-        return Device()
+        return DeviceInfo()
     import torch
 
     why = _unusable()
     if not why:
         index = torch.cuda.current_device()
         free, total = torch.cuda.mem_get_info(index)
-        return Device("cuda", torch.cuda.get_device_name(index), total, free)
+        return DeviceInfo("cuda", torch.cuda.get_device_name(index), total, free)
     if wanted == "cuda":
         raise DeviceError(
             f"no GPU can be used: {why}, or run on the CPU with --device cpu"
@@ -60,7 +60,7 @@ def find_device(wanted: str) -> Device:
             f"minfer: running on the CPU, as the GPU cannot be used: {why}",
             file=sys.stderr,
         )
-    return Device()
+    return DeviceInfo()
 
 
 def _driver() -> bool:

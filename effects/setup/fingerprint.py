@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.models.weight_files import shards
-from minfer.effects.setup.settings import EngineArgs
+from minfer.effects.setup.engine_args import EngineArgs
 
 _HEAD: Final = 1 << 16  # bytes read at the start of a weight file to identify it
 _WINDOW: Final = 4096  # bytes of each sample read from the rest of it
@@ -30,8 +30,8 @@ def fingerprint(
     weights: list[Any] = [args.executor, args.load_format, args.seed]
     if args.executor == "torch" and args.load_format != "dummy":
         weights = [_file_identity(path) for path in sorted(_files(folder))]
-    told = json.dumps([config, dtype, weights], sort_keys=True)
-    return hashlib.sha256(told.encode()).digest()
+    identity = json.dumps([config, dtype, weights], sort_keys=True)
+    return hashlib.sha256(identity.encode()).digest()
 
 
 def _files(folder: Path) -> list[Path]:

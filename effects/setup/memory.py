@@ -49,7 +49,7 @@ from minfer.effects.models.shapes import (
     weight_bytes,
 )
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.setup.device import Device
+from minfer.effects.setup.device import DeviceInfo
 from minfer.records.config import EngineConfig
 from minfer.values.checks import ConfigError
 
@@ -213,7 +213,7 @@ def _too_long(plan: MemoryPlan, needs: int) -> NotEnoughMemoryError:
     )
 
 
-def usable_memory(device: Device, share: float | None) -> int:
+def usable_memory(device: DeviceInfo, share: float | None) -> int:
     """Returns the bytes that may be used of a device, by its default share unless another
     is given.
     """

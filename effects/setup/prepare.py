@@ -22,14 +22,14 @@ from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.advice import advised_params
-from minfer.effects.setup.device import Device, DeviceError, find_device
-from minfer.effects.setup.draft import Draft, find_draft
+from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
+from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
+from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
-from minfer.effects.setup.settings import DTYPES, EngineArgs
+from minfer.effects.setup.option_values import policy_of
 from minfer.effects.setup.speculation import SpeculativeConfig, speculative_config
-from minfer.effects.setup.values import policy_of
 from minfer.records.config import EngineConfig
 from minfer.records.request import SamplingParams
 from minfer.values.checks import ConfigError
@@ -40,7 +40,7 @@ BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
 SCORED_COST: Final = {"cpu": 2, "cuda": 1}
 # Parameters times tokens of a step whose products take some 35 ms at 690 TFLOP/s (H200).
 STREAMING_WORK: Final = 1.2e13
-_TOKENS_APART: Final = 512  # budgets are multiples of this
+_BUDGET_MULTIPLE: Final = 512  # budgets are multiples of this
 # One block in so many stays free at an admission, so that running sequences can grow:
 # vLLM's.
 ONE_FREE_IN: Final = 100
@@ -54,7 +54,7 @@ class Setup:
     """The result of the settings: all that an engine needs but weights and tokenizer."""
 
     args: EngineArgs
-    device: Device
+    device: DeviceInfo
     folder: Path
     spec: ModelSpec  # with the dtype in use
     memory: MemoryPlan
@@ -63,7 +63,7 @@ class Setup:
     fingerprint: bytes  # of all that KV depends on, besides tokens
     default_params: Mapping[str, float]  # the model's recommended sampling parameters
     speculative: SpeculativeConfig | None = None  # as requested
-    draft: Draft | None = None  # the draft model, if there is one
+    draft: DraftCheckpoint | None = None  # the draft model, if there is one
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """Returns the recommended parameters, changed by `overrides`. Raises
@@ -92,7 +92,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         _check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
     config = _config(args, spec, device, folder, speculative)
-    draft = find_draft(speculative, folder, spec, config)
+    draft = find_draft_checkpoint(speculative, folder, spec, config)
     if draft is not None and device.kind == "cuda":
         _check_kernels(draft.spec, draft.folder)
     if limit is None and args.executor == "torch":
@@ -122,7 +122,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     )
 
 
-def prepared_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
+def prepare_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
     """Returns the setup of an engine that another process has prepared, on a device of
     the type `device`, with so many KV blocks. Raises as `prepare`.
     """
@@ -135,26 +135,26 @@ def prepared_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
     return prepare(known, limit=sys.maxsize, warns=False)
 
 
-def _device(args: EngineArgs, limit: int | None) -> Device:
+def _device(args: EngineArgs, limit: int | None) -> DeviceInfo:
     """Returns the device that is found, or with a `limit` one that need not exist."""
     if limit is not None:
-        return Device() if args.device == "auto" else Device(args.device)
-    return find_device(args.device) if args.executor == "torch" else Device()
+        return DeviceInfo() if args.device == "auto" else DeviceInfo(args.device)
+    return find_device(args.device) if args.executor == "torch" else DeviceInfo()
 
 
 def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
     """Returns the spec by the family table, or by transformers for models outside it;
     with the requested dtype.
     """
-    asked = DTYPES.get(dtype)
+    wanted_dtype = DTYPES.get(dtype)
     try:
-        return parse_spec(config, where, asked)
+        return parse_spec(config, where, wanted_dtype)
     except CheckpointError as refused:
         # It imports torch and transformers.
         from minfer.effects.models.fallback import fallback_spec
 
         try:
-            return fallback_spec(config, where, asked)
+            return fallback_spec(config, where, wanted_dtype)
         except CheckpointError as error:
             known = isinstance(refused, UnsupportedModelError)
             raise (error if known else refused) from None
@@ -179,7 +179,7 @@ def _check_kernels(spec: ModelSpec, folder: Path) -> None:
 def _config(
     args: EngineArgs,
     spec: ModelSpec,
-    device: Device,
+    device: DeviceInfo,
     folder: Path,
     speculative: SpeculativeConfig | None,
 ) -> EngineConfig:
@@ -213,7 +213,7 @@ def _config(
     )
 
 
-def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: Device) -> int:
+def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: DeviceInfo) -> int:
     """Returns the most tokens of a step, if the settings do not set it.
 
     Prompts are computed together with the next tokens of all decode rows, which wait for
@@ -222,5 +222,7 @@ def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: Device) -> int:
     most = BATCHED_TOKENS[device.kind]
     if device.kind != "cuda" or not args.streaming:
         return most
-    fit = int(STREAMING_WORK / parameter_count(spec)) // _TOKENS_APART * _TOKENS_APART
-    return max(_TOKENS_APART, min(most, fit))
+    fit = (
+        int(STREAMING_WORK / parameter_count(spec)) // _BUDGET_MULTIPLE * _BUDGET_MULTIPLE
+    )
+    return max(_BUDGET_MULTIPLE, min(most, fit))

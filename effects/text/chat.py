@@ -16,16 +16,16 @@ from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.utils import Namespace
 
-from minfer.effects.text.template_limits import BoundedSandbox, Rounds
-from minfer.effects.text.turns import (
+from minfer.effects.text.template_limits import BoundedSandbox, LoopBudget
+from minfer.effects.text.template_messages import (
     Message,
-    Written,
-    lines_joined,
-    marked,
+    VerbatimText,
+    join_lines,
+    mark_verbatim,
+    message_forms,
     probe,
     read_message,
     shows_texts,
-    ways,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def render_chat(
         raise ChatTemplateError(f"{both} exclude each other; set one of them to false")
     tokens = tokenizer.special_tokens
     takes_lists = partial(_takes_lists, template, tuple(tokens.items()))
-    chat = [lines_joined(_message(message), takes_lists) for message in messages]
+    chat = [join_lines(_message(message), takes_lists) for message in messages]
     if goes_on:
         chat[-1] = _with_mark(chat[-1])
     text = _either_way(template, chat, tokens, values)
@@ -163,7 +163,7 @@ def _either_way(
 ) -> str:
     """A conversation in the first of its forms that the template accepts."""
     first: ChatTemplateError | None = None
-    for way in ways(chat):
+    for way in message_forms(chat):
         try:
             text = _render(template, {"messages": way, **tokens}, values)
         except ChatTemplateError as error:
@@ -196,8 +196,8 @@ def _takes_lists(template: str, tokens: tuple[tuple[str, str], ...], role: str) 
 def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:
     try:
         # Values come before tokens of the same name, as in transformers.
-        shown = {**_plain(ours), **_plain(values), "range": Rounds().range}
-        shown["messages"] = marked(shown["messages"])
+        shown = {**_plain(ours), **_plain(values), "range": LoopBudget().range}
+        shown["messages"] = mark_verbatim(shown["messages"])
         return _compile(template).render(shown)
     except RecursionError as error:
         raise ChatTemplateError(
@@ -261,7 +261,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if isinstance(value, Written):
+    if isinstance(value, VerbatimText):
         return str(value)
     # jinja2's own filter escapes HTML, which models were not trained on.
     return json.dumps(

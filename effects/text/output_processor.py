@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, evolve, field
 
-from minfer.effects.text.best import best_of
+from minfer.effects.text.best_of import best_of
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.logprobs import PromptScores
+from minfer.effects.text.output_buffer import OutputBuffer
 from minfer.effects.text.outputs import (
     CompletionOutput,
     EmbeddingOutput,
@@ -26,7 +27,6 @@ from minfer.effects.text.outputs import (
     RequestOutput,
     normalized,
 )
-from minfer.effects.text.pieces import Pieces
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.timeline import Timeline
 from minfer.effects.text.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ class OutputProcessor:
     error: Exception | None = None
     notified: bool = False  # the sink was notified of all that can be taken
     lock: threading.Lock = field(factory=threading.Lock)  # between `flush` and `take`
-    samples: list[Pieces] = field(factory=list, init=False)
+    samples: list[OutputBuffer] = field(factory=list, init=False)
     scores: PromptScores | None = field(default=None, init=False)  # if requested
     eager: bool = field(default=False, init=False)  # text is decoded before the end
 
@@ -74,7 +74,7 @@ class OutputProcessor:
             scored = sampling.logprobs is not None or sampling.chooses
             logprobs = list[TokenLogprobs]() if scored else None
             least = sampling.min_tokens
-            sample = Pieces(decoder, matcher, logprobs, least, keeps_stop=keeps)
+            sample = OutputBuffer(decoder, matcher, logprobs, least, keeps_stop=keeps)
             sample.begin(self.request.output)
             self.samples.append(sample)
         if sampling.prompt_logprobs is not None:

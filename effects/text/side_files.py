@@ -86,22 +86,22 @@ def special_tokens(
     `kind` is the tokenizer's class, if it is one that brings tokens of its own.
     """
     defaults = {} if kind is None else kind.special_tokens
-    said = dict(config)
-    if not said.get(_EXTRA) and _OLDER in said:
-        said[_EXTRA] = said.pop(_OLDER)
-    others = _taken_out(said)
-    listed = said.get("added_tokens_decoder")
+    settings = dict(config)
+    if not settings.get(_EXTRA) and _OLDER in settings:
+        settings[_EXTRA] = settings.pop(_OLDER)
+    others = _remove_named(settings)
+    listed = settings.get("added_tokens_decoder")
     if isinstance(listed, Mapping):
-        added = _listed(listed)
+        added = _read_listed(listed)
     else:
-        _overlay(said, read_optional(folder / "special_tokens_map.json"))
-        others |= _taken_out(said, objects_alone=True)
-        added = _added_file(folder, said) | dict(stored)
-    if _EXTRA not in said and _OLDER in said:
-        said[_EXTRA] = said.pop(_OLDER)
-    named = {name: said.get(name, defaults.get(name)) for name in NAMED}
+        _overlay(settings, read_optional(folder / "special_tokens_map.json"))
+        others |= _remove_named(settings, only_objects=True)
+        added = _added_file(folder, settings) | dict(stored)
+    if _EXTRA not in settings and _OLDER in settings:
+        settings[_EXTRA] = settings.pop(_OLDER)
+    named = {name: settings.get(name, defaults.get(name)) for name in NAMED}
     named |= {name: defaults[name] for name in defaults if _is_other(name)}
-    named |= {name: said[name] for name in said if _is_other(name)} | others
+    named |= {name: settings[name] for name in settings if _is_other(name)} | others
     more = [] if kind is None else [*kind.more_tokens]
     known = {token.content: token for token in added.values()}
     tokens = {name: _token(value) for name, value in named.items()}
@@ -112,7 +112,7 @@ def special_tokens(
             for name, token in tokens.items()
             if token is not None
         },
-        extra=_tokens(said.get(_EXTRA, more)),
+        extra=_tokens(settings.get(_EXTRA, more)),
     )
 
 
@@ -137,16 +137,18 @@ def _is_other(name: str) -> bool:
     return name.endswith("_token") and name not in NAMED
 
 
-def _taken_out(said: dict[str, Any], *, objects_alone: bool = False) -> dict[str, Any]:
+def _remove_named(
+    settings: dict[str, Any], *, only_objects: bool = False
+) -> dict[str, Any]:
     """Remove the tokens with names of their own from the settings, and return them."""
-    names = [n for n in said if _is_other(n) and isinstance(said[n], str)]
-    found = {} if objects_alone else {name: said.pop(name) for name in names}
-    if isinstance(said.get(_EXTRA), Mapping):
-        found |= said.pop(_EXTRA)
+    names = [n for n in settings if _is_other(n) and isinstance(settings[n], str)]
+    found = {} if only_objects else {name: settings.pop(name) for name in names}
+    if isinstance(settings.get(_EXTRA), Mapping):
+        found |= settings.pop(_EXTRA)
     return found
 
 
-def _listed(entries: Mapping[str, object]) -> dict[int, AddedToken]:
+def _read_listed(entries: Mapping[str, object]) -> dict[int, AddedToken]:
     """The tokens of an `added_tokens_decoder`, by their keys."""
     found = {}
     for number, entry in entries.items():
@@ -156,24 +158,24 @@ def _listed(entries: Mapping[str, object]) -> dict[int, AddedToken]:
     return found
 
 
-def _overlay(said: dict[str, Any], older: Mapping[str, Any]) -> None:
+def _overlay(settings: dict[str, Any], older: Mapping[str, Any]) -> None:
     """Lay the settings of special_tokens_map.json over tokenizer_config.json."""
     for name, value in older.items():
         if name == _EXTRA and isinstance(value, list):
-            before = said.get(_EXTRA) or []
-            said[name] = [*before, *(one for one in value if one not in before)]
+            before = settings.get(_EXTRA) or []
+            settings[name] = [*before, *(one for one in value if one not in before)]
         elif name != _EXTRA and isinstance(value, Mapping):
-            said[name] = _token(value, special=True)
+            settings[name] = _token(value, special=True)
         else:
-            said[name] = value
+            settings[name] = value
 
 
-def _added_file(folder: Path, said: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """The tokens of added_tokens.json by id: special are those that `said` names, unless
-    by an object.
+def _added_file(folder: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """The tokens of added_tokens.json by id: special are those that `settings` names,
+    unless by an object.
     """
-    extra = said.get(_EXTRA)
-    named = [said.get(name) for name in NAMED] + (
+    extra = settings.get(_EXTRA)
+    named = [settings.get(name) for name in NAMED] + (
         extra if isinstance(extra, list) else []
     )
     special = {text_of(one) for one in named if isinstance(one, str | AddedToken)}

@@ -19,7 +19,7 @@ BITS: Final = 4096  # of a power
 
 
 @define
-class Rounds:
+class LoopBudget:
     """`range`, for one rendering."""
 
     left: int = ROUNDS
@@ -49,9 +49,9 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
 def _times(left: Any, right: Any) -> int:
     """The length of a product; 0: it is a number, or an error."""
-    for some, times in ((left, right), (right, left)):
-        if isinstance(some, str | list | tuple | bytes) and isinstance(times, int):
-            return len(some) * times
+    for sequence, times in ((left, right), (right, left)):
+        if isinstance(sequence, str | list | tuple | bytes) and isinstance(times, int):
+            return len(sequence) * times
     return 0
 
 

@@ -21,17 +21,19 @@ class Timeline:
     accepted: int = 0  # of these, as far as they became output
     # Total seconds for which the head of the queue was blocked, by cause: when this
     # request joined the queue. And during its own wait, once it was admitted.
-    line: Mapping[str, float] = field(factory=dict)
+    waits_before: Mapping[str, float] = field(factory=dict)
     queued: Mapping[str, float] = field(factory=dict)
 
     def note(
         self, reason: Admitted | Preempted, now: float, waits: Mapping[str, float]
     ) -> None:
-        """Note that a sample was admitted or preempted; `waits` are as `line` was."""
+        """Note that a sample was admitted or preempted; `waits` are as `waits_before`."""
         self.preempted += isinstance(reason, Preempted)
         if self.started is not None:
             return
-        spent = {cause: s - self.line.get(cause, 0.0) for cause, s in waits.items()}
+        spent = {
+            cause: s - self.waits_before.get(cause, 0.0) for cause, s in waits.items()
+        }
         # Time in which the queue was not blocked was spent on the step that ran.
         rest = now - self.arrived - sum(spent.values())
         spent["step"] = rest + spent.get("step", 0.0)

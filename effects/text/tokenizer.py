@@ -12,7 +12,7 @@ from typing import Final
 from tokenizers import Tokenizer as Backend
 
 from minfer.effects.models.checkpoint import eos_ids
-from minfer.effects.text.longest import longest_token, state_of
+from minfer.effects.text.longest_token import longest_token, state_of
 from minfer.effects.text.tokenizer_loading import TokenizerError as TokenizerError
 from minfer.effects.text.tokenizer_loading import load_backend
 

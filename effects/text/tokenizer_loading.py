@@ -13,7 +13,7 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
 from minfer.effects.models.checkpoint import CheckpointError, read_optional
-from minfer.effects.text.longest import state_of
+from minfer.effects.text.longest_token import state_of
 from minfer.effects.text.side_files import (
     SpecialTokens,
     Templates,

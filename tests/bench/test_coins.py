@@ -10,7 +10,7 @@ from torch import Tensor
 from bench import coins
 from bench.coins import NO_TOKEN, SIDES, toss, tossing
 from bench.speculation import Counted
-from bench.speculation_cases import PERIOD, going_round, model_folder, said
+from bench.speculation_cases import PERIOD, going_round, model_folder, speculative_config
 from minfer import LLM, SamplingParams
 from minfer.records.acceptance import counted_drafts
 
@@ -68,7 +68,9 @@ def drafting(folder: Path, **config: object) -> LLM:
 def coined(folder: Path) -> Iterator[tuple[LLM, coins.Coined]]:
     draft = model_folder(folder, "tiny draft")
     with tossing() as made:
-        llm = drafting(folder, **said("draft_model", adaptive=False, model=draft))
+        llm = drafting(
+            folder, **speculative_config("draft_model", adaptive=False, model=draft)
+        )
     with llm:
         yield llm, made[0]
 
@@ -98,7 +100,7 @@ def test_drafts_stand_as_often_as_is_set(
 @pytest.mark.long
 def test_a_text_that_goes_round(folder: Path) -> None:
     with going_round():
-        llm = drafting(folder, **said("ngram", adaptive=False))
+        llm = drafting(folder, **speculative_config("ngram", adaptive=False))
     with llm:
         llm.worker.driver.record = seen = Counted()
         how = SamplingParams(temperature=0, max_tokens=2 * PERIOD, ignore_eos=True)

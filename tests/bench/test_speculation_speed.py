@@ -10,22 +10,22 @@ import pytest
 from attrs import define, field
 
 from bench import speculation_speed
-from bench.speculation_cases import PLAIN, Case, Part, Way, parts, said
+from bench.speculation_cases import PLAIN, Case, Part, Way, parts, speculative_config
 from bench.speculation_speed import (
     WARM,
     Results,
-    Room,
     Rounds,
+    Session,
     figures,
     measured,
     restricted,
 )
 
-WAYS = {PLAIN: Way(), "drafts": Way(said("ngram", adaptive=False))}
+WAYS = {PLAIN: Way(), "drafts": Way(speculative_config("ngram", adaptive=False))}
 
 
 @define
-class Asked(Room):
+class Asked(Session):
     """Engines that take a while, and note who was asked."""
 
     seconds: float = 0.0
@@ -43,7 +43,7 @@ def case() -> Case:
     return Case(prompts=lambda _: [[1]], tokens=3, ways=WAYS)
 
 
-def rounds(room: Room, rates: dict[str, list[float]], seconds: float) -> Rounds:
+def rounds(room: Session, rates: dict[str, list[float]], seconds: float) -> Rounds:
     return Rounds(room, case(), rates, time.monotonic() + seconds)
 
 
@@ -80,7 +80,7 @@ def test_no_round_begins_that_would_not_end_in_time(
 
 @pytest.mark.long
 def test_another_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation_speed, "Room", Asked)
+    monkeypatch.setattr(speculation_speed, "Session", Asked)
     monkeypatch.setattr(speculation_speed, "write", _written)
     part = Part({}, {"one": case(), "two": case()})
     args = argparse.Namespace(name="x", folder=tmp_path, pairs=2, ways="")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from minfer.effects.live.masks import NoMasks, StepMasks
-from minfer.effects.text.grammars.lines import Lines, fill
+from minfer.effects.text.grammars.mask_lines import Lines, fill
 from minfer.records.plan import Mask, Plan
 from minfer.records.state import EngineState
 

@@ -19,10 +19,10 @@ from attrs import define
 
 from bench.results import percentiles, run, show
 from minfer.effects.live.engine.interpreter import paused_collector
-from minfer.effects.runs.arrivals import Trace
+from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.trace_files import read_trace
 from minfer.policies.builtin import (
     PREFILL,
     Ageing,
@@ -129,7 +129,7 @@ def violations(policy: Policy, every: list[Served]) -> int:
 
 
 def replay(
-    policy: Policy, promise: str, trace: Trace, speed: float, seed: int
+    policy: Policy, promise: str, trace: ArrivalTrace, speed: float, seed: int
 ) -> dict[str, Any]:
     """One policy on the trace."""
     length = max(16384, *trace.sizes)

@@ -34,9 +34,9 @@ from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.engine.open_engine import open_executor
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.live.journal.journal_writer import JournalWriter
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.trace_files import read_trace
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.policies.builtin import Priority
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Preempted, Submit

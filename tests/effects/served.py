@@ -19,7 +19,7 @@ from minfer.effects.serving.application import Application
 from minfer.effects.serving.processes.server import listen_at
 from minfer.effects.serving.wire.connections import bounded
 from minfer.effects.serving.wire.websocket import SOCKETS
-from minfer.effects.text.grammars.lines import Lines
+from minfer.effects.text.grammars.mask_lines import Lines
 from minfer.records.messages import Cancel, Event, Executed, Failed
 from minfer.records.plan import Plan, SampleDeferred
 from minfer.records.state import EngineState, Transition, Turn

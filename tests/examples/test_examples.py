@@ -41,7 +41,7 @@ EXAMPLES: Final = {
     ),
     "curl.sh": Example(r'(?s)"id":"bundled".*"text_completion".*data: \[DONE\]'),
     "journal_replay.py": Example(
-        r"(?s)verified +every decision.*Request '4'.*held for: rows"
+        r"(?s)verified +every decision.*Request '4'.*blocked by: rows"
     ),
     "langchain_chat.py": Example(
         r"(?s)^3 hours = 180 minutes.*\n--\n.*240 minutes",

@@ -4,8 +4,8 @@ import argparse
 from importlib.util import find_spec
 from typing import Final
 
-from minfer.effects.runs.load.options import add_options as load_options
-from minfer.effects.runs.load.record import LoadError
+from minfer.effects.runs.load.load_options import add_options as load_options
+from minfer.effects.runs.load.request_record import LoadError
 from minfer.extras import how_to_install
 
 DESCRIPTION: Final = (

@@ -43,7 +43,7 @@ def _damage(tensor: Tensor, vocabulary: int) -> str:
     return ""
 
 
-def ids(folder: Path, mine: Tokenizer, spec: ModelSpec) -> Check:
+def ids(folder: Path, ours: Tokenizer, spec: ModelSpec) -> Check:
     """Token ids must have an embedding, and the configs must agree where
     sequences end.
     """
@@ -59,4 +59,4 @@ def ids(folder: Path, mine: Tokenizer, spec: ModelSpec) -> Check:
     ends = [found for where, found in named.items() if where.startswith("eos") and found]
     if ends and not set.intersection(*ends):
         bad.append(f"the configs end sequences with {ends}")
-    return judged("ids", bad, f"{spec.vocab_size} embeddings, ends {list(mine.eos_ids)}")
+    return judged("ids", bad, f"{spec.vocab_size} embeddings, ends {list(ours.eos_ids)}")

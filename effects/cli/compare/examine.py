@@ -9,19 +9,19 @@ import transformers
 from attrs import asdict, evolve
 
 from minfer.effects.cli.compare import checkpoint, logits, tokens
-from minfer.effects.cli.compare.differences import differences
 from minfer.effects.cli.compare.findings import FAILED, RANDOM, Check
+from minfer.effects.cli.compare.known_differences import differences
+from minfer.effects.cli.compare.passages import CODE, PROSE, prompts
 from minfer.effects.cli.compare.randomness import looks_random
 from minfer.effects.cli.compare.reference import (
-    loaded,
+    load_reference,
     reference_logits,
     write_random,
 )
-from minfer.effects.cli.compare.texts import CODE, PROSE, prompts
 from minfer.effects.live.llm import LLM
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.tokenizer import Tokenizer
 
 CONTEXT: Final = 256  # tokens, of the engine that is compared
@@ -54,15 +54,15 @@ def _examine(
     run = evolve(args, max_model_len=length, max_num_seqs=8, max_num_batched_tokens=48)
     single = evolve(run, dtype="float32", block_size=logits.BLOCK)
     with LLM(**asdict(single, recurse=False)) as llm:
-        mine = Tokenizer(folder)
-        theirs = loaded(transformers.AutoTokenizer, folder)
+        ours = Tokenizer(folder)
+        theirs = load_reference(transformers.AutoTokenizer, folder)
         if not is_random:
             yield checkpoint.tensors(folder, spec)
-        yield checkpoint.ids(folder, mine, spec)
-        yield tokens.template(mine, theirs)
-        yield from tokens.tokenizer(folder, mine, theirs)
+        yield checkpoint.ids(folder, ours, spec)
+        yield tokens.template(ours, theirs)
+        yield from tokens.tokenizer(folder, ours, theirs)
         yield from differences(folder)
-        passages = [mine.encode(text)[: length // 2] for text in (CODE, PROSE)]
+        passages = [ours.encode(text)[: length // 2] for text in (CODE, PROSE)]
         texts = prompts(passages, count)
         reference = reference_logits(folder, "float32")
         exact = [reference(ids) for ids in texts]

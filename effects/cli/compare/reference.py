@@ -16,7 +16,7 @@ Logits = Callable[[list[int]], Tensor]  # of a text: float32, [tokens, vocab]
 _WEIGHTS: Final = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
 
 
-def loaded(kind: Any, folder: Path, **how: Any) -> Any:
+def load_reference(kind: Any, folder: Path, **how: Any) -> Any:
     """A folder as loaded by a class of transformers. Raises CheckpointError."""
     try:
         return kind.from_pretrained(
@@ -30,7 +30,7 @@ def loaded(kind: Any, folder: Path, **how: Any) -> Any:
 
 def reference_logits(folder: Path, dtype: str) -> Logits:
     """The function from token ids to logits that transformers' model computes."""
-    model = loaded(
+    model = load_reference(
         transformers.AutoModelForCausalLM,
         folder,
         dtype=torch_dtype(dtype),
@@ -55,7 +55,7 @@ def write_random(folder: Path, copy: Path, seed: int) -> Path:
     for path in folder.iterdir():
         if path.is_file() and path.suffix not in _WEIGHTS and "index" not in path.name:
             shutil.copyfile(path, copy / path.name)
-    config = loaded(transformers.AutoConfig, folder)
+    config = load_reference(transformers.AutoConfig, folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         auto: Any = transformers.AutoModelForCausalLM

@@ -8,19 +8,19 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from minfer.effects.cli.compare.findings import NOTE, SKIPPED, Check, judged
-from minfer.effects.cli.compare.texts import TALKS, TEXTS, TOOLS
+from minfer.effects.cli.compare.passages import TALKS, TEXTS, TOOLS
 from minfer.effects.text.chat import ChatOptions, render_chat
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tokenizer_classes import CLASSES, PLAIN
 
 
-def tokenizer(folder: Path, mine: Tokenizer, theirs: Any) -> Iterator[Check]:
+def tokenizer(folder: Path, ours: Tokenizer, theirs: Any) -> Iterator[Check]:
     """Token ids, text of token ids, and special tokens.
 
     The reference is AutoTokenizer; where its class brings parts of its own and is not
     one that minfer knows, with the parts of tokenizer.json, which minfer takes.
     """
-    named = sorted(set(mine.special_tokens.values()))
+    named = sorted(set(ours.special_tokens.values()))
     texts = [*TEXTS, *(f"a {token} b{token}" for token in named)]
     known = type(theirs).__name__ in {*CLASSES, PLAIN}
     differ = [] if known else _as_the_file_says(folder, theirs, texts)
@@ -34,9 +34,9 @@ def tokenizer(folder: Path, mine: Tokenizer, theirs: Any) -> Iterator[Check]:
         yield Check("tokenizer class", NOTE, f"{what}: {such}")
     bad = []
     for text in texts:
-        bad += _there_and_back(text, mine, theirs)
+        bad += _there_and_back(text, ours, theirs)
     # Classes make up special tokens that are not named.
-    for name, token in mine.special_tokens.items():
+    for name, token in ours.special_tokens.items():
         other = getattr(theirs, name)
         bad += [] if other == token else [f"{name} is {token!r} and not {other!r}"]
     yield judged("tokenizer", bad, f"{len(texts)} texts there and back, special tokens")
@@ -59,24 +59,24 @@ def _as_the_file_says(folder: Path, theirs: Any, texts: Sequence[str]) -> list[s
     ]
 
 
-def _there_and_back(text: str, mine: Tokenizer, theirs: Any) -> list[str]:
+def _there_and_back(text: str, ours: Tokenizer, theirs: Any) -> list[str]:
     """The differences in a text's ids, or in their decoded text."""
     bad = []
     ids = theirs.encode(text)
-    found = mine.encode(text)
+    found = ours.encode(text)
     if found != ids:
         bad.append(f"{text[:40]!r} is {found[:8]} and not {ids[:8]}")
     back = theirs.decode(
         ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
-    if mine.decode(ids) != back:
-        bad.append(f"{ids[:8]} is {mine.decode(ids)[:40]!r}")
+    if ours.decode(ids) != back:
+        bad.append(f"{ids[:8]} is {ours.decode(ids)[:40]!r}")
     return bad
 
 
-def template(mine: Tokenizer, theirs: Any) -> Check:
+def template(ours: Tokenizer, theirs: Any) -> Check:
     """Compare conversations rendered by both; refusing one is a result too."""
-    if mine.all_templates is None:
+    if ours.all_templates is None:
         return Check("chat template", SKIPPED, "the model has none")
     bad = []
     ways: list[ChatOptions] = [
@@ -87,7 +87,7 @@ def template(mine: Tokenizer, theirs: Any) -> Check:
     for talk, how in [(talk, how) for talk in TALKS for how in ways]:
         found = right = None
         with suppress(Exception):  # a template raises what it likes
-            found = render_chat(mine, talk, how)
+            found = render_chat(ours, talk, how)
         with suppress(Exception):
             right = theirs.apply_chat_template(talk, tokenize=False, **how)
         bad += [] if found == right else [f"{found!r} and not {right!r}"]

@@ -12,7 +12,7 @@ a grammar is ambiguous, or its strings are bounded. Other requests would wait fo
 So there is one bound, MASK_WAIT, for one mask:
 
     a request arrives                 a thread makes the first mask of each sample, unless
-                                      it gets a matcher that served others (idle.py)
+                                      a used matcher is idle (idle_matchers.py)
     a thread makes a sample's mask    the sample is paused, and so skips steps, until the
                                       mask is there
     a thread made it within the       the sample's masks are made with those of others
@@ -44,15 +44,15 @@ from minfer.effects.live.constraints.sample_grammars import (
     due_mask,
 )
 from minfer.effects.live.masks import StepMasks, no_memory, ready_masks
-from minfer.effects.text.grammars.lines import Barring, Lines, fill
+from minfer.effects.text.grammars.job_threads import FOR_SLOW, JobThreads
+from minfer.effects.text.grammars.mask_lines import Lines, TokenBans, fill
 from minfer.effects.text.grammars.protocol import (
     MASK_WAIT,
     GrammarError,
     Matcher,
-    Move,
+    MatcherUpdate,
 )
 from minfer.effects.text.grammars.store import Grammars
-from minfer.effects.text.grammars.threads import FOR_SLOW, Threads
 from minfer.records.messages import Event, Execute, Finish, Pause
 from minfer.records.plan import Plan
 from minfer.records.request import Request
@@ -78,10 +78,10 @@ class GrammarMasks:
             SampleId, SampleGrammar
         ] = {}  # those whose masks are made by threads
         self._pauses = deque[Pause]()  # to be sent to the engine
-        self._threads = Threads(FOR_SLOW, "minfer-masks")
+        self._threads = JobThreads(FOR_SLOW, "minfer-masks")
         self._post: Callable[[Event], object] = self._not_connected
         self._lend: Callable[[int], Lines | None] = no_memory
-        self._barring = Barring()
+        self._barring = TokenBans()
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -163,7 +163,9 @@ class GrammarMasks:
                 continue
             constraint = grammar.request.sampling.structured_outputs
             if constraint is not None:
-                self._grammars.give_back(constraint, grammar.matcher, grammar.consumed)
+                self._grammars.release_matcher(
+                    constraint, grammar.matcher, grammar.consumed
+                )
 
     def close(self) -> None:
         """As `MaskMaker` says."""
@@ -235,7 +237,7 @@ class GrammarMasks:
             one_more = length == grammar.consumed + 1 and new
             if one_more and matcher is not None and grammar.job is None:
                 grammar.consumed, grammar.allowed = length, None
-                move(Move(matcher, 0, new[-1:], line))
+                move(MatcherUpdate(matcher, 0, new[-1:], line))
             else:
                 self._prepare_row(batch, line, run, i)
             never = (
@@ -260,7 +262,7 @@ class GrammarMasks:
         if grammar.failed is not None:
             batch.errors[line] = grammar.failed
         elif grammar.matcher is not None:
-            batch.moves.append(Move(grammar.matcher, due.back, due.tokens, line))
+            batch.moves.append(MatcherUpdate(grammar.matcher, due.back, due.tokens, line))
 
     def _write_masks(
         self, batch: MaskBatch, lines: Lines, plan: Plan, run: Running
@@ -297,7 +299,7 @@ class GrammarMasks:
         except BaseException as error:
             errors = {one.line: GrammarError(str(error)) for one in moves}
         for one in moves:
-            if one.late:
+            if one.slow:
                 self._mark_slow(batch.samples[one.line].request)
         return errors
 

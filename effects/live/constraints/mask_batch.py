@@ -9,8 +9,8 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.live.constraints.sample_grammars import SampleGrammar
-from minfer.effects.text.grammars.lines import Lines, bits_of
-from minfer.effects.text.grammars.protocol import GrammarError, Move
+from minfer.effects.text.grammars.mask_lines import Lines, bits_of
+from minfer.effects.text.grammars.protocol import GrammarError, MatcherUpdate
 from minfer.records.messages import Finish
 from minfer.records.plan import Mask, Plan
 
@@ -24,7 +24,7 @@ class MaskBatch:
     count: int = 0  # lines
     samples: dict[int, SampleGrammar] = field(factory=dict)
     lengths: dict[int, int] = field(factory=dict)  # of outputs before this token
-    moves: list[Move] = field(factory=list)  # masks that are to be made
+    moves: list[MatcherUpdate] = field(factory=list)  # masks that are to be made
     made: list[int] = field(factory=list)  # lines whose mask a thread has made
     free: list[int] = field(factory=list)  # rows that may draw any token
     errors: dict[int, GrammarError] = field(factory=dict)  # lines that cannot continue

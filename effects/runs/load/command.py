@@ -11,18 +11,19 @@ from typing import Final
 
 from tqdm import tqdm
 
-from minfer.effects.runs.load import metrics, report
-from minfer.effects.runs.load.client import Client, Load, Outcome
-from minfer.effects.runs.load.options import ENDPOINTS, PROMPTS
-from minfer.effects.runs.load.pace import due_times
-from minfer.effects.runs.load.prompts import (
+from minfer.effects.runs.load import load_metrics as metrics
+from minfer.effects.runs.load import load_report as report
+from minfer.effects.runs.load.due_times import due_times
+from minfer.effects.runs.load.load_client import Client, LoadPlan, Outcome
+from minfer.effects.runs.load.load_options import ENDPOINTS, PROMPTS
+from minfer.effects.runs.load.load_prompts import (
     ListedPrompts,
     Prompts,
     RandomPrompts,
     read_prompts,
 )
-from minfer.effects.runs.load.record import LoadError
-from minfer.effects.runs.load.server import first_model, read_url, warm_up
+from minfer.effects.runs.load.request_record import LoadError
+from minfer.effects.runs.load.target_server import first_model, read_url, warm_up
 
 FAILED: Final = 1  # exit codes, as those of all commands
 _SIGNALLED: Final = 128  # and the signal's number, as a shell counts
@@ -79,17 +80,17 @@ def _prompts(options: argparse.Namespace) -> Prompts:
     )
 
 
-def _load(options: argparse.Namespace, prompts: Prompts) -> Load:
+def _load(options: argparse.Namespace, prompts: Prompts) -> LoadPlan:
     """The load that options describe. Raises LoadError."""
     base = read_url(options.base_url)
     key = os.environ.get("OPENAI_API_KEY") or os.environ.get("MINFER_API_KEY", "")
-    there = len(prompts.asks) if isinstance(prompts, ListedPrompts) else PROMPTS
+    there = len(prompts.prompts) if isinstance(prompts, ListedPrompts) else PROMPTS
     count, rate = options.num_prompts or there, options.request_rate
     due: tuple[float, ...] = ()
     if rate < math.inf:
         due = due_times(count, rate, options.burstiness, options.seed)
     body = {"temperature": options.temperature}
-    return Load(
+    return LoadPlan(
         url=base + (options.endpoint or ENDPOINTS[options.backend]),
         model=options.model or first_model(base, key),
         prompts=prompts,
@@ -101,7 +102,7 @@ def _load(options: argparse.Namespace, prompts: Prompts) -> Load:
     )
 
 
-def _heading(load: Load, options: argparse.Namespace) -> str:
+def _heading(load: LoadPlan, options: argparse.Namespace) -> str:
     how = []
     if load.due:
         how.append(f"{options.request_rate:g} a second")
@@ -113,7 +114,7 @@ def _heading(load: Load, options: argparse.Namespace) -> str:
     )
 
 
-def _run(client: Client, load: Load) -> Outcome:
+def _run(client: Client, load: LoadPlan) -> Outcome:
     """Run a client, with a progress bar if there is a terminal."""
     with tqdm(total=load.count, unit=" requests", leave=False, disable=None) as bar:
 

@@ -12,8 +12,9 @@ from array import array
 from math import inf, isfinite
 from typing import Any, Final
 
-import minfer.records.messages as say
-from minfer.effects.runs.page.entered import entered
+import minfer.records.messages as messages
+from minfer.effects.runs.page.entered import entered_requests
+from minfer.effects.runs.recorded import wire_name
 from minfer.records.plan import Plan
 from minfer.records.request import MAX_SAMPLES, Request
 from minfer.records.sequence import SampleId
@@ -22,19 +23,19 @@ from minfer.runs.cost import drafts_of
 from minfer.runs.drafts import judged
 
 _TOP: Final = 2**30 - 1  # of a cell; larger values are nonsense, and clipped
-_NOBODY: Final = -1  # in place of a sample, or a step, that does not exist
+_NONE: Final = -1  # in place of a sample, or a step, that does not exist
 _MICROSECONDS: Final = 1e6  # in a second
 
 TABLES: Final = {
     "turn": ("free", "cached", "shareable", "running", "waiting", "tokens", "done"),
     "step": ("turn", "number", "decode", "chunks", "prefill", "drafts"),
     # The results of a sample's drafts, in the turn in which their step was done.
-    "draft": ("turn", "who", "proposed", "accepted"),
+    "draft": ("turn", "sample", "proposed", "accepted"),
     "sample": ("id", "sample", "n", "prompt", "most", "about"),
-    "log": ("turn", "kind", "who", "a", "b", "c"),
+    "log": ("turn", "kind", "sample", "a", "b", "c"),
 }
 # The log: the kinds of its entries, and the meaning of their cells a, b and c. A text is
-# its place in the table of texts, a sample its number.
+# its place in the table of texts, a sample its number. Kinds are named as in journals.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
     # As the recording begins: 0 waits, 1 prefills, 2 decodes, 3 waits again.
     "Present": ("state",),
@@ -54,9 +55,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     # Planned prefill tokens; after the last chunk, a token.
     "Chunk": ("step", "tokens", "last"),
 }
-# Events without an entry: times and results of drafts are in other tables, and `entered`
-# finds the arrivals.
-_UNSAID: Final = say.Tick | say.Submit | say.Propose
+# Events without an entry: times and results of drafts are in other tables, and
+# `entered_requests` finds the arrivals.
+_NOT_LOGGED: Final = messages.Tick | messages.Submit | messages.Propose
 _PLACES: Final = {kind: place for place, kind in enumerate(KINDS)}
 
 
@@ -99,7 +100,7 @@ class Run:
             done,
         )
         for command in turn.transition.commands:
-            if isinstance(command, say.Execute):
+            if isinstance(command, messages.Execute):
                 self._plan(command.plan)
 
     def _microseconds(self, time: float) -> int:
@@ -113,34 +114,36 @@ class Run:
         run = before.running
         rows = zip(run.seqs, run.gens, run.sched, run.base, strict=True)
         for seq, gen, sched, base in rows:
-            who = self._sample(seq.request, seq.sample)
-            self.gens[gen] = who
-            self._note("Present", who, 1 + (sched >= base))
+            number = self._sample(seq.request, seq.sample)
+            self.gens[gen] = number
+            self._note("Present", number, 1 + (sched >= base))
         for seq in before.waiting:
-            who = self._sample(seq.request, seq.sample)
-            self._note("Present", who, 3 * bool(seq.preempted))
+            number = self._sample(seq.request, seq.sample)
+            self._note("Present", number, 3 * bool(seq.preempted))
 
     def _events(self, turn: Turn) -> int:
         """Log the events; returns the step whose results came, or -1."""
-        done = _NOBODY
+        done = _NONE
         flying = {plan.step for plan in turn.before.inflight}
-        for request in entered(turn):
+        for request in entered_requests(turn):
             for sample in range(max(1, min(request.n, MAX_SAMPLES))):
                 self._note("Submit", self._sample(request, sample))
         for event in turn.events:
-            if isinstance(event, say.Executed):
+            if isinstance(event, messages.Executed):
                 if type(event.step) is int and event.step in flying:
                     done = event.step
-            elif type(event) in say.EVENTS and not isinstance(event, _UNSAID):
-                self._say(event)
+            elif type(event) in messages.EVENTS and not isinstance(event, _NOT_LOGGED):
+                self._log_message(event)
         for one in judged(turn.before, turn.events, turn.transition):
-            who = self._who((one.id, one.sample))
-            self._add("draft", len(self.time) - 1, who, one.proposed, one.accepted)
+            number = self._sample_number((one.id, one.sample))
+            self._add("draft", len(self.time) - 1, number, one.proposed, one.accepted)
         return done
 
     def _emitted(self, turn: Turn) -> int:
         """Log the ends; returns the number of output tokens."""
-        emits = [one for one in turn.transition.commands if isinstance(one, say.Emit)]
+        emits = [
+            one for one in turn.transition.commands if isinstance(one, messages.Emit)
+        ]
         for emit in emits:
             for end in emit.finished:
                 self._end(end)
@@ -149,22 +152,22 @@ class Run:
     def _reasons(self, turn: Turn) -> None:
         """Log the decisions; ends are logged from `Finished`."""
         for reason in turn.transition.reasons:
-            if isinstance(reason, say.Ended):
+            if isinstance(reason, messages.Ended):
                 continue
-            self._say(reason)
-            if isinstance(reason, say.Admitted):
+            self._log_message(reason)
+            if isinstance(reason, messages.Admitted):
                 self.cached += reason.cached
                 self.prompt += reason.prompt
 
     def _plan(self, plan: Plan) -> None:
         """Log the prefill chunks of a plan; decode rows are only counted."""
         for one in plan.opens:
-            self.gens[plan.gens[one.index]] = self._who(one.name)
+            self.gens[plan.gens[one.index]] = self._sample_number(one.name)
         prefill = 0
         for fill in plan.fills:
-            who = self.gens.get(plan.gens[fill.index], _NOBODY)
+            number = self.gens.get(plan.gens[fill.index], _NONE)
             last = int(plan.most[fill.index] > 0)
-            self._note("Chunk", who, plan.step, len(fill.tokens), last)
+            self._note("Chunk", number, plan.step, len(fill.tokens), last)
             prefill += len(fill.tokens)
         chunks = len(plan.fills)
         self._add(
@@ -179,13 +182,13 @@ class Run:
 
     def _sample(self, request: Request, sample: int) -> int:
         """Enter a sample; returns its number."""
-        who = len(self.tables["sample"][0])
-        said = (
+        number = len(self.tables["sample"][0])
+        fields = (
             ("priority", request.priority, 0),
             ("client", request.client, ""),
             ("deadline", request.deadline, inf),
         )
-        about = (f"{name} {value}" for name, value, usual in said if value != usual)
+        about = (f"{name} {value}" for name, value, usual in fields if value != usual)
         self._add(
             "sample",
             self._cell(request.id),
@@ -195,33 +198,37 @@ class Run:
             request.max_tokens,
             self._cell(", ".join(about)),
         )
-        self.serving.setdefault((request.id, sample), []).append(who)
-        return who
+        self.serving.setdefault((request.id, sample), []).append(number)
+        return number
 
-    def _end(self, end: say.Finished) -> None:
+    def _end(self, end: messages.Finished) -> None:
         """Log an end. Several samples have one name in the turn in which one of them
         follows another.
         """
         name = (end.id, end.sample)
-        here = self.serving.pop(name, [_NOBODY])
-        self._say(end, here.pop(0))
-        if here:
-            self.serving[name] = here
+        numbers = self.serving.pop(name, [_NONE])
+        self._log_message(end, numbers.pop(0))
+        if numbers:
+            self.serving[name] = numbers
 
-    def _say(
-        self, one: say.Event | say.Reason | say.Finished, who: int = _NOBODY
+    def _log_message(
+        self,
+        one: messages.Event | messages.Reason | messages.Finished,
+        number: int = _NONE,
     ) -> None:
         """Log an event or a reason."""
-        if who < 0 and hasattr(one, "id"):
-            who = self._who((one.id, getattr(one, "sample", 0)))
-        kind = type(one).__name__
-        self._note(kind, who, *(self._cell(getattr(one, name)) for name in KINDS[kind]))
+        if number < 0 and hasattr(one, "id"):
+            number = self._sample_number((one.id, getattr(one, "sample", 0)))
+        kind = wire_name(one)
+        self._note(
+            kind, number, *(self._cell(getattr(one, name)) for name in KINDS[kind])
+        )
 
-    def _who(self, name: SampleId) -> int:
-        return self.serving.get(name, (_NOBODY,))[0]
+    def _sample_number(self, name: SampleId) -> int:
+        return self.serving.get(name, (_NONE,))[0]
 
-    def _note(self, kind: str, who: int, a: int = 0, b: int = 0, c: int = 0) -> None:
-        self._add("log", max(0, len(self.time) - 1), _PLACES[kind], who, a, b, c)
+    def _note(self, kind: str, number: int, a: int = 0, b: int = 0, c: int = 0) -> None:
+        self._add("log", max(0, len(self.time) - 1), _PLACES[kind], number, a, b, c)
 
     def _add(self, table: str, *cells: int) -> None:
         for column, cell in zip(self.tables[table], cells, strict=True):
@@ -230,4 +237,4 @@ class Run:
     def _cell(self, value: Any) -> int:  # of any type among the fields of KINDS
         if isinstance(value, str):
             return self.texts.setdefault(value, len(self.texts))
-        return self._who(value) if isinstance(value, tuple) else int(value)
+        return self._sample_number(value) if isinstance(value, tuple) else int(value)

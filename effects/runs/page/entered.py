@@ -7,25 +7,25 @@ that are served at each of them.
 
 from collections import Counter
 
-import minfer.records.messages as say
+import minfer.records.messages as messages
 from minfer.lifecycle.arrive import id_in_use
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn
 
 
-def entered(turn: Turn) -> list[Request]:
+def entered_requests(turn: Turn) -> list[Request]:
     """The requests that a turn accepted or refused, in the order of their arrival."""
-    came = [event.request for event in turn.events if isinstance(event, say.Submit)]
+    came = [event.request for event in turn.events if isinstance(event, messages.Submit)]
     if not any(
-        isinstance(reason, say.Ignored) and reason.event == "submit"
+        isinstance(reason, messages.Ignored) and reason.event == "submit"
         for reason in turn.transition.reasons
     ):
         return came
-    return _followed(turn)
+    return _follow_events(turn)
 
 
-def _followed(turn: Turn) -> list[Request]:
+def _follow_events(turn: Turn) -> list[Request]:
     """Likewise, event by event."""
     taken = list[Request]()
     served = set(_served(turn.before))
@@ -34,32 +34,34 @@ def _followed(turn: Turn) -> list[Request]:
     refused = _refused(turn)
     for event in turn.events:
         match event:
-            case say.Submit(one) if one.id in ignored:
+            case messages.Submit(one) if one.id in ignored:
                 pass
-            case say.Submit(one) if not any(name == one.id for name, _ in served):
+            case messages.Submit(one) if not any(name == one.id for name, _ in served):
                 taken.append(one)
                 if one.id in refused and not _could_be(one, turn):
                     refused.remove(one.id)
                 else:
                     served |= {(one.id, sample) for sample in range(one.n)}
-            case say.Cancel(name):
+            case messages.Cancel(name):
                 served = {sample for sample in served if sample[0] != name}
-            case say.Finish(name, sample):
+            case messages.Finish(name, sample):
                 served.discard((name, sample))
-            case say.Executed() | say.Failed():
+            case messages.Executed() | messages.Failed():
                 served -= stepped
     return taken
 
 
 def _ignored_altogether(turn: Turn) -> set[str]:
     """The ids of which this turn accepted no request: it ignored as many as came."""
-    came = Counter(one.request.id for one in turn.events if isinstance(one, say.Submit))
-    said = Counter(
+    came = Counter(
+        one.request.id for one in turn.events if isinstance(one, messages.Submit)
+    )
+    ignored = Counter(
         reason.detail
         for reason in turn.transition.reasons
-        if isinstance(reason, say.Ignored) and reason.event == "submit"
+        if isinstance(reason, messages.Ignored) and reason.event == "submit"
     )
-    return {name for name, count in came.items() if said[id_in_use(name)] == count}
+    return {name for name, count in came.items() if ignored[id_in_use(name)] == count}
 
 
 def _served(state: EngineState) -> list[SampleId]:
@@ -67,8 +69,8 @@ def _served(state: EngineState) -> list[SampleId]:
     return [*(seq.id for seq in state.waiting), *state.running.ids]
 
 
-def _emits(turn: Turn) -> list[say.Emit]:
-    return [one for one in turn.transition.commands if isinstance(one, say.Emit)]
+def _emits(turn: Turn) -> list[messages.Emit]:
+    return [one for one in turn.transition.commands if isinstance(one, messages.Emit)]
 
 
 def _ended_by_steps(turn: Turn) -> set[SampleId]:

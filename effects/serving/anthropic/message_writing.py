@@ -29,9 +29,9 @@ from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
     CallStart,
-    Content,
+    ContentDelta,
     Delta,
-    Reasoning,
+    ReasoningDelta,
 )
 
 JsonObject = dict[str, object]
@@ -140,10 +140,10 @@ class MessageEvents:
 
     def _delta_events(self, delta: Delta) -> list[Event]:
         match delta:
-            case Content(text):
+            case ContentDelta(text):
                 begun = self._open_block("text", _text(""))
                 return [*begun, self._delta_event(type="text_delta", text=text)]
-            case Reasoning(text):
+            case ReasoningDelta(text):
                 begun = self._open_block("thinking", _thinking(""))
                 return [*begun, self._delta_event(type="thinking_delta", thinking=text)]
             case CallStart(_, name_id, name):

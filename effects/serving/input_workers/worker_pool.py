@@ -19,7 +19,7 @@ from minfer.effects.serving.input_workers.process import Process, WorkerGoneErro
 from minfer.effects.serving.input_workers.task import ModelFacts, Prepared, work
 from minfer.effects.serving.protocol import Endpoint, ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.model_names import Models
-from minfer.effects.text.line import Line
+from minfer.effects.text.job_queue import JobQueue
 
 LIMIT: Final = 10.0  # seconds that a body may take
 BOOT: Final = 60.0  # seconds that a worker has to start
@@ -141,7 +141,7 @@ class WorkerPool:
         workers: int = 0,
         limit: float = LIMIT,
     ) -> None:
-        self._queue = Line[_PendingBody]()
+        self._queue = JobQueue[_PendingBody]()
         self._thread_preparer = _ThreadPreparer(threads, model_info, models)
         made = [_PreparerSlot(_ProcessPreparer(facts, limit)) for _ in range(workers)]
         self._slots = made or [_PreparerSlot(None), _PreparerSlot(None)]

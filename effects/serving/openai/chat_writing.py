@@ -21,9 +21,9 @@ from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
     CallStart,
-    Content,
+    ContentDelta,
     Delta,
-    Reasoning,
+    ReasoningDelta,
 )
 
 
@@ -111,9 +111,9 @@ def _message(parsed: ParsedAnswer) -> JsonObject:
 def _delta_json(delta: Delta) -> JsonObject:
     """A delta in OpenAI's format; empty if that has no field for it."""
     match delta:
-        case Content(text):
+        case ContentDelta(text):
             return {"content": text}
-        case Reasoning(text):
+        case ReasoningDelta(text):
             return _reasoning(text)
         case CallStart(index, name_id, name):
             return {"tool_calls": [{"index": index, **_call(name_id, name, "")}]}

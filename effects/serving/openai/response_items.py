@@ -12,9 +12,9 @@ from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
     CallStart,
-    Content,
+    ContentDelta,
     Delta,
-    Reasoning,
+    ReasoningDelta,
 )
 
 JsonObject = dict[str, object]
@@ -161,10 +161,10 @@ class OutputItems:
     def take(self, delta: Delta) -> list[ItemEvent]:
         """The events for a delta."""
         match delta:
-            case Content(text):
+            case ContentDelta(text):
                 start_events = self.start_message()
                 return [*start_events, self._append(text)]
-            case Reasoning(text):
+            case ReasoningDelta(text):
                 start_events = []
                 if not isinstance(self._open, ReasoningItem):
                     start_events = self._start(ReasoningItem(self._id("rs")))

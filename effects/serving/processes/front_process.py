@@ -30,8 +30,8 @@ from minfer.effects.serving.processes.server import (
     with_middleware,
 )
 from minfer.effects.serving.wire.shared_counts import SharedCounts
-from minfer.effects.setup.prepare import prepared_elsewhere
-from minfer.effects.setup.settings import EngineArgs
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.prepare import prepare_elsewhere
 from minfer.values.checks import ConfigError
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
@@ -126,7 +126,7 @@ async def _open_application(
     while (facts := remote.ready) is None:
         await asyncio.sleep(LOOK)
     setup = await asyncio.to_thread(
-        prepared_elsewhere, plan.args, facts.device, facts.num_blocks
+        prepare_elsewhere, plan.args, facts.device, facts.num_blocks
     )
     _check_same(setup.fingerprint, remote)
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)

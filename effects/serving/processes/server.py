@@ -41,7 +41,7 @@ from minfer.effects.serving.wire.origins import AllowOrigins
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.tls import Tls
 from minfer.effects.serving.wire.websocket import ENVELOPE, SOCKETS
-from minfer.effects.setup.settings import EngineArgs, engine_args
+from minfer.effects.setup.engine_args import EngineArgs, engine_args
 from minfer.effects.text.tools.formats import Parsers
 from minfer.values.checks import ConfigError
 

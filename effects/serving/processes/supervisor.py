@@ -44,8 +44,8 @@ from minfer.effects.serving.processes.server import (
     listen_at,
 )
 from minfer.effects.serving.wire.shared_counts import SharedCounts
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
-from minfer.effects.setup.settings import EngineArgs
 from minfer.values.checks import ConfigError
 
 LAST_MOMENTS: Final = 10.0  # seconds that a process has to end, beyond its own time

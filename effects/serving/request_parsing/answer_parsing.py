@@ -16,9 +16,9 @@ from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
     CallStart,
-    Content,
+    ContentDelta,
     Delta,
-    Reasoning,
+    ReasoningDelta,
 )
 from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
 from minfer.effects.text.tools.offered import Tools
@@ -77,7 +77,7 @@ class AnswerParser:
     def read(self, choice: int, output: CompletionOutput) -> list[Delta]:
         """The new deltas of a choice."""
         if self._parsing is None:
-            return [Content(output.text)] if output.text else []
+            return [ContentDelta(output.text)] if output.text else []
         if choice not in self._parsers:
             self._parsers[choice] = self._parsing.parser(streaming=self._streaming)
         parser = self._parsers[choice]
@@ -118,9 +118,9 @@ class ParsedAnswer:
         answer = cls()
         for delta in deltas:
             match delta:
-                case Content(text):
+                case ContentDelta(text):
                     answer.content += text
-                case Reasoning(text):
+                case ReasoningDelta(text):
                     answer.reasoning += text
                 case CallStart(_, name_id, name):
                     answer.calls.append(ParsedCall(name_id, name))

@@ -24,9 +24,9 @@ from minfer.effects.serving.request_parsing.structured_fields import (
     Constraint,
     client_field,
 )
+from minfer.effects.text.grammars.grammar_text import json_rule, rule
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.schemas import checked_schema
-from minfer.effects.text.grammars.spelled import json_rule, rule
+from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools.formats import NONE, REASONING, Parsing
 from minfer.effects.text.tools.forms import (
     FORMS,
@@ -36,7 +36,7 @@ from minfer.effects.text.tools.forms import (
     Calling,
     arguments_schema,
     grammar,
-    reasoned,
+    with_reasoning,
 )
 from minfer.sampling.structured import FIELD, StructuredOutputs
 
@@ -164,7 +164,7 @@ def constrain_after_reasoning(
     except GrammarError as error:
         why = str(error).removeprefix(f"{constraint.param}: ")
         raise ApiError(f"{param}: {why}", param) from None
-    text = reasoned(
+    text = with_reasoning(
         Calling(
             thinking=thinking,
             opened=True,
@@ -253,7 +253,7 @@ def _plain_answer(
             raise ApiError(f"{param}: {why}", param)
         return None
     try:
-        checked_schema(constraint.json or OBJECT, param)
+        check_schema(constraint.json or OBJECT, param)
     except GrammarError as error:
         raise ApiError(str(error), param) from None
     return PartConstraint(param, constraint)
@@ -262,5 +262,5 @@ def _plain_answer(
 def _json_rule(constraint: StructuredOutputs) -> str:
     whitespace = not constraint.disable_any_whitespace
     return json_rule(
-        checked_schema(constraint.json or OBJECT, FIELD), whitespace=whitespace
+        check_schema(constraint.json or OBJECT, FIELD), whitespace=whitespace
     )

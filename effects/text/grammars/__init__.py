@@ -1,8 +1,8 @@
 """Structured outputs: constraints become masks of tokens.
 
-    StructuredOutputs --spelled.py, schemas.py--> llguidance's own language
+    StructuredOutputs --grammar_text.py, schemas.py--> llguidance's own language
           --Compiler.compile--> Grammar --matcher--> Matcher: which tokens may come next
 
-`protocol.py` is the interface to a library, `by_llguidance.py` implements it with
+`protocol.py` is the interface to a library, `llguidance_compiler.py` implements it with
 llguidance, and `store.py` caches compiled grammars.
 """

@@ -22,7 +22,7 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.schemas import OPTIONS, checked_schema
+from minfer.effects.text.grammars.schemas import OPTIONS, check_schema
 
 # Rules, each with the most brackets within each other that are in it. A stack of 8 MiB,
 # which threads get, is over at 2,500.
@@ -45,14 +45,14 @@ _WORD: Final = re.compile(
 
 
 @frozen
-class _Part:
+class _LarkPart:
     """A part of a grammar."""
 
     text: str
     kind: str = ""  # how a word begins; empty: the text between words
 
 
-def checked_lark(text: str, param: str) -> str:
+def check_lark(text: str, param: str) -> str:
     """A grammar that can be handed on. Raises GrammarError, which names the field."""
     made = []
     deep = _Depth()
@@ -66,7 +66,7 @@ def checked_lark(text: str, param: str) -> str:
     return "".join(made)
 
 
-def as_compiled(text: str, ids: Mapping[str, int], param: str) -> str:
+def to_compiled_lark(text: str, ids: Mapping[str, int], param: str) -> str:
     """A grammar that was checked, as the compiler gets it: with tokens by their ids, and
     nothing forced. Raises GrammarError.
     """
@@ -104,17 +104,17 @@ class _Depth:
 _SIGNS: Final = re.compile(r"[:()\[\]]")
 
 
-def _parts(text: str, param: str, *, compiled: bool = False) -> Iterator[_Part]:
+def _parts(text: str, param: str, *, compiled: bool = False) -> Iterator[_LarkPart]:
     at = 0
     while (word := _WORD.search(text, at)) is not None:
-        yield _Part(text[at : word.start()])
+        yield _LarkPart(text[at : word.start()])
         at = word.end()
         if word[0].startswith(_SCHEMA):
             schema, at = _schema(text, at, param, compiled=compiled)
-            yield _Part(f"{_SCHEMA} {schema}", _SCHEMA)
+            yield _LarkPart(f"{_SCHEMA} {schema}", _SCHEMA)
         else:
-            yield _Part(word[0], word[0][0])
-    yield _Part(text[at:])
+            yield _LarkPart(word[0], word[0][0])
+    yield _LarkPart(text[at:])
 
 
 def _schema(text: str, at: int, param: str, *, compiled: bool) -> tuple[str, int]:
@@ -130,7 +130,7 @@ def _schema(text: str, at: int, param: str, *, compiled: bool) -> tuple[str, int
     if not isinstance(options, dict) or options.get("lenient"):
         why = f"{param}: lenient schemas are not enforced; leave it out"
         raise GrammarError(why, param)
-    made = json.loads(checked_schema(json.dumps(schema), param, compiled=compiled))
+    made = json.loads(check_schema(json.dumps(schema), param, compiled=compiled))
     if options:
         made[OPTIONS] = {**options, **made.get(OPTIONS, {})}
     return json.dumps(made), end

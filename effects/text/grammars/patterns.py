@@ -123,7 +123,7 @@ class _Set:
             raise unnamed(min(left))
 
 
-def rewritten(pattern: str, *, decides: bool = False, escapes: bool = True) -> str:
+def rewrite_pattern(pattern: str, *, decides: bool = False, escapes: bool = True) -> str:
     """A pattern as the compiler is to read it. It `decides` if names that it does not
     match may come, too, and texts have no escapes by number then. What it matches has
     JSON's `escapes`, or is no JSON. Raises GrammarError.
@@ -175,16 +175,16 @@ def _parts(pattern: str, *, decides: bool) -> Iterator[str | _Set]:
             raise _refused(match[0], "flag")
         repeated = kind == "repeated"
         if kind == "character":
-            yield _alone(match[0], decides=decides)
+            yield _single_token(match[0], decides=decides)
         elif decides and match[0] == "$":  # `re` finds a last line break behind it
-            yield from (_alone("\n", decides=True), "?$")
+            yield from (_single_token("\n", decides=True), "?$")
         else:
             yield match[0]
 
 
-def _alone(token: str, *, decides: bool) -> str | _Set:
+def _single_token(token: str, *, decides: bool) -> str | _Set:
     """A character, or an escape of several, outside of sets."""
-    if (several := _several(token, negated=False, decides=decides)) is not None:
+    if (several := _repetition(token, negated=False, decides=decides)) is not None:
         return _Set(f"[{several.text}]", several.ascii, several.known)
     number = _number(token, within=False)
     if number not in UNNAMED | _CONTROLS:
@@ -215,12 +215,12 @@ def _set(pattern: str, at: int, *, decides: bool) -> tuple[_Set, int]:
 
 def _member(pattern: str, at: int, *, negated: bool, decides: bool) -> tuple[_Set, int]:
     """A member of a set, without its brackets, and where it ends."""
-    token, at = _taken(pattern, at)
-    if (several := _several(token, negated=negated, decides=decides)) is not None:
+    token, at = _read_token(pattern, at)
+    if (several := _repetition(token, negated=negated, decides=decides)) is not None:
         return several, at
     low = high = _number(token, within=True)
     if pattern.startswith("-", at) and not pattern.startswith("-]", at):
-        token, at = _taken(pattern, at + 1)
+        token, at = _read_token(pattern, at + 1)
         high = _number(token, within=True)
     if low > high:
         raise _refused(f"{chr(low)}-{chr(high)}", "range")
@@ -228,7 +228,7 @@ def _member(pattern: str, at: int, *, negated: bool, decides: bool) -> tuple[_Se
     return _Set(_range(low, high), held, beyond=high not in _ASCII), at
 
 
-def _taken(pattern: str, at: int) -> tuple[str, int]:
+def _read_token(pattern: str, at: int) -> tuple[str, int]:
     """A character, or an escape, within a set, and where it ends."""
     match = _WITHIN.match(pattern, at)
     if match is None:
@@ -236,7 +236,7 @@ def _taken(pattern: str, at: int) -> tuple[str, int]:
     return match[0], match.end()
 
 
-def _several(token: str, *, negated: bool, decides: bool) -> _Set | None:
+def _repetition(token: str, *, negated: bool, decides: bool) -> _Set | None:
     """A token for several characters, as members of a set; None if it is one."""
     letter = token[1:2] if token[0] == "\\" else ""
     if letter in ("p", "P"):
@@ -289,5 +289,5 @@ def _character(number: int) -> str:
     return text if text.isascii() and text.isalnum() else f"\\x{{{number:X}}}"
 
 
-def _refused(said: str, kind: str) -> GrammarError:
-    return GrammarError(f"the {kind} {said[:_LONGEST]!r} in a pattern cannot be enforced")
+def _refused(text: str, kind: str) -> GrammarError:
+    return GrammarError(f"the {kind} {text[:_LONGEST]!r} in a pattern cannot be enforced")

@@ -15,7 +15,7 @@ from attrs import define
 from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
-    from minfer.effects.text.grammars.lines import Lines
+    from minfer.effects.text.grammars.mask_lines import Lines
 
 # Seconds for which one mask, or one token of a matcher, may delay a step. The masks of a
 # request that exceeds it are made by threads, and its rows skip steps until they are
@@ -75,7 +75,7 @@ class Grammar(Protocol):
 
 
 @define(eq=False)  # frozen ones take twice as long to make, and there are many
-class Move:
+class MatcherUpdate:
     """A matcher's next position: back by some tokens, then forward by others; and the
     line of its next mask.
     """
@@ -84,7 +84,7 @@ class Move:
     back: int
     tokens: tuple[int, ...]
     line: int = 0
-    late: bool = False  # set by `Compiler.masks`: it took longer than MASK_WAIT
+    slow: bool = False  # set by `Compiler.masks`: it took longer than MASK_WAIT
 
 
 class Compiler(Protocol):
@@ -93,9 +93,11 @@ class Compiler(Protocol):
     words: int  # of a line
     never: frozenset[int]  # tokens that no output may have, whatever the masks allow
 
-    def masks(self, moves: Sequence[Move], lines: "Lines") -> dict[int, GrammarError]:
-        """Move matchers of this compiler, each another one; then write the mask of each
-        to its line. Returns errors of masks, by line, and marks moves that were `late`.
+    def masks(
+        self, updates: Sequence[MatcherUpdate], lines: "Lines"
+    ) -> dict[int, GrammarError]:
+        """Update matchers of this compiler, each another one; then write the mask of each
+        to its line. Returns errors of masks, by line, and marks updates that were `slow`.
         Uses all processors; other threads run meanwhile.
 
         Lines are contiguous. Lines with errors allow nothing, except for tokens in
@@ -103,7 +105,7 @@ class Compiler(Protocol):
         """
         ...
 
-    def compile(self, asked: StructuredOutputs) -> Grammar:
+    def compile(self, constraint: StructuredOutputs) -> Grammar:
         """A grammar, with the work of its first mask done. Raises GrammarError, which
         names the field. Other threads run meanwhile.
         """

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from attrs import frozen
 
-from minfer.effects.text.grammars.patterns import UNNAMED, rewritten, unnamed
+from minfer.effects.text.grammars.patterns import UNNAMED, rewrite_pattern, unnamed
 from minfer.effects.text.grammars.protocol import GrammarError
 
 Number = TypeVar("Number", int, float)
@@ -58,7 +58,7 @@ _SAYS: Final = _VALUES - {"$ref", "type", "required", "pattern", "format"}
 
 
 @frozen
-class _Place:
+class _SchemaPart:
     """A part of a schema, and where it is."""
 
     part: Any
@@ -66,7 +66,7 @@ class _Place:
     depth: int = 0
 
 
-def checked_schema(text: str, param: str, *, compiled: bool = False) -> str:
+def check_schema(text: str, param: str, *, compiled: bool = False) -> str:
     """A schema as text, all of which can be enforced. Raises GrammarError.
 
     With `compiled`, it is for the compiler alone: its patterns are in the compiler's
@@ -97,9 +97,9 @@ def checked_schema(text: str, param: str, *, compiled: bool = False) -> str:
     return json.dumps(whole) if compiled else given
 
 
-def _all_parts(schema: Any, param: str) -> list[_Place]:
+def _all_parts(schema: Any, param: str) -> list[_SchemaPart]:
     """A schema and all in it, after a check of keywords. Raises GrammarError."""
-    due, found = [_Place(schema, "")], dict[int, _Place]()
+    due, found = [_SchemaPart(schema, "")], dict[int, _SchemaPart]()
     while due:
         place = due.pop()
         if id(place.part) in found:  # references lead to it
@@ -112,12 +112,14 @@ def _all_parts(schema: Any, param: str) -> list[_Place]:
     return [one for one in found.values() if isinstance(one.part, dict)]
 
 
-def _at(place: _Place, error: GrammarError, param: str) -> GrammarError:
+def _at(place: _SchemaPart, error: GrammarError, param: str) -> GrammarError:
     where = f" (at {place.path})" if place.path else ""
     return GrammarError(f"{param}: {error}{where}", param)
 
 
-def _put_patterns(schema: dict[str, Any], parts: Sequence[_Place], param: str) -> None:
+def _put_patterns(
+    schema: dict[str, Any], parts: Sequence[_SchemaPart], param: str
+) -> None:
     """Translate all patterns of a schema for the compiler. Raises GrammarError."""
     decides = any(_decides_by_patterns(one.part) for one in parts)
     for place in parts:
@@ -149,7 +151,7 @@ def _check_named(schema: dict[str, Any]) -> None:
                 raise unnamed(min(odd))
 
 
-def _parts(place: _Place) -> list[_Place]:
+def _parts(place: _SchemaPart) -> list[_SchemaPart]:
     """The schemas within one, after a check of its keywords."""
     schema = place.part
     if isinstance(schema, bool):
@@ -165,11 +167,11 @@ def _parts(place: _Place) -> list[_Place]:
         _check_word(word)
         if word in _SAYS:
             _check_exact(value)
-    within = [_Place(one, path, place.depth + 1) for path, one in _within(schema)]
-    return [_Place(one.part, place.path + one.path, one.depth) for one in within]
+    within = [_SchemaPart(one, path, place.depth + 1) for path, one in _within(schema)]
+    return [_SchemaPart(one.part, place.path + one.path, one.depth) for one in within]
 
 
-def _referred(place: _Place, root: Any) -> list[_Place]:
+def _referred(place: _SchemaPart, root: Any) -> list[_SchemaPart]:
     """The schemas that a schema refers to by position, wherever they are."""
     refers = place.part.get("$ref") if isinstance(place.part, dict) else None
     if not isinstance(refers, str) or not refers.startswith("#/"):
@@ -183,7 +185,7 @@ def _referred(place: _Place, root: Any) -> list[_Place]:
             part = part[int(name)]
         else:
             return []
-    return [_Place(part, refers[:64], place.depth)] if isinstance(part, dict) else []
+    return [_SchemaPart(part, refers[:64], place.depth)] if isinstance(part, dict) else []
 
 
 def _check_word(word: str) -> None:
@@ -207,9 +209,9 @@ def _real(digits: str) -> float:
 def _in_range(number: Number, digits: str) -> Number:
     """A number, which must not be too large wherever it is: references lead anywhere."""
     if abs(number) >= _LARGEST:
-        said = digits if len(digits) <= _LONGEST else f"{digits[:_LONGEST]}..."
+        shown = digits if len(digits) <= _LONGEST else f"{digits[:_LONGEST]}..."
         raise GrammarError(
-            f"the number {said} is too large; at most 2^62 can be enforced"
+            f"the number {shown} is too large; at most 2^62 can be enforced"
         )
     return number
 
@@ -258,7 +260,7 @@ def _compiled_patterns(schema: dict[str, Any], *, decides: bool) -> dict[str, An
     def made(pattern: str) -> str:
         if ends_in_escape(pattern):
             raise GrammarError("a pattern ends with a single backslash")
-        return rewritten(pattern, decides=decides)
+        return rewrite_pattern(pattern, decides=decides)
 
     found: dict[str, Any] = {}
     if isinstance(pattern := schema.get("pattern"), str):

@@ -1,6 +1,6 @@
 """The grammars of a model: compiled in a few threads, and cached.
 
-Compiling is bounded (`by_llguidance.py`) and lets other threads run, but it takes a
+Compiling is bounded (`llguidance_compiler.py`) and lets other threads run, but it takes a
 while, and so does reading the vocabulary at first: a thread that steps an engine, or runs
 an event loop, must not wait for it. `begin` is for those; `get` is for threads that may.
 
@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
-from minfer.effects.text.grammars.idle import Idle
+from minfer.effects.text.grammars.idle_matchers import IdleMatchers
+from minfer.effects.text.grammars.job_threads import JobThreads
 from minfer.effects.text.grammars.protocol import (
     Compiler,
     Grammar,
     GrammarError,
     Matcher,
-    Move,
+    MatcherUpdate,
 )
-from minfer.effects.text.grammars.threads import Threads
-from minfer.effects.text.line import Line, Place
+from minfer.effects.text.job_queue import JobQueue, QueuedJob
 from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
-    from minfer.effects.text.grammars.lines import Lines
+    from minfer.effects.text.grammars.mask_lines import Lines
 
 KEPT: Final = 256  # grammars: constraints, and that they compile
 THREADS: Final = 2
@@ -43,13 +43,13 @@ SHARE: Final = 2  # a client's share of these: one in so many
 
 
 @define(eq=False)
-class _Job:
+class _Compilation:
     """A constraint that is not compiled yet, and its waiters."""
 
-    asked: StructuredOutputs
+    constraint: StructuredOutputs
     running: bool = False
     done: "Future[Grammar]" = field(factory=Future)
-    waits: "dict[Future[Grammar], Place[_Job] | None]" = field(factory=dict)
+    waits: "dict[Future[Grammar], QueuedJob[_Compilation] | None]" = field(factory=dict)
 
 
 class Grammars:
@@ -62,10 +62,10 @@ class Grammars:
         self._loading = threading.Lock()
         self._lock = threading.Lock()  # never held while a future is resolved
         self._kept: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
-        self._jobs: dict[StructuredOutputs, _Job] = {}
-        self._line = Line[_Job]()
-        self._pool: Threads | None = None
-        self._idle = Idle()
+        self._jobs: dict[StructuredOutputs, _Compilation] = {}
+        self._queue = JobQueue[_Compilation]()
+        self._pool: JobThreads | None = None
+        self._idle = IdleMatchers()
 
     def warm(self) -> None:
         """Read the vocabulary, which other threads have to wait for. Raises
@@ -73,33 +73,33 @@ class Grammars:
         """
         self._loaded()
 
-    def begin(self, asked: StructuredOutputs, client: str = "") -> "Future[Grammar]":
+    def begin(self, constraint: StructuredOutputs, client: str = "") -> "Future[Grammar]":
         """Have a constraint compiled at its client's turn, unless it is cached; the
         future has the result, or a GrammarError. To cancel it is to leave.
         """
         with self._lock:
-            if (known := self._known(asked)) is not None:
+            if (known := self._known(constraint)) is not None:
                 return known
-            job = self._jobs.setdefault(asked, _Job(asked))
+            job = self._jobs.setdefault(constraint, _Compilation(constraint))
             wait: Future[Grammar] = Future()
-            running, place = job.running, None
+            running, queued = job.running, None
             if not running:
-                place = self._line.add(job, client, len(asked.text))
-            job.waits[wait] = place
-        wait.add_done_callback(partial(self._leave, job))
+                queued = self._queue.add(job, client, len(constraint.text))
+            job.waits[wait] = queued
+        wait.add_done_callback(partial(self._remove_waiter, job))
         if not running:
-            self._begin_one()
+            self._submit_next()
         return wait
 
-    def get(self, asked: StructuredOutputs) -> Grammar:
+    def get(self, constraint: StructuredOutputs) -> Grammar:
         """A constraint, compiled: in this thread if no other compiles it, as others may
         be waiting for the threads. Raises GrammarError, which names the field.
         """
         with self._lock:
-            known = self._known(asked)
+            known = self._known(constraint)
             job = None
             if known is None:
-                job = self._jobs.setdefault(asked, _Job(asked))
+                job = self._jobs.setdefault(constraint, _Compilation(constraint))
                 known = job.done
                 if job.running:
                     job = None
@@ -109,15 +109,17 @@ class Grammars:
             self._run(job)
         return known.result()
 
-    def idle(self, asked: StructuredOutputs) -> Matcher | None:
+    def idle(self, constraint: StructuredOutputs) -> Matcher | None:
         """A used matcher of this constraint, for a new output, which costs next to no
         time; None if there is none.
         """
-        return self._idle.take(asked)
+        return self._idle.take(constraint)
 
-    def give_back(self, asked: StructuredOutputs, matcher: Matcher, tokens: int) -> None:
+    def release_matcher(
+        self, constraint: StructuredOutputs, matcher: Matcher, tokens: int
+    ) -> None:
         """Keep a matcher for another output; its own has ended after so many tokens."""
-        self._idle.put(asked, matcher, tokens)
+        self._idle.put(constraint, matcher, tokens)
 
     @property
     def words(self) -> int:
@@ -129,9 +131,11 @@ class Grammars:
         """As `Compiler` says."""
         return self._loaded().never
 
-    def masks(self, moves: Sequence[Move], lines: "Lines") -> dict[int, GrammarError]:
+    def masks(
+        self, updates: Sequence[MatcherUpdate], lines: "Lines"
+    ) -> dict[int, GrammarError]:
         """As `Compiler` says, of matchers that were made here."""
-        return self._loaded().masks(moves, lines)
+        return self._loaded().masks(updates, lines)
 
     @property
     def pending(self) -> int:
@@ -144,13 +148,13 @@ class Grammars:
         client's share of it.
         """
         with self._lock:
-            own = self._line.count(client)
-            return own >= MOST_WAITING // SHARE or len(self._line) >= MOST_WAITING
+            own = self._queue.count(client)
+            return own >= MOST_WAITING // SHARE or len(self._queue) >= MOST_WAITING
 
-    def knows(self, asked: StructuredOutputs) -> bool:
+    def knows(self, constraint: StructuredOutputs) -> bool:
         """Whether a constraint is compiled already."""
         with self._lock:
-            return asked in self._kept
+            return constraint in self._kept
 
     def close(self) -> None:
         """Drop all, and cancel what waits; what is being compiled ends by itself."""
@@ -166,40 +170,40 @@ class Grammars:
 
     # --- what holds the lock when it is called ------------------------------------------
 
-    def _known(self, asked: StructuredOutputs) -> "Future[Grammar] | None":
+    def _known(self, constraint: StructuredOutputs) -> "Future[Grammar] | None":
         """The result of a constraint, marked as the most recently used."""
-        if (known := self._kept.get(asked)) is not None:
-            self._kept.move_to_end(asked)
+        if (known := self._kept.get(constraint)) is not None:
+            self._kept.move_to_end(constraint)
         return known
 
-    def _start(self, job: _Job) -> None:
+    def _start(self, job: _Compilation) -> None:
         """Mark a job as compiling, and take it out of the queue."""
         job.running = True
-        for place in job.waits.values():
-            if place is not None:
-                self._line.remove(place)
+        for queued in job.waits.values():
+            if queued is not None:
+                self._queue.remove(queued)
 
     # --- what takes it ------------------------------------------------------------------
 
-    def _leave(self, job: _Job, wait: "Future[Grammar]") -> None:
+    def _remove_waiter(self, job: _Compilation, wait: "Future[Grammar]") -> None:
         """Remove a waiter that has left, and a job without waiters."""
         if not wait.cancelled():
             return
         with self._lock:
-            if (place := job.waits.pop(wait, None)) is not None:
-                self._line.remove(place)
+            if (queued := job.waits.pop(wait, None)) is not None:
+                self._queue.remove(queued)
             if not job.waits and not job.running:
-                self._jobs.pop(job.asked, None)
+                self._jobs.pop(job.constraint, None)
 
-    def _begin_one(self) -> None:
+    def _submit_next(self) -> None:
         """Have a thread take the next job."""
         with self._lock:
             if self._pool is None:
-                self._pool = Threads(THREADS, "minfer-grammars")
+                self._pool = JobThreads(THREADS, "minfer-grammars")
             pool = self._pool
-        pool.submit(self._next).add_done_callback(partial(self._over, pool))
+        pool.submit(self._next).add_done_callback(partial(self._on_cancelled_turn, pool))
 
-    def _over(self, pool: Threads, turn: "Future[None]") -> None:
+    def _on_cancelled_turn(self, pool: JobThreads, turn: "Future[None]") -> None:
         """Close the store if the program ends before a turn: no other turn will come."""
         if turn.cancelled() and pool is self._pool:
             self.close()
@@ -207,23 +211,23 @@ class Grammars:
     def _next(self) -> None:
         """Compile the job at the head of the queue, if it is not empty by now."""
         with self._lock:
-            if (job := self._line.take()) is None:
+            if (job := self._queue.take()) is None:
                 return
             self._start(job)
         self._run(job)
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _Compilation) -> None:
         """Compile it, keep the result, and pass it to all waiters."""
         error: BaseException | None = None
         try:
-            job.done.set_result(self._loaded().compile(job.asked))
+            job.done.set_result(self._loaded().compile(job.constraint))
         except BaseException as raised:  # waiters get it, of whatever type it is
             error = raised
             job.done.set_exception(raised)
         with self._lock:
-            del self._jobs[job.asked]
+            del self._jobs[job.constraint]
             if error is None or isinstance(error, GrammarError):
-                self._kept[job.asked] = job.done
+                self._kept[job.constraint] = job.done
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
             waits = tuple(job.waits)

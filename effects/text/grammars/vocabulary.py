@@ -14,26 +14,26 @@ from attrs import frozen
 
 
 @frozen
-class Vocabulary:
+class GrammarVocabulary:
     """A tokenizer.json, as text, and the ids of the tokens that are renamed in it."""
 
     text: str
     ids: dict[str, int]  # by the names that they had
 
 
-def without_markers(tokenizer: str) -> Vocabulary:
+def without_markers(tokenizer: str) -> GrammarVocabulary:
     """A tokenizer that splits the texts of markers like any others. Raises various errors
     for a text that holds no tokenizer.
     """
-    told = json.loads(tokenizer)
+    data = json.loads(tokenizer)
     ids, names = dict[str, int](), dict[str, str]()
-    for one in told.get("added_tokens") or ():
+    for one in data.get("added_tokens") or ():
         name = one["content"]
         if one["special"] or (name.startswith("<") and name.endswith(">")):
             one["content"], one["special"] = f"<|no text: {one['id']}|>", True
             ids[name], names[name] = one["id"], one["content"]
-    _rename(told["model"], names)
-    return Vocabulary(json.dumps(told), ids)
+    _rename(data["model"], names)
+    return GrammarVocabulary(json.dumps(data), ids)
 
 
 def _rename(model: dict[str, Any], names: dict[str, str]) -> None:

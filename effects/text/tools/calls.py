@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.json_scanner import JsonScanner
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
     SPACE,
     Reading,
@@ -68,7 +68,7 @@ def string(source: Source) -> Reading[str | None]:
     return str(json.loads("".join(parts))) if whole else None
 
 
-def streamed(source: Source, out: Outlet, name: str) -> Reading[bool]:
+def stream_arguments(source: Source, out: DeltaWriter, name: str) -> Reading[bool]:
     """Take the arguments of a call, and emit it; returns whether they are complete.
 
     `source` keeps the text that was not emitted.
@@ -80,22 +80,22 @@ def streamed(source: Source, out: Outlet, name: str) -> Reading[bool]:
     return whole
 
 
-class _Call:
+class _CallReader:
     """A call that is being read; it is emitted once name and arguments are known."""
 
-    def __init__(self, source: Source, out: Outlet, accept: Accept) -> None:
+    def __init__(self, source: Source, out: DeltaWriter, accept: Accept) -> None:
         self.source = source
         self.out = out
         self.accept = accept
         self.name: str | None = None
         self.arguments: str | None = None  # kept until the name is known
-        self.told = False
+        self.emitted = False
 
     def field(self) -> Reading[bool]:
         """Take a key with its value; returns whether they may be those of a call."""
         source = self.source
         key = yield from string(source)
-        if key is None or (not self.told and key not in _KEYS):
+        if key is None or (not self.emitted and key not in _KEYS):
             return False
         yield from space(source)
         if (yield from char(source)) != ":":
@@ -104,16 +104,16 @@ class _Call:
         yield from space(source)
         if key == "name" and self.name is None:
             self.name = yield from string(source)
-            return bool(self.name) and self.accept(str(self.name)) and self._tell()
-        if key in _ARGUMENTS and not self.told and self.arguments is None:
+            return bool(self.name) and self.accept(str(self.name)) and self._emit()
+        if key in _ARGUMENTS and not self.emitted and self.arguments is None:
             return (yield from self._arguments())
         return (yield from value(source, lambda _: None))
 
     def _arguments(self) -> Reading[bool]:
         first = yield from char(self.source)
         if first == "{" and self.name is not None:
-            self.told = True
-            return (yield from streamed(self.source, self.out, self.name))
+            self.emitted = True
+            return (yield from stream_arguments(self.source, self.out, self.name))
         if first not in ("{", '"', "n"):
             return False
         parts: list[str] = []
@@ -123,12 +123,12 @@ class _Call:
         if first == '"':
             text = str(json.loads(text))
         self.arguments = _NONE if text == "null" else _as_object(text)
-        return self.arguments is not None and self._tell()
+        return self.arguments is not None and self._emit()
 
-    def _tell(self) -> bool:
+    def _emit(self) -> bool:
         """Emit the call, if all of it is known."""
-        if self.name is not None and self.arguments is not None and not self.told:
-            self.told = True
+        if self.name is not None and self.arguments is not None and not self.emitted:
+            self.emitted = True
             self.out.start(self.name)
             self.out.arguments(self.arguments)
             self.out.end(whole=True)
@@ -139,14 +139,14 @@ class _Call:
         """Handle the end of the fields; returns whether it is a call. With `bare`, it may
         be one without arguments.
         """
-        if not self.told and self.name is not None and bare:
+        if not self.emitted and self.name is not None and bare:
             self.arguments = _NONE
-            self._tell()
-        return self.told
+            self._emit()
+        return self.emitted
 
 
 def call(
-    source: Source, out: Outlet, accept: Accept = any_name, *, bare: bool = True
+    source: Source, out: DeltaWriter, accept: Accept = any_name, *, bare: bool = True
 ) -> Reading[bool]:
     """Take an object, and emit it if it is a call; `source` keeps the text that was not.
 
@@ -155,7 +155,7 @@ def call(
     if (yield from char(source)) != "{":
         return False
     source.take(1)
-    read = _Call(source, out, accept)
+    read = _CallReader(source, out, accept)
     while True:
         yield from space(source)
         if not (yield from read.field()):
@@ -170,7 +170,7 @@ def call(
 
 
 def calls(
-    source: Source, out: Outlet, accept: Accept = any_name, *, bare: bool = True
+    source: Source, out: DeltaWriter, accept: Accept = any_name, *, bare: bool = True
 ) -> Reading[bool]:
     """Take a list of calls, or one call, as `call`; returns whether it was complete."""
     if (yield from char(source)) != "[":
@@ -191,19 +191,19 @@ def calls(
             return True
 
 
-def stray(source: Source) -> Reading[str]:
+def skip_stray(source: Source) -> Reading[str]:
     """Take white space, and brackets that close nothing."""
     return (yield from run(source, _STRAY))
 
 
 def behind(
-    source: Source, out: Outlet, left: str, markers: Sequence[str]
+    source: Source, out: DeltaWriter, left: str, markers: Sequence[str]
 ) -> Reading[str]:
     """Take the wrong text after an emitted call, of which `left` was taken before, up to
     a marker, and that too; returns it. Brackets that close nothing are left out.
     """
-    source.give_back(left)
-    yield from stray(source)
+    source.put_back(left)
+    yield from skip_stray(source)
     return (yield from until(source, markers, out.content))
 
 

@@ -13,9 +13,9 @@ Both are read wherever they come: the text before the arguments distinguishes th
 import re
 from typing import Final
 
-from minfer.effects.text.tools.calls import any_name, behind, stray, streamed
+from minfer.effects.text.tools.calls import any_name, behind, skip_stray, stream_arguments
+from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
     Reading,
     Source,
@@ -38,7 +38,7 @@ _FENCE: Final = re.compile("`*")
 _LANGUAGE: Final = "json"
 
 
-def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
+def read(source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
     marker = ""
     markers = [CALLS, CALL]
@@ -47,13 +47,13 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
             marker = ""
             continue
         source.keep(marker)
-        told = out.calls
+        before = out.calls
         whole = yield from _calls(source, out, marker)
         left = source.kept()
         marker = ""
-        ends = (CALL_ENDS, CALLS_END) if out.calls > told else ()
+        ends = (CALL_ENDS, CALLS_END) if out.calls > before else ()
         markers = [CALLS, CALL, *ends]
-        if not whole and out.calls > told:
+        if not whole and out.calls > before:
             marker = yield from behind(source, out, left, MARKERS)
             while marker not in (CALLS, CALL, CALLS_END, ""):
                 marker = yield from behind(source, out, "", MARKERS)
@@ -62,7 +62,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
             out.content(left)
 
 
-def _calls(source: Source, out: Outlet, marker: str) -> Reading[bool]:
+def _calls(source: Source, out: DeltaWriter, marker: str) -> Reading[bool]:
     """Take calls up to their common end; returns whether there is nothing else."""
     if marker == CALLS:
         yield from repeats(source, CALLS)
@@ -79,7 +79,7 @@ def _calls(source: Source, out: Outlet, marker: str) -> Reading[bool]:
     return False
 
 
-def _call(source: Source, out: Outlet) -> Reading[bool]:
+def _call(source: Source, out: DeltaWriter) -> Reading[bool]:
     """Take one call, up to its end; returns whether it is complete."""
     yield from repeats(source, CALL)
     kind = yield from run(source, _NAME)
@@ -94,9 +94,9 @@ def _call(source: Source, out: Outlet) -> Reading[bool]:
     yield from space(source)
     if not name or not any_name(name) or (yield from char(source)) != "{":
         return False
-    whole = yield from streamed(source, out, name)
+    whole = yield from stream_arguments(source, out, name)
     if whole:
-        yield from stray(source)
+        yield from skip_stray(source)
     yield from space(source)
     yield from run(source, _FENCE)
     yield from space(source)

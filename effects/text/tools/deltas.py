@@ -7,14 +7,14 @@ from attrs import frozen
 
 
 @frozen
-class Content:
+class ContentDelta:
     """More of the answer."""
 
     text: str
 
 
 @frozen
-class Reasoning:
+class ReasoningDelta:
     """More of the model's reasoning."""
 
     text: str
@@ -45,16 +45,16 @@ class CallEnd:
     whole: bool = True
 
 
-Delta = Content | Reasoning | CallStart | Arguments | CallEnd
+Delta = ContentDelta | ReasoningDelta | CallStart | Arguments | CallEnd
 
 
-def merged(first: Delta, second: Delta) -> Delta | None:
+def merge(first: Delta, second: Delta) -> Delta | None:
     """Two deltas joined into one, if that is possible."""
     match first, second:
-        case Content(), Content():
-            return Content(first.text + second.text)
-        case Reasoning(), Reasoning():
-            return Reasoning(first.text + second.text)
+        case ContentDelta(), ContentDelta():
+            return ContentDelta(first.text + second.text)
+        case ReasoningDelta(), ReasoningDelta():
+            return ReasoningDelta(first.text + second.text)
         case Arguments(index=i), Arguments(index=j) if i == j:
             return Arguments(i, first.text + second.text)
     return None

@@ -21,13 +21,13 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.grammar_text import TEXT, json_rule, quote
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.schemas import checked_schema
-from minfer.effects.text.grammars.spelled import TEXT, json_rule, quoted
+from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools import deepseek, hermes, llama, mistral, qwen_coder
 from minfer.effects.text.tools.calls import any_name
 from minfer.effects.text.tools.harmony_forms import Messages
-from minfer.effects.text.tools.tag_forms import SHARED, tagged
+from minfer.effects.text.tools.tag_forms import SHARED, tag_form
 from minfer.effects.text.tools.thinking import Thinking
 
 OBJECT: Final = '{"type": "object"}'
@@ -86,7 +86,7 @@ def arguments_schema(parameters: Mapping[str, Any] | None, where: str) -> str:
     kind = parameters.get("type", "object")
     if kind != "object" and "object" not in (kind if isinstance(kind, list) else ()):
         raise GrammarError(f'{where}: must be a schema of the type "object"', where)
-    return checked_schema(json.dumps({**parameters, "type": "object"}), where)
+    return check_schema(json.dumps({**parameters, "type": "object"}), where)
 
 
 def grammar(calling: Calling) -> str:
@@ -105,7 +105,7 @@ def grammar(calling: Calling) -> str:
     return "\n".join(lines).replace("::=", r"\u003a:=")
 
 
-def reasoned(calling: Calling) -> str:
+def with_reasoning(calling: Calling) -> str:
     """A grammar in Lark of an answer without calls, after the end of its reasoning."""
     lines = [
         "start: thought GAP answer",
@@ -176,7 +176,7 @@ def _marker(calling: Calling, marker: str) -> str:
     token = calling.token(marker) if marker else None
     if token is not None:
         return f"<[{token}]>"
-    return quoted(marker) if marker else ""
+    return quote(marker) if marker else ""
 
 
 # --- formats ----------------------------------------------------------------------------
@@ -185,14 +185,14 @@ def _marker(calling: Calling, marker: str) -> str:
 def _objects(calling: Calling, key: str = "arguments") -> tuple[str, ...]:
     """The rule of a call as an object."""
     heads = [
-        quoted(f'{{"name": {json.dumps(one.name)}, "{key}": ') for one in calling.callees
+        quote(f'{{"name": {json.dumps(one.name)}, "{key}": ') for one in calling.callees
     ]
     calls = [f'{head} arguments_{i} "}}"' for i, head in enumerate(heads)]
     return (f"call: {' | '.join(calls)}",)
 
 
 def _repeated(calling: Calling, between: str) -> str:
-    gap = quoted(between) if between else ""
+    gap = quote(between) if between else ""
     return f"call ({gap} call)*" if calling.several else "call"
 
 
@@ -216,7 +216,7 @@ def _mistral(calling: Calling) -> _Form:
         return _Form(calls, _objects(calling), mistral.CALLS)
     arguments = _marker(calling, mistral.ARGUMENTS)
     named = [
-        f"{quoted(one.name)} {arguments} arguments_{i}"
+        f"{quote(one.name)} {arguments} arguments_{i}"
         for i, one in enumerate(calling.callees)
     ]
     return _Form("call", (f"call: {' | '.join(named)}",), mistral.CALLS, "")
@@ -228,9 +228,9 @@ def _bare(calling: Calling) -> _Form:
 
 
 def _qwen_coder(calling: Calling) -> _Form:
-    each = [tagged(one.name, i, one.schema) for i, one in enumerate(calling.callees)]
+    each = [tag_form(one.name, i, one.schema) for i, one in enumerate(calling.callees)]
     ways = [
-        f'{quoted(f"<function={callee.name}>{_BREAK}")} {one.body} "</function>"'
+        f'{quote(f"<function={callee.name}>{_BREAK}")} {one.body} "</function>"'
         for callee, one in zip(calling.callees, each, strict=True)
     ]
     rules = [rule for one in each for rule in one.rules]
@@ -259,9 +259,9 @@ def _deepseek(calling: Calling, kind: str, behind: str, closes: str) -> _Form:
     )
     calls = []
     for i, one in enumerate(calling.callees):
-        name = quoted(one.name + behind)
-        head = f"{quoted(kind)} {between} {name}" if kind else f"{name} {between}"
-        tail = quoted(closes) if closes else ""
+        name = quote(one.name + behind)
+        head = f"{quote(kind)} {between} {name}" if kind else f"{name} {between}"
+        tail = quote(closes) if closes else ""
         calls.append(f"{opens} {head} arguments_{i} {tail} {ends}")
     listed = _repeated(calling, "\n" if kind else "")
     return _Form(f"{listed} {end}", (f"call: {' | '.join(calls)}",), deepseek.CALLS)

@@ -16,9 +16,9 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.calls import streamed, value
+from minfer.effects.text.tools.calls import stream_arguments, value
+from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
     Reading,
     Source,
@@ -47,7 +47,7 @@ _NONE: Final = "{}"  # arguments of a call without any
 
 
 @frozen
-class _Header:
+class _MessageHeader:
     """The header of a message."""
 
     text: str
@@ -67,7 +67,7 @@ class _Header:
         return found[1] if found else ""
 
 
-def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
+def read(source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
     marker = ""
     if not (yield from ahead(source, _HEADS)):
@@ -83,7 +83,7 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
             return
 
 
-def _message(source: Source, out: Outlet, begun: str) -> Reading[str]:
+def _message(source: Source, out: DeltaWriter, begun: str) -> Reading[str]:
     """Take a message whose header has `begun`; returns the marker after it."""
     header = yield from _header(source, begun)
     if header.cut:
@@ -102,13 +102,13 @@ def _message(source: Source, out: Outlet, begun: str) -> Reading[str]:
     return (yield from until(source, _STOPS, emit))
 
 
-def _call(source: Source, out: Outlet, header: _Header) -> Reading[None]:
+def _call(source: Source, out: DeltaWriter, header: _MessageHeader) -> Reading[None]:
     """Take the arguments of a call; other text is content."""
     source.keep(header.text)
     yield from space(source)
     first = yield from char(source)
     if first == "{":
-        whole = yield from streamed(source, out, header.function)
+        whole = yield from stream_arguments(source, out, header.function)
     else:
         whole = not first or bool((yield from ahead(source, _STOPS)))
         if whole:
@@ -120,14 +120,14 @@ def _call(source: Source, out: Outlet, header: _Header) -> Reading[None]:
         out.content(left)
 
 
-def _answer(source: Source, out: Outlet) -> Reading[None]:
+def _answer(source: Source, out: DeltaWriter) -> Reading[None]:
     """Take an answer as far as it is a JSON object or list."""
     out.content((yield from space(source)))
     if (yield from char(source)) in _JSON:
         yield from value(source, out.content, mended=False)
 
 
-def _header(source: Source, begun: str) -> Reading[_Header]:
+def _header(source: Source, begun: str) -> Reading[_MessageHeader]:
     """Take a header; text that is no header is the message's text."""
     text = marker = begun
     while marker != MESSAGE:
@@ -136,6 +136,6 @@ def _header(source: Source, begun: str) -> Reading[_Header]:
         odd = piece in _NOT_IN_HEADERS or marker in ENDS or len(text) > _LONGEST
         if odd or not piece:
             cut = not piece and text.startswith((START, CHANNEL))
-            return _Header(text, whole=False, cut=cut)
+            return _MessageHeader(text, whole=False, cut=cut)
         text += source.take(len(piece))
-    return _Header(text, whole=True, cut=False)
+    return _MessageHeader(text, whole=True, cut=False)

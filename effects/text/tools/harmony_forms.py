@@ -17,7 +17,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.grammars.spelled import TEXT, quoted
+from minfer.effects.text.grammars.grammar_text import TEXT, quote
 from minfer.effects.text.tools.harmony import (
     CHANNEL,
     CONSTRAIN,
@@ -46,7 +46,7 @@ class Messages:
     def rules(self) -> list[str]:
         """The rules, from the beginning of an answer down to arguments."""
         mark = self.mark
-        begins = f"{mark(START)} {quoted(ASSISTANT)}"
+        begins = f"{mark(START)} {quote(ASSISTANT)}"
         head = f"{mark(MESSAGE)} texts {begins}"
         again = f"({mark(CALL)} {begins} call)*" if self.several else ""
         return [
@@ -66,15 +66,15 @@ class Messages:
         final = f'{self.mark(CHANNEL)} "final"'
         message = self.mark(MESSAGE)
         if self.answer is not None:
-            said = f"{final} kind? {message} answer last"
-            return f"thought* (calls | {said})\nanswer: {self.answer}"
+            reply = f"{final} kind? {message} answer last"
+            return f"thought* (calls | {reply})\nanswer: {self.answer}"
         kinds = f'{self.mark(CHANNEL)} ("analysis" | "commentary" | "final" kind?)'
         text = _text_without(START, CHANNEL)
         # Without a header; what begins so is read as one, wherever a function is named.
         begun = "|".join(map(re.escape, (TO, CONSTRAIN)))
         plain = f"{text} & ~/({begun}){TEXT}/"
-        said = f"({kinds} {message} FREE | PLAIN) last"
-        start = f"(thought | preamble)* (calls | {said})"
+        reply = f"({kinds} {message} FREE | PLAIN) last"
+        start = f"(thought | preamble)* (calls | {reply})"
         return f"{start}\nFREE: {text}\nPLAIN: {plain}"
 
     def _calls(self) -> list[str]:
@@ -82,7 +82,7 @@ class Messages:
         channel, message = self.mark(CHANNEL), self.mark(MESSAGE)
         found = []
         for i, name in enumerate(self.names):
-            to = quoted(f"{_TO}{name}")
+            to = quote(f"{_TO}{name}")
             behind = f'{channel} "commentary" {to} kind?'
             before = f'{to} {channel} "commentary" kind?'
             found.append(f"({behind} | {before}) {message} arguments_{i}")

@@ -7,8 +7,8 @@ objects, too.
 from typing import Final
 
 from minfer.effects.text.tools.calls import behind, calls
+from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
     Reading,
     Source,
@@ -23,7 +23,7 @@ OPENS: Final = "<tool_call>"
 CLOSES: Final = "</tool_call>"
 
 
-def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
+def read(source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
     marker = ""
     markers = [OPENS]
@@ -32,19 +32,19 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa:
             marker = ""
             continue
         source.keep(marker)
-        told = out.calls
+        before = out.calls
         whole = yield from _between(source, out)
         left = source.kept()
         marker = ""
-        markers = [OPENS, CLOSES] if out.calls > told else [OPENS]
-        if not whole and out.calls > told:
+        markers = [OPENS, CLOSES] if out.calls > before else [OPENS]
+        if not whole and out.calls > before:
             marker = yield from behind(source, out, left, [OPENS, CLOSES])
             marker = marker.removeprefix(CLOSES)
         elif not whole:
             out.content(left)
 
 
-def _between(source: Source, out: Outlet) -> Reading[bool]:
+def _between(source: Source, out: DeltaWriter) -> Reading[bool]:
     """Take calls up to the closing marker; returns whether there is nothing else."""
     yield from repeats(source, OPENS)
     while (yield from calls(source, out)):

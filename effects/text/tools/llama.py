@@ -8,14 +8,14 @@ from typing import Final
 
 from minfer.effects.text.tools.bare import several
 from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source, repeats, until
 
 TAG: Final = "<|python_tag|>"
 
 
-def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
+def read(source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
     """Read a whole answer."""
     yield from several(source, out, tools.names.__contains__)
     while tag := (yield from until(source, [TAG], out.content)):

@@ -8,9 +8,9 @@
 import re
 from typing import Final
 
-from minfer.effects.text.tools.calls import any_name, behind, calls, streamed
+from minfer.effects.text.tools.calls import any_name, behind, calls, stream_arguments
+from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
     Reading,
     Source,
@@ -28,24 +28,24 @@ ARGUMENTS: Final = "[ARGS]"
 _NAME: Final = re.compile(r"[\w.:/-]*")
 
 
-def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
+def read(source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
     marker = ""
     while marker := marker or (yield from until(source, [CALLS], out.content)):
         source.keep(marker)
-        told = out.calls
+        before = out.calls
         yield from repeats(source, CALLS)
         listed = (yield from char(source)) in ("[", "{")
         whole = yield from (calls(source, out) if listed else _named(source, out))
         left = source.kept()
         marker = ""
-        if out.calls > told:
+        if out.calls > before:
             marker = yield from behind(source, out, left, [CALLS])
         elif not whole:
             out.content(left)
 
 
-def _named(source: Source, out: Outlet) -> Reading[bool]:
+def _named(source: Source, out: DeltaWriter) -> Reading[bool]:
     """Take a name and arguments; returns whether they are complete."""
     name = yield from run(source, _NAME)
     if (yield from ahead(source, [ID])):
@@ -56,4 +56,4 @@ def _named(source: Source, out: Outlet) -> Reading[bool]:
     yield from space(source)
     if not name or not any_name(name) or (yield from char(source)) != "{":
         return False
-    return (yield from streamed(source, out, name))
+    return (yield from stream_arguments(source, out, name))

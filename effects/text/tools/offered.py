@@ -35,7 +35,7 @@ def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
 
 def may_be_text(schema: Any, root: Any, within: int = 0) -> bool:
     """Whether a string may match; a schema that is not understood counts as text."""
-    schema = resolved(schema, root)
+    schema = resolve(schema, root)
     if not isinstance(schema, Mapping) or within > _DEEP:
         return True
     if (kinds := schema.get("type")) is not None:
@@ -48,7 +48,7 @@ def may_be_text(schema: Any, root: Any, within: int = 0) -> bool:
     return "const" not in schema or isinstance(schema["const"], str)
 
 
-def resolved(schema: Any, root: Any) -> Any:
+def resolve(schema: Any, root: Any) -> Any:
     """A schema, or the one it refers to; None if that does not exist."""
     for _ in range(_DEEP):
         if not isinstance(schema, Mapping) or "$ref" not in schema:

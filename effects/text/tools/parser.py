@@ -10,15 +10,15 @@ from typing import Final
 
 from attrs import frozen
 
+from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.deltas import CallStart, Delta
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source
 from minfer.effects.text.tools.thinking import Thinking
 
 _MOST_TRIED: Final = 16  # markers within reasoning, each of which might begin a call
 _LETTERS: Final = string.ascii_letters + string.digits
-Reader = Callable[[Source, Outlet, Offered], Reading[None]]
+Reader = Callable[[Source, DeltaWriter, Offered], Reading[None]]
 
 
 @frozen
@@ -58,7 +58,7 @@ class Parser:
     ) -> None:
         self._source = Source()
         new_id = (tools or Format(_content)).new_id
-        self._out = Outlet(new_id, streaming=streaming)
+        self._out = DeltaWriter(new_id, streaming=streaming)
         self._reading = self._read(tools, offered or Offered(), thinking, opened)
         self._over = False
         self._begun: list[Delta] = []
@@ -92,13 +92,13 @@ class Parser:
             )
             at = _call_in(held, opens, partial(self._begins_call, read, offered))
             self._out.reasoning(held[:at])
-            self._source.give_back(held[at:])
+            self._source.put_back(held[at:])
         yield from read(self._source, self._out, offered)
         self._out.close()
 
     def _begins_call(self, read: Reader, offered: Offered, text: str) -> bool:
         """Whether the end of an answer begins with a call."""
-        source, out = Source(), Outlet(str, streaming=self._out.streaming)
+        source, out = Source(), DeltaWriter(str, streaming=self._out.streaming)
         source.push(text, final=True)
         for _ in read(source, out, offered):
             raise AssertionError("there is no more text to wait for")
@@ -116,7 +116,7 @@ def _call_in(text: str, opens: Sequence[str], begins: Callable[[str], bool]) -> 
     return len(text)
 
 
-def _content(source: Source, out: Outlet, _: Offered) -> Reading[None]:
+def _content(source: Source, out: DeltaWriter, _: Offered) -> Reading[None]:
     """Read an answer without calls."""
     while True:
         out.content(source.take(len(source.text)))

@@ -19,10 +19,10 @@ import json
 import re
 from typing import Final
 
-from minfer.effects.text.tools.calls import any_name, stray
+from minfer.effects.text.tools.calls import any_name, skip_stray
+from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.json_scanner import JsonScanner
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.python_values import as_json
 from minfer.effects.text.tools.source import (
     Reading,
@@ -53,7 +53,7 @@ _NAME: Final = re.compile(r"[^<>{}\[\]|\s]*")
 _WORDS: Final = {"true": "true", "false": "false", "none": "null", "null": "null"}
 
 
-def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
+def read(source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
     """Read a whole answer."""
     # After a call, its closing tags may come after unexpected text.
     markers = [OPENS, _FUNCTION]
@@ -63,14 +63,14 @@ def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
         source.keep(marker)
         name = yield from _name(source, marker)
         known = name in tools.names or (marker == OPENS and any_name(name))
-        told = False
+        emitted = False
         if name and known:
             out.start(name)
-            told = yield from _arguments(source, out, name, tools)
+            emitted = yield from _arguments(source, out, name, tools)
         left = source.kept()
-        markers = [OPENS, _FUNCTION, *(_CLOSING if told else ())]
-        if told:
-            yield from stray(source)
+        markers = [OPENS, _FUNCTION, *(_CLOSING if emitted else ())]
+        if emitted:
+            yield from skip_stray(source)
         else:
             out.content(left)
 
@@ -89,7 +89,9 @@ def _name(source: Source, marker: str) -> Reading[str]:
     return name
 
 
-def _arguments(source: Source, out: Outlet, name: str, tools: Offered) -> Reading[bool]:
+def _arguments(
+    source: Source, out: DeltaWriter, name: str, tools: Offered
+) -> Reading[bool]:
     """Take parameters and emit them as an object, up to the end of a call; returns
     whether it was emitted.
     """
@@ -129,7 +131,7 @@ def _without_begun_tag(text: str) -> str:
     return text[:at] if begun else text
 
 
-def _text(source: Source, out: Outlet) -> Reading[str]:
+def _text(source: Source, out: DeltaWriter) -> Reading[str]:
     """Take a value that is text; returns the tag after it."""
     out.arguments('"')
     marker = yield from until(
@@ -140,7 +142,7 @@ def _text(source: Source, out: Outlet) -> Reading[str]:
     return marker
 
 
-def _typed(source: Source, out: Outlet) -> Reading[str]:
+def _typed(source: Source, out: DeltaWriter) -> Reading[str]:
     """Take a value that is no text; returns the tag after it."""
     parts: list[str] = []
     marker = yield from until(source, _BEHIND, parts.append)

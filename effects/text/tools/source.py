@@ -36,7 +36,7 @@ class Source:
             self._kept.append(taken)
         return taken
 
-    def give_back(self, text: str) -> None:
+    def put_back(self, text: str) -> None:
         """Put text back in front, which was taken."""
         self.text = text + self.text[self.at :]
         self.at = 0

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.grammar_text import TEXT, json_rule, quote
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.spelled import TEXT, json_rule, quoted
-from minfer.effects.text.tools.offered import may_be_text, resolved
+from minfer.effects.text.tools.offered import may_be_text, resolve
 
 _ENDS: Final = "\n</parameter>\n"
 _DEFINITIONS: Final = ("$defs", "definitions")
@@ -27,7 +27,7 @@ _OBJECT: Final = _SAID | {"type", "properties", "required", "additionalPropertie
 _NOT_IN_KEYS: Final = frozenset("<>\n")
 _ANY: Final = "tagged_any"
 SHARED: Final = (  # rules that all tools use
-    f"tagged_text[lazy]: /{TEXT}/ {quoted(_ENDS)}",
+    f"tagged_text[lazy]: /{TEXT}/ {quote(_ENDS)}",
     f'{_ANY}: ("<parameter=" /[A-Za-z0-9_.-]+/ ">\\n" tagged_text)*',
 )
 
@@ -40,7 +40,7 @@ class Tagged:
     rules: tuple[str, ...] = ()  # that it needs
 
 
-def tagged(name: str, number: int, schema: str) -> Tagged:
+def tag_form(name: str, number: int, schema: str) -> Tagged:
     """The arguments of the tool of this number. Raises GrammarError for what cannot be
     enforced.
     """
@@ -59,7 +59,7 @@ def tagged(name: str, number: int, schema: str) -> Tagged:
         if set(key) & _NOT_IN_KEYS:
             raise GrammarError(f"{name}: {key!r} cannot be a name in this format")
         rule = f"tagged_{number}_{at}"
-        head = quoted(f"<parameter={key}>\n")
+        head = quote(f"<parameter={key}>\n")
         rules.append(f"{rule}: {head} {_value(one, root, f'{name}.{key}')}")
         parts.append(rule if key in required else f"{rule}?")
     return Tagged(" ".join(parts), tuple(rules))
@@ -70,17 +70,17 @@ def _value(schema: Any, root: Mapping[str, Any], where: str) -> str:
     if may_be_text(schema, root):
         texts = _listed(schema, root)
         if texts is not None:
-            return f"({' | '.join(map(quoted, texts))}) {quoted(_ENDS)}"
+            return f"({' | '.join(map(quote, texts))}) {quote(_ENDS)}"
         if not any(map(_is_free, _branches(schema, root))):
             raise GrammarError(f"{where}: a text cannot be bound in this format")
         return "tagged_text"
     shared = {name: root[name] for name in _DEFINITIONS if name in root}
-    return f"{json_rule(json.dumps({**shared, **schema}))} {quoted(_ENDS)}"
+    return f"{json_rule(json.dumps({**shared, **schema}))} {quote(_ENDS)}"
 
 
 def _listed(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
     """The only texts that are allowed, if they are enumerated."""
-    one = resolved(schema, root)
+    one = resolve(schema, root)
     if not isinstance(one, Mapping) or not one.keys() & {"enum", "const"}:
         return None
     values = one.get("enum", [one.get("const")])
@@ -89,13 +89,13 @@ def _listed(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
 
 def _branches(schema: Any, root: Mapping[str, Any]) -> Iterator[Any]:
     """A schema, or its alternatives."""
-    one = resolved(schema, root)
+    one = resolve(schema, root)
     several = one.get("anyOf") if isinstance(one, Mapping) else None
     if several is None:
         yield one
         return
     for part in several:
-        yield resolved(part, root)
+        yield resolve(part, root)
 
 
 def _is_free(schema: Any) -> bool:

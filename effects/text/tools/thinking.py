@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.source import Reading, Source, ahead, space, until
 
 
@@ -23,7 +23,7 @@ class Thinking:
     closes: str
 
     def read(
-        self, source: Source, out: Outlet, *, opened: bool, calls: Sequence[str] = ()
+        self, source: Source, out: DeltaWriter, *, opened: bool, calls: Sequence[str] = ()
     ) -> Reading[str]:
         """Take the reasoning, if there is any; the answer comes after it. Returns the
         text from a marker of `calls` within reasoning that nothing closed.

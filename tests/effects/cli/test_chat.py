@@ -130,7 +130,7 @@ def test_a_first_message_that_is_too_long(piped: Piped) -> None:
     assert "/undo" not in err
 
 
-def test_a_full_context_is_said_and_can_be_cleared(piped: Piped) -> None:
+def test_a_full_context_is_reported_and_can_be_cleared(piped: Piped) -> None:
     text = "x" * 80 + "\n" + "y" * 10 + "\nz\n/clear\nhi\n"
     code, out, err = piped(text, "--max-model-len", "100", "--max-tokens", "0")
     full = (
@@ -155,7 +155,9 @@ def test_a_request_that_fails_is_an_error(
     assert err.count("minfer: the request failed: its step failed 3 times") == 2
 
 
-def test_a_model_without_a_template_is_told_at_once(tmp_path: Path, piped: Piped) -> None:
+def test_a_model_without_a_template_is_reported_at_once(
+    tmp_path: Path, piped: Piped
+) -> None:
     piped.folder = str(write_checkpoint(tmp_path / "plain"))
     code, out, err = piped("hi\n")
     assert (code, out) == (2, "")

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from minfer import LLM, SamplingParams
-from minfer.effects.cli.commands import Entry, Parser, add_commands
+from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
 from minfer.effects.cli.main import COMMANDS, main
 
 
@@ -39,8 +39,8 @@ def test_the_command_that_is_meant_runs_also_in_a_group(
     monkeypatch.setitem(sys.modules, "group_module", group)
     monkeypatch.setitem(sys.modules, "inner_module", made("inner", found))
 
-    def parser() -> Parser:
-        parser = Parser(prog="it")
+    def parser() -> CommandLineParser:
+        parser = CommandLineParser(prog="it")
         add_commands(
             parser, [Entry("group", "", "group_module"), Entry("x", "", "nowhere")]
         )
@@ -72,7 +72,7 @@ def test_without_a_command_the_help_says_which_there_are(
         ([], ["usage: it ", "group", "of several"]),
         (["group"], ["usage: it group ", "inner", "does something"]),
     ):
-        parser = Parser(prog="it")
+        parser = CommandLineParser(prog="it")
         add_commands(parser, [Entry("group", "of several", "group_module")])
         options = parser.parse_args(arguments)
         assert options.run(options) == 2  # as argparse has it where something lacks

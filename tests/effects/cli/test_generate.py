@@ -49,7 +49,7 @@ def test_the_prompt_is_echoed_or_read_from_standard_input(
     assert capsys.readouterr().out.startswith("xyz")
 
 
-def test_a_terminal_is_told_that_it_is_read(
+def test_a_terminal_is_reported_that_it_is_read(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
@@ -58,7 +58,7 @@ def test_a_terminal_is_told_that_it_is_read(
     assert "reads the prompt from here; Ctrl-D" in capsys.readouterr().err
 
 
-def test_nothing_from_standard_input_is_told_before_anything_is_loaded(
+def test_nothing_from_standard_input_is_reported_before_anything_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loaded(*_: object) -> None:

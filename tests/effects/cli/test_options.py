@@ -6,7 +6,7 @@ import pytest
 
 from minfer.effects.cli.main import parser
 from minfer.effects.cli.options import sampling_params
-from minfer.effects.setup.settings import REMOVED
+from minfer.effects.setup.engine_args import REMOVED
 from minfer.records.request import ParameterError
 from minfer.sampling.params import ADVISED
 

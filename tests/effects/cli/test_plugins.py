@@ -48,7 +48,7 @@ def test_their_module_is_named_before_the_command_or_after(
 
 
 @pytest.mark.long
-def test_a_module_that_is_not_there_is_told() -> None:
+def test_a_module_that_is_not_there_is_reported() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "minfer", "plan", "--policies", "no.such.module"],
         capture_output=True,

@@ -16,9 +16,9 @@ from minfer.effects.execution.cpu import cpu_backend
 from minfer.effects.execution.cpu.cpu_sampler import choose
 from minfer.effects.execution.running import runner
 from minfer.effects.models.model import forward
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tokenizer_classes import CLASSES
 from tests.effects.tiny_model import write_checkpoint

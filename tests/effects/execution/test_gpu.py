@@ -26,10 +26,10 @@ from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.input_processing.input_processor import RequestError
 from minfer.effects.models.batch import BatchRow, make_batch
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import MemoryPlan, NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.kernels import linear
 from minfer.kernels.flash import FlashWork

@@ -10,8 +10,8 @@ from typing import Any
 from attrs import define, field
 
 from minfer.effects.live.constraints.sample_grammars import DueMask
-from minfer.effects.text.grammars.lines import Lines
-from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, Move
+from minfer.effects.text.grammars.mask_lines import Lines
+from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, MatcherUpdate
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.one_by_one import OneByOne
@@ -103,11 +103,13 @@ class Compiler(OneByOne):
         self.made.append(self.kind(self.clock, cost=cost))
         return self.made[-1]
 
-    def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
-        errors = super().masks(moves, lines)
-        for move in moves:
+    def masks(
+        self, updates: Sequence[MatcherUpdate], lines: Lines
+    ) -> dict[int, GrammarError]:
+        errors = super().masks(updates, lines)
+        for move in updates:
             walker: Any = move.matcher
-            move.late = walker.cost > MASK_WAIT
+            move.slow = walker.cost > MASK_WAIT
         return errors
 
 

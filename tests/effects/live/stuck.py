@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.constraints import grammar_masks
-from minfer.effects.text.grammars import at_once, watching
-from minfer.effects.text.grammars.at_once import AtOnce
+from minfer.effects.text.grammars import parallel_masks as at_once
+from minfer.effects.text.grammars import slow_masks as watching
+from minfer.effects.text.grammars.parallel_masks import ParallelMasks
 from minfer.effects.text.grammars.protocol import GrammarError
 
-MADE = AtOnce._made
+MADE = ParallelMasks._write_masks
 
 
 def stick_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,10 +22,10 @@ def stick_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_masks, "MASK_WAIT", 60.0)
     monkeypatch.setattr(at_once, "MASK_WAIT", 60.0)
     monkeypatch.setattr(watching, "THREADS", 0)
-    monkeypatch.setattr(AtOnce, "_made", _failing)
+    monkeypatch.setattr(ParallelMasks, "_write_masks", _failing)
 
 
-def _failing(self: AtOnce, going: Any, lines: Any) -> dict[int, GrammarError]:
+def _failing(self: ParallelMasks, going: Any, lines: Any) -> dict[int, GrammarError]:
     """In place of a method: who may be at its end takes too long."""
     error = GrammarError("took too long")
     ended = {line: error for walk, line in going if walk.is_accepting()}

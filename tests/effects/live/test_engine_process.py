@@ -23,7 +23,7 @@ import sys, time
 from pathlib import Path
 from minfer.effects.live import engine_process
 from minfer.effects.live import served_model as served
-from minfer.effects.setup.settings import EngineArgs
+from minfer.effects.setup.engine_args import EngineArgs
 
 class Slow(served.ServedModel):
     def _open(self, *how):

@@ -18,8 +18,8 @@ from minfer.effects.live.input_processing.input_processor import (
     params_for,
     urgencies_for,
 )
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.records.request import Request, SamplingParams
 from tests.effects.tiny_model import write_checkpoint
 

@@ -17,9 +17,9 @@ from minfer.effects.live import llm as llm_module
 from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.errors import EngineDeadError, RequestError, TooLongError
 from minfer.effects.live.input_processing.prompts import Prompt
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.effects.text.outputs import RequestOutput
 from minfer.records.messages import Executed, Failed

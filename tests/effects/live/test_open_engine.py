@@ -14,9 +14,9 @@ from minfer.effects.execution.warming.start_progress import WEIGHTS, StartProgre
 from minfer.effects.live.engine.open_engine import open_executor, open_journal
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.state import initial
 from minfer.runs.oracle import Oracle

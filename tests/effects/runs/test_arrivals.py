@@ -8,13 +8,13 @@ from attrs import evolve
 
 from minfer.blocks.keys import block_keys
 from minfer.effects.live.journal.journal_writer import JournalWriter
-from minfer.effects.runs.arrivals import Row, Trace, TraceError
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.arrivals import ArrivalTrace, TraceError, TraceRow
+from minfer.effects.runs.trace_files import read_trace
 from minfer.records.messages import Cancel
 from minfer.records.request import Request
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from tests.core.runs.test_simulate import EVEN, asked, config_of
-from tests.effects.runs.test_traces import azure, recorded, requests
+from tests.effects.runs.test_trace_files import azure, recorded, requests
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -31,9 +31,9 @@ def test_made_up_keys_are_equal_where_prompts_are(seed: int) -> None:
     rows = []
     for path in paths[1:]:
         prompt = span * (len(path) - 1) + rng.randint(1, span)
-        rows.append(Row(0.0, prompt, 1, path, span))
+        rows.append(TraceRow(0.0, prompt, 1, path, span))
     real: dict[bytes, bytes] = {}
-    for one in requests(Trace(tuple(rows)), size):
+    for one in requests(ArrivalTrace(tuple(rows)), size):
         assert len(one.keys) == len(one.prompt) // size
         for key, digest in zip(one.keys, block_keys(b"", one.prompt, size), strict=True):
             assert real.setdefault(key, digest) == digest

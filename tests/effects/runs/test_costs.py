@@ -9,22 +9,30 @@ import pytest
 from attrs import astuple, evolve
 
 from minfer.effects.live.journal.journal_files import write_journal
-from minfer.effects.runs.costs import Step, fit, read_cost, steps, write_cost
+from minfer.effects.runs.costs import (
+    MeasuredStep,
+    fit,
+    measured_steps,
+    read_cost,
+    write_cost,
+)
 from minfer.effects.runs.report import Report
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
 from minfer.values.checks import ConfigError
-from tests.effects.runs.test_simulate import COST, told
+from tests.effects.runs.test_simulate_command import COST, told
 
 
-def measured(seed: int, cost: CostModel = COST) -> list[Step]:
+def measured(seed: int, cost: CostModel = COST) -> list[MeasuredStep]:
     config = EngineConfig(num_blocks=2000, max_num_seqs=16, max_model_len=20_000)
     rows = read_trace(
         f"poisson:rate=8,requests=250,prompt=400,output=40,spread=1,seed={seed}"
     )
-    return [*steps(Simulation(config, Simulated(), cost, rows.arrivals(64)).turns())]
+    return [
+        *measured_steps(Simulation(config, Simulated(), cost, rows.arrivals(64)).turns())
+    ]
 
 
 @pytest.mark.long
@@ -58,7 +66,7 @@ def test_a_fit_finds_what_launches_take_the_host() -> None:
         assert fitted.captured == 0
 
 
-def _seconds(cost: CostModel, step: Step) -> float:
+def _seconds(cost: CostModel, step: MeasuredStep) -> float:
     buckets = (each for top, each in cost.decode if step.rows <= top)
     base = next(buckets, cost.decode[-1][1]) if step.rows else cost.mixed
     of_rows = (cost.token, cost.sequence, cost.chunk)

@@ -8,11 +8,11 @@ import pytest
 
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
-from minfer.effects.runs.explain_list import SHOWN, lines, listed
+from minfer.effects.runs.explain_list import SHOWN, lines, list_requests
 from minfer.records.messages import Emit, Submit
 from tests.core.runs.clocked import Run, config, request
-from tests.effects.runs.test_explain import hostile as hostile
-from tests.effects.runs.test_explain import saved
+from tests.effects.runs.test_explain_command import hostile as hostile
+from tests.effects.runs.test_explain_command import saved
 
 
 def test_every_request_is_listed_and_can_be_explained(
@@ -83,7 +83,7 @@ def test_of_many_the_latest_are_shown() -> None:
     names = [f"r{i}" for i in range(SHOWN + 5)]
     run.turn(*(Submit(request(name, 3, tokens=1)) for name in names))
     run.drain()
-    every = listed(run.turns)
+    every = list_requests(run.turns)
     assert [one.id for one in every] == names
     assert all(one.end == "length" and one.tokens == 1 for one in every)
     assert all(one.took == one.first for one in every)

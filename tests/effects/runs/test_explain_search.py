@@ -87,22 +87,22 @@ def test_names_of_rounds() -> None:
     assert searches_named("c-4-1", ids) == []
 
 
-def test_the_rest_of_a_search_is_told_without_its_beginning(
+def test_the_rest_of_a_search_is_reported_without_its_beginning(
     run: tuple[str, BeamSearchOutput],
 ) -> None:
     """As of the run of an engine that went on with it."""
     from minfer.effects.live.journal.journal_files import read_journal
-    from minfer.effects.runs.explain_search import search_figures, search_story
+    from minfer.effects.runs.explain_search import render_search, search_figures
 
     path, _ = run
     turns = [*read_journal(Path(path)).turns()]
     found = search_figures(turns[7:], "0")
     assert not found["over"]
     assert found["rounds"][0]["number"] > 0
-    assert [*search_story(found)][-1] == "  it did not end here"
+    assert [*render_search(found)][-1] == "  it did not end here"
 
 
-def test_of_searches_with_one_id_the_last_is_told(
+def test_of_searches_with_one_id_the_last_is_reported(
     run: tuple[str, BeamSearchOutput],
 ) -> None:
     from minfer.effects.live.journal.journal_files import read_journal

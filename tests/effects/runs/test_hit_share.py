@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
-from minfer.effects.runs.explain import figures
+from minfer.effects.runs.explain_command import figures
 from minfer.effects.runs.page.columns import Run
 from minfer.effects.serving.observability.metrics import Metrics
 from minfer.records.config import EngineConfig

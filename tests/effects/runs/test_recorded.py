@@ -6,7 +6,7 @@ import pytest
 
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in, write_journal
-from minfer.effects.runs.recorded import UNUSABLE, latest, of_each
+from minfer.effects.runs.recorded import UNUSABLE, latest, read_each
 from minfer.runs.journal import JournalError
 from tests.core.runs.test_fork import recorded
 
@@ -35,7 +35,7 @@ def damage(folder: Path, name: str) -> None:
 
 def test_each_run_in_order(folder: Path) -> None:
     assert tuple(run.name for run in runs_in(folder)) == NAMES
-    assert of_each(runs_in(folder), count) == ([40, 60], 0)
+    assert read_each(runs_in(folder), count) == ([40, 60], 0)
 
 
 def test_the_latest_is_named_if_there_are_others(
@@ -49,15 +49,15 @@ def test_the_latest_is_named_if_there_are_others(
     assert capsys.readouterr().err == ""
 
 
-def test_what_cannot_be_used_is_said_and_keeps_nobody_from_the_others(
+def test_an_unusable_run_is_reported_and_the_others_are_read(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(folder, NAMES[0])
-    assert of_each(runs_in(folder), count) == ([60], UNUSABLE)
+    assert read_each(runs_in(folder), count) == ([60], UNUSABLE)
     assert "is damaged" in capsys.readouterr().err
     damage(folder, NAMES[1])
     with pytest.raises(JournalError, match="is damaged"):
-        of_each(runs_in(folder), count)
+        read_each(runs_in(folder), count)
     assert capsys.readouterr().err.count("is damaged") == 1
 
 

@@ -119,7 +119,7 @@ def test_of_fewer_blocks_as_large_a_share_is_left_free(
         (("--until", "9", "--scheduling-policy", "fair"), "--until is of a replay"),
     ],
 )
-def test_what_cannot_be_changed_is_said(
+def test_what_cannot_be_changed_is_reported(
     run: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], why: str
 ) -> None:
     assert why in said(capsys, run, *options, code=2)

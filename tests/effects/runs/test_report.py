@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.effects.runs.report import Report, Spread
+from minfer.effects.runs.report import DurationHistogram, Report
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
@@ -314,7 +314,7 @@ def test_an_id_that_ends_and_comes_again_in_one_turn_is_two_requests() -> None:
 
 @pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, 0.0, -1.0, 1e308])
 def test_no_duration_is_too_odd_for_a_spread(seconds: float) -> None:
-    spread = Spread()
+    spread = DurationHistogram()
     spread.add(seconds)
     assert spread.total() == 1
     assert math.isfinite(spread.at(1.0) or math.nan)
@@ -331,7 +331,7 @@ def test_no_fold_stumbles_over_what_meets_in_one_turn(seeds: range) -> None:
 
 
 def test_percentiles_are_within_a_thousandth() -> None:
-    rng, spread = Random(0), Spread()
+    rng, spread = Random(0), DurationHistogram()
     values = [rng.lognormvariate(-3, 2) for _ in range(5000)]
     for value in values:
         spread.add(value)

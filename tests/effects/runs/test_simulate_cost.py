@@ -7,11 +7,11 @@ import pytest
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200, write_cost
-from minfer.effects.runs.simulate import _goodness
-from minfer.effects.runs.traces import read_trace
+from minfer.effects.runs.simulate_command import _goodness
+from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.runs.simulate import Simulated, Simulation
-from tests.effects.runs.test_simulate import COST, SMALL, told
+from tests.effects.runs.test_simulate_command import COST, SMALL, told
 
 RAN = {"model": "/models/small", "device": "a GPU", "executor": "torch"}
 
@@ -72,7 +72,7 @@ def test_a_run_of_few_steps_says_that_it_does_not_tell(
     assert "steps are too few to fit" in capsys.readouterr().err
 
 
-def test_what_is_asked_for_is_said(
+def test_the_request_is_reported(
     ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "cost.json"
@@ -86,7 +86,7 @@ def test_what_is_asked_for_is_said(
     assert heading(capsys, *few, "--fit", str(ran))[2].endswith("torch; as --fit says")
 
 
-def test_goodput_is_told_in_words() -> None:
+def test_goodput_is_reported_in_words() -> None:
     assert _goodness(float("inf"), float("inf")).startswith(
         "good: the share of answers that ended well; --slo-ttft and --slo-tpot say"
     )

@@ -8,13 +8,13 @@ from attrs import evolve
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200
-from minfer.effects.runs.report import Report, drafts_told
+from minfer.effects.runs.report import Report, draft_figures
 from minfer.effects.runs.simulate_drafts import DRAFTERS, with_drafts
 from minfer.effects.setup.speculation import METHODS
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from tests.core.runs.drafted import by_device
-from tests.effects.runs.test_simulate import told
+from tests.effects.runs.test_simulate_command import told
 
 LOAD = "poisson:rate=4,requests=40,prompt=100,output=30"
 NUMBER = "--num-speculative-tokens"
@@ -53,7 +53,7 @@ def test_what_is_looked_up_is_looked_up_anywhere(
     assert set(DRAFTERS) == set(METHODS)
 
 
-def test_a_draft_model_costs_what_it_is_said_to(
+def test_a_draft_model_costs_what_it_is_reported_to(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked = (NUMBER, "4", "--speculative-method", "draft_model", RATE, "0.8")
@@ -93,10 +93,10 @@ def test_a_recorded_run_says_how_it_speculated(
     recorded = Report(run.config)
     for turn in run.turns:
         recorded.see(turn)
-    told_of = drafts_told(recorded.drafts)
+    told_of = draft_figures(recorded.drafts)
     assert same["drafted"] == told_of, "each stands as it did"
     assert main(["simulate", str(tmp_path)]) == 0
-    assert "those that the run had stand as they did" in capsys.readouterr().out
+    assert "those with a recorded result keep it" in capsys.readouterr().out
     (sure,) = told(capsys, str(tmp_path), RATE, "1")["runs"]
     assert sure["drafted"]["rate"] == 1.0
     none, five = told(capsys, str(tmp_path), NUMBER, "0,5")["runs"]
@@ -116,7 +116,7 @@ def test_a_recorded_run_says_how_it_speculated(
         (("--speculative-method", "eagle"), "invalid choice"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_what_is_impossible_is_reported(
     asked: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code: object = None

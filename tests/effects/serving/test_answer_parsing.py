@@ -14,7 +14,7 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
     parsing_of,
 )
 from minfer.effects.text.outputs import CompletionOutput
-from minfer.effects.text.tools.deltas import Content
+from minfer.effects.text.tools.deltas import ContentDelta
 from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
 
 CALLS = "".join(
@@ -34,15 +34,15 @@ def output(text: str, end: str | None = None) -> CompletionOutput:
 
 def test_nothing_is_looked_for() -> None:
     one = parsed(None)
-    assert one.read(0, output(f" {CALLS}")) == [Content(f" {CALLS}")]
+    assert one.read(0, output(f" {CALLS}")) == [ContentDelta(f" {CALLS}")]
     assert one.read(0, output("", "stop")) == []
     assert not one.calls(0)
 
 
 def test_choices_are_parsed_separately() -> None:
     one = parsed(Parsing(tools="hermes", names=("f",)))
-    assert one.read(0, output("a <tool")) == [Content("a")]
-    assert one.read(1, output("b")) == [Content("b")]
+    assert one.read(0, output("a <tool")) == [ContentDelta("a")]
+    assert one.read(1, output("b")) == [ContentDelta("b")]
     first = ParsedAnswer.of(one.read(0, output(CALLS.removeprefix("<tool"), "stop")))
     assert [(call.name, call.arguments) for call in first.calls] == [
         ("f", '{"a": 1}'),
@@ -50,7 +50,7 @@ def test_choices_are_parsed_separately() -> None:
     ]
     assert one.calls(0)
     assert not one.calls(1)
-    assert one.read(1, output(" ", "stop")) == [Content(" ")]
+    assert one.read(1, output(" ", "stop")) == [ContentDelta(" ")]
 
 
 def test_only_the_first_call_counts_if_they_are_not_parallel() -> None:

@@ -22,7 +22,7 @@ from minfer.effects.live.link.sockets import LinkServer
 from minfer.effects.serving.processes import front_process
 from minfer.effects.serving.processes.server import HttpOptions, bound
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
+from minfer.effects.setup.engine_args import EngineArgs
 from tests.effects.live.link.ends import MadeUp
 
 args = EngineArgs(executor="dry", num_gpu_blocks_override=64)

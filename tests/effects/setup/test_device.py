@@ -8,11 +8,11 @@ import torch
 from attrs import evolve
 
 from minfer.effects.cli.main import main
-from minfer.effects.setup.device import Device, DeviceError, find_device
+from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe, plan_memory
 from minfer.effects.setup.prepare import BATCHED_TOKENS, prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.records.config import EngineConfig
 from tests.effects.setup.test_memory import QWEN_05B, SIZES
 
@@ -35,15 +35,17 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_the_gpu_is_taken_if_there_is_one(gpu: dict[str, Any]) -> None:
     for wanted in ("auto", "cuda"):
-        assert find_device(wanted) == Device("cuda", "GPU X", gpu["total"], gpu["free"])
-    assert find_device("cpu") == Device()
+        assert find_device(wanted) == DeviceInfo(
+            "cuda", "GPU X", gpu["total"], gpu["free"]
+        )
+    assert find_device("cpu") == DeviceInfo()
 
 
 def test_a_gpu_under_windows_is_taken_too(
     gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("glob.glob", lambda name: ["/dev/dxg"] * ("dxg" in name))
-    assert find_device("auto") == Device("cuda", "GPU X", gpu["total"], gpu["free"])
+    assert find_device("auto") == DeviceInfo("cuda", "GPU X", gpu["total"], gpu["free"])
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
@@ -76,7 +78,7 @@ def test_a_gpu_that_cannot_be_used(
     else:
         gpu["capability"] = (7, 5)
     if wanted == "auto":
-        assert find_device("auto") == Device()
+        assert find_device("auto") == DeviceInfo()
         assert expected in capsys.readouterr().err
     else:
         with pytest.raises(
@@ -90,7 +92,7 @@ def test_without_a_driver_the_cpu_is_taken_in_silence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("glob.glob", lambda _: [])
-    assert find_device("auto") == Device()
+    assert find_device("auto") == DeviceInfo()
     assert not capsys.readouterr().err
 
 

@@ -50,7 +50,7 @@ def test_a_file_means_the_folder_that_it_is_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x/" * 5000])
-def test_a_name_that_is_too_long_is_told(
+def test_a_name_that_is_too_long_is_reported(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     assert main(["plan", "--model", name]) == 2

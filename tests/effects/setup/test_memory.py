@@ -26,6 +26,7 @@ from minfer.effects.models.shapes import (
 )
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import (
     MemoryPlan,
     NotEnoughMemoryError,
@@ -35,7 +36,6 @@ from minfer.effects.setup.memory import (
     size_text,
 )
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.kernels.shape import ShapingState
 from minfer.lifecycle.arrive import objection
 from minfer.records.config import EngineConfig
@@ -256,7 +256,7 @@ def test_sizes_for_people() -> None:
     ]
 
 
-def test_the_description_tells_the_numbers() -> None:
+def test_the_description_has_the_numbers() -> None:
     text = describe(plan(num_blocks=40), "some model")
     assert "some model" in text
     assert "in 40 blocks" in text

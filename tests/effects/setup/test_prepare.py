@@ -9,8 +9,8 @@ import pytest
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from tests.effects.tiny_model import CONFIG, write_checkpoint
 
 

@@ -37,7 +37,7 @@ def test_a_request_looks_in_itself_or_in_others_too() -> None:
     assert config(method="suffix", prompt_lookup_min=50).lookups == (50, 50)
 
 
-def test_the_engine_is_told_who_drafts_and_how_much() -> None:
+def test_the_engine_gets_the_drafter_and_the_number_of_drafts() -> None:
     by_host = config(method="suffix", num_speculative_tokens=7).speculation
     assert (by_host.drafter, by_host.drafts, by_host.rows) == (HOST, 7, HOST_ROWS)
     model = config(model="org/small", disable_by_batch_size=9)
@@ -87,7 +87,7 @@ def test_which_drafts_stand_goes_with_every_method(method: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_told_with_its_key(given: Any, why: str) -> None:
+def test_what_is_impossible_is_reported_with_its_key(given: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as raised:
         speculative_config(given)
     assert str(raised.value).startswith("speculative_config")
@@ -102,7 +102,7 @@ def test_what_cannot_be_is_told_with_its_key(given: Any, why: str) -> None:
         ("[1]", "not a JSON object"),
     ],
 )
-def test_what_is_no_json_object_is_told(text: str, why: str) -> None:
+def test_what_is_no_json_object_is_reported(text: str, why: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=why):
         read_json(text)
     assert read_json('{"method": "ngram"}') == {"method": "ngram"}

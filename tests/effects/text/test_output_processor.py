@@ -75,7 +75,7 @@ def test_what_was_not_flushed_is_not_taken() -> None:
     assert heard == [job, job]
 
 
-def test_the_sink_is_told_once_until_it_takes() -> None:
+def test_the_sink_is_called_once_until_it_takes() -> None:
     told: list[OutputProcessor] = []
     job = assembly(told)
     for token in (1, 2, 3):
@@ -90,7 +90,7 @@ def test_the_sink_is_told_once_until_it_takes() -> None:
     assert told == [job, job]
 
 
-def test_who_does_not_stream_is_told_at_the_end_of_all_samples() -> None:
+def test_without_streaming_the_sink_is_called_at_the_end_of_all_samples() -> None:
     told: list[OutputProcessor] = []
     job = assembly(told, streaming=False, n=2)
     assert not job.eager
@@ -227,7 +227,7 @@ def test_what_the_cache_gave_is_that_of_the_first_sample() -> None:
     assert job.take().num_cached_tokens == 2
 
 
-def test_a_failure_is_told_once_and_raised() -> None:
+def test_a_failure_is_reported_once_and_raised() -> None:
     told: list[OutputProcessor] = []
     job = assembly(told)
     job.fail(RuntimeError("the engine broke"))

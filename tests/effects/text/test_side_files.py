@@ -327,7 +327,9 @@ def test_special_tokens_that_are_to_be_split(tmp_path: Path) -> None:
     assert "<|end|>" not in found
 
 
-def test_an_unknown_token_that_is_no_token_is_said_with_the_text(tmp_path: Path) -> None:
+def test_an_unknown_token_that_is_no_token_is_reported_with_the_text(
+    tmp_path: Path,
+) -> None:
     said = {"tokenizer_class": "GemmaTokenizer", "unk_token": "<none>"}
     write(tmp_path, {CONFIG: said}, kind="gemma")
     with pytest.raises(TextError, match="cannot encode the text: Unk token `<none>`"):

@@ -29,7 +29,7 @@ def test_loops_of_all_levels_are_counted_together(tokenizer: Tokenizer) -> None:
     assert render(tokenizer, NESTED, n=300) == "300"  # each rendering anew
 
 
-def test_nobody_brings_a_range_of_their_own(tokenizer: Tokenizer) -> None:
+def test_a_request_cannot_replace_range(tokenizer: Tokenizer) -> None:
     assert render(tokenizer, NESTED, n=2, range=7) == "2"
 
 

@@ -10,7 +10,7 @@ BACK = Preempted("a", 0, ("b", 0), 1, 1)
 
 
 def test_queue_times_add_up() -> None:
-    times = Timeline(arrived=1.0, line={"rows": 5.0, "step": 1.0})
+    times = Timeline(arrived=1.0, waits_before={"rows": 5.0, "step": 1.0})
     times.note(LET_IN, 4.0, {"rows": 6.5, "step": 1.25, "blocks": 0.0})
     assert times.started == 4.0
     # 1.5 s for rows; what is left was spent on steps, 0.25 s of it in line.
@@ -28,12 +28,12 @@ def test_only_the_first_admission_counts_and_every_preemption() -> None:
 
 
 def test_who_is_let_in_at_once_waited_for_nothing() -> None:
-    times = Timeline(arrived=2.0, line={"rows": 3.0})
+    times = Timeline(arrived=2.0, waits_before={"rows": 3.0})
     times.note(LET_IN, 2.0, {"rows": 3.0})
     assert times.queued == {}
 
 
-def test_metrics_are_what_was_told() -> None:
+def test_metrics_are_what_was_noted() -> None:
     times = Timeline(arrived=1.0)
     assert times.metrics(0).ttft is None
     times.note(LET_IN, 2.0, {})

@@ -47,13 +47,13 @@ function facts() {
   const drafts = allDrafts();
   if (drafts) {
     const right = (100 * drafts.accepted) / drafts.proposed;
-    found.splice(-1, 0, [`${right.toFixed(0)}%`, "of drafts stood"]);
+    found.splice(-1, 0, [`${right.toFixed(0)}%`, "of drafts accepted"]);
   }
   if (pauses.length) found.splice(2, 0, [clock(paused()), "of it idle"]);
   return found;
 }
 
-// How often each word about an end was said.
+// The number of ends by reason.
 function endings() {
   const ends = { __proto__: null };
   log.kind.forEach((what, i) => {
@@ -70,7 +70,7 @@ function paused() {
 
 function pausesInWords() {
   const all = `${many(pauses.length, "pause")}, ${clock(paused())} in all`;
-  return `${all}, in which nobody ran or waited: hatched, and not drawn to scale`;
+  return `${all}, in which no request ran or waited: hatched, and not drawn to scale`;
 }
 
 function blocksInWords() {

@@ -47,7 +47,7 @@ function roomIn(s) {
   return room;
 }
 
-// How many rows one number stands for.
+// How many rows one number is for.
 function numberedEvery() {
   const sizes = [1, 2, 5, 10, 20, 50, 100, 200, 500];
   return sizes.find((size) => size * view.row >= NUMBER) ?? 1000;
@@ -73,7 +73,7 @@ function drawChunks(g, s, { first, last }) {
   }
 }
 
-// A mark for each draft at the foot of its turn, from left to right: those that stood,
+// A mark for each draft at the foot of its turn, from left to right: those accepted,
 // then those that fell. Where not all have room there are none: some would mislead.
 function drawDrafts(g, s, { first, last }) {
   const foot = (lives[s].lane + 1) * view.row - view.top - 2 - MARK - 1;

@@ -1,4 +1,4 @@
-// What follows from the log: who was in which state, from when to when.
+// What follows from the log: the state of each sample, from when to when.
 
 import { draft, kind, log, sample, samples, step, text, turn, turns } from "./run.js";
 
@@ -24,12 +24,12 @@ export const PALETTE = [
   "wrong",
 ];
 
-// By sample: when it came and ended, its entries of the log, what became of its drafts by
-// the turn before the one that says so, as their step ran between the two, and its
+// By sample: when it came and ended, its entries of the log, the results of its drafts by
+// the turn before the one that has them, as their step ran between the two, and its
 // segments, as first turn, state and cached share of each, in one array.
 export const lives = [];
-export const held = []; // entries that say why who is next in line waits
-export const marks = []; // entries that stand in the ruler: preemptions, failed steps
+export const held = []; // entries with the cause for which the head of the queue waits
+export const marks = []; // entries shown in the ruler: preemptions, failed steps
 export const decided = []; // turns in which something out of the ordinary was decided
 export let logAt; // of a turn: its first entry of the log
 export let stepAt; // of a turn: its first step
@@ -46,7 +46,7 @@ export function build() {
   }
   draft.turn.forEach((t, i) => {
     const [proposed, accepted] = [draft.proposed[i], draft.accepted[i]];
-    lives[draft.who[i]]?.drafts.set(t - 1, { proposed, accepted });
+    lives[draft.sample[i]]?.drafts.set(t - 1, { proposed, accepted });
   });
   const quiet = [kind.Submit, kind.Chunk, kind.Present];
   log.turn.forEach((t, i) => {
@@ -55,7 +55,7 @@ export function build() {
     if (what === kind.Preempted || what === kind.Voided) marks.push(i);
     if (what === kind.Held) held.push(i);
     if (what === kind.Voided) lives.forEach((life) => unpromise(life, t));
-    if (lives[log.who[i]]) heed(lives[log.who[i]], i);
+    if (lives[log.sample[i]]) heed(lives[log.sample[i]], i);
   });
   logAt = starts(log.turn);
   stepAt = starts(step.turn);
@@ -159,10 +159,10 @@ export function waits(s, t) {
   return [WAIT, AGAIN].includes(stateAt(s, t));
 }
 
-// The last word about who was next in line, if that one still waits.
+// The last cause for which the head of the queue was blocked, if it still waits.
 export function front(t) {
   const i = held.findLast((one) => log.turn[one] <= t);
-  return i !== undefined && waits(log.who[i], t) ? [i] : [];
+  return i !== undefined && waits(log.sample[i], t) ? [i] : [];
 }
 
 // Whether a sample came in the recording; else it was there as that began.

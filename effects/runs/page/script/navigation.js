@@ -53,33 +53,33 @@ function showRow(lane) {
 }
 
 export function save() {
-  const said = new URLSearchParams({
+  const params = new URLSearchParams({
     turn: cursor + run.first,
     from: view.from.toPrecision(9),
     to: view.to.toPrecision(9),
     axis: axisName(),
   });
   if (chosen >= 0) {
-    said.set("request", text(sample.id[chosen]));
-    said.set("sample", sample.sample[chosen]);
+    params.set("request", text(sample.id[chosen]));
+    params.set("sample", sample.sample[chosen]);
   }
-  history.replaceState(null, "", `#${said}`);
+  history.replaceState(null, "", `#${params}`);
 }
 
 export function restore() {
-  const said = new URLSearchParams(location.hash.slice(1));
+  const params = new URLSearchParams(location.hash.slice(1));
   const number = (key, usual) =>
-    said.get(key) && Number.isFinite(+said.get(key)) ? +said.get(key) : usual;
-  axis(said.get("axis") ?? "time");
+    params.get(key) && Number.isFinite(+params.get(key)) ? +params.get(key) : usual;
+  axis(params.get("axis") ?? "time");
   look(number("from", 0), number("to", edge[turns]));
-  const who = lives.findLastIndex(
+  const found = lives.findLastIndex(
     (_, s) =>
-      text(sample.id[s]) === said.get("request") &&
+      text(sample.id[s]) === params.get("request") &&
       sample.sample[s] === number("sample", 0),
   );
-  choose(who, !said.has("from"));
-  const eventful = lives[who]?.born ?? firstOfInterest();
-  go(Math.round(number("turn", eventful + run.first)) - run.first, !said.has("from"));
+  choose(found, !params.has("from"));
+  const eventful = lives[found]?.born ?? firstOfInterest();
+  go(Math.round(number("turn", eventful + run.first)) - run.first, !params.has("from"));
 }
 
 // A turn to begin with, in which something can be seen.

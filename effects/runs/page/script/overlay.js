@@ -1,4 +1,4 @@
-// What lies over all panels: the turn that is told of, the frame in the whole run, and
+// What lies over all panels: the chosen turn, the frame in the whole run, and
 // the sequence that is chosen.
 
 import { GUTTER, PAD, edge, px, view, wide } from "./axis.js";

@@ -1,4 +1,4 @@
-// Pauses: time in which nobody ran and nobody waited.
+// Pauses: time in which no request ran or waited.
 //
 // A server that answers for a minute and then has nothing to do for an hour is drawn as
 // that minute, with a marked break. A time in which anybody runs or waits is never cut.
@@ -32,7 +32,7 @@ export function findPauses() {
   if (width > 0) pauses.push(...found.filter(({ length }) => length > width));
 }
 
-// The longest stretches of turns after each of which nobody is there.
+// The longest stretches of turns after each of which no request is there.
 function idle() {
   const found = [];
   for (let t = 0; t < turns; t++) {

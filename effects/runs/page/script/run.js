@@ -57,7 +57,7 @@ export function text(place) {
 }
 
 // The name of an entry's kind.
-export function said(i) {
+export function kindOf(i) {
   return Object.keys(kind)[log.kind[i]];
 }
 

@@ -4,7 +4,7 @@ import { seconds } from "./pauses.js";
 import { el, item } from "./dom.js";
 import { clock, count, many } from "./format.js";
 import { END, PALETTE, came, ended, lives } from "./lives.js";
-import { brief, log, run, said, sample, text } from "./run.js";
+import { brief, kindOf, log, run, sample, text } from "./run.js";
 
 const STATES = ["waiting", "in prefill", "writing", "waiting again"];
 const ENDS = {
@@ -20,14 +20,14 @@ export function passed(from, to) {
   return clock(seconds[to] - seconds[from]);
 }
 
-// What became of drafts.
-export function stood({ proposed, accepted }) {
-  return `${count(accepted)} of ${many(proposed, "draft")} stood`;
+// The results of drafts.
+export function draftsInWords({ proposed, accepted }) {
+  return `${count(accepted)} of ${many(proposed, "draft")} accepted`;
 }
 
 // A request's name as a button; the side panel knows what to do with `data-sample`.
 export function link(s) {
-  if (!lives[s]) return "somebody";
+  if (!lives[s]) return "another sequence";
   const name = brief(s, LINK);
   const made = el("button", { className: "link", title: text(sample.id[s]) });
   made.dataset.sample = s;
@@ -39,7 +39,7 @@ function and(place) {
   return text(place) ? `: ${text(place)}` : "";
 }
 
-// Why who is next in line does not move.
+// Why the head of the queue is not admitted.
 function blocked(i) {
   const available = `${count(log.c[i])} ${log.c[i] === 1 ? "is" : "are"} available`;
   const causes = {
@@ -49,19 +49,19 @@ function blocked(i) {
     budget: "the token budget of this step is spent",
     sibling: "another sample of its request is computing the prompt that they share",
     share: "its client has its share of seats, or of newcomers, while others run",
-    policy: `the scheduling policy (${run.policy}) holds it back`,
+    policy: `the scheduling policy (${run.policy}) defers it`,
   };
   return causes[text(log.a[i])] ?? text(log.a[i]);
 }
 
 // An entry of the log as a sentence about `name`.
-export function entry(i, name = link(log.who[i])) {
-  const about = { i, name, a: log.a[i], b: log.b[i], c: log.c[i], s: log.who[i] };
-  return heardSentence(about) ?? decidedSentence(about) ?? chunkSentence(about);
+export function entry(i, name = link(log.sample[i])) {
+  const about = { i, name, a: log.a[i], b: log.b[i], c: log.c[i], s: log.sample[i] };
+  return eventSentence(about) ?? decisionSentence(about) ?? chunkSentence(about);
 }
 
-function heardSentence({ i, name, a, b, s }) {
-  switch (said(i)) {
+function eventSentence({ i, name, a, b, s }) {
+  switch (kindOf(i)) {
     case "Present":
       return item([name, ` was ${STATES[a]} as this recording begins`]);
     case "Submit": {
@@ -91,9 +91,9 @@ function heardSentence({ i, name, a, b, s }) {
   }
 }
 
-function decidedSentence(about) {
+function decisionSentence(about) {
   const { i, name, a, b, c, s } = about;
-  switch (said(i)) {
+  switch (kindOf(i)) {
     case "Admitted":
       return admitted(about);
     case "Missed": {
@@ -117,8 +117,8 @@ function decidedSentence(about) {
     case "Ignored":
       return item([`a ${text(a)} means nothing here: ${text(b)}`]);
     case "Overruled": {
-      const asked = `${text(b)} when asked for ${text(a)}`;
-      const words = `the scheduling policy (${run.policy}) ${asked}`;
+      const answer = `${text(b)} when asked for ${text(a)}`;
+      const words = `the scheduling policy (${run.policy}) ${answer}`;
       return item([`${words}: first come, first served instead`], "wrong");
     }
     default:

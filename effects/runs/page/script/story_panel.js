@@ -6,7 +6,7 @@ import { PALETTE, came, draftsIn, front, held, lives, segments, waits } from "./
 import { seconds } from "./pauses.js";
 import { kind, log, sample, text, turns } from "./run.js";
 import { chosen } from "./selection.js";
-import { entry, passed, stood } from "./sentences.js";
+import { entry, passed, draftsInWords } from "./sentences.js";
 
 const ENTRIES = 200; // of a story that are shown
 const ID = 40; // letters of an id; more are folded away in its middle
@@ -58,40 +58,42 @@ function inShort(s, spent) {
   const { born, died, first, end } = lives[s];
   const about = text(sample.about[s]);
   const prompt = many(sample.prompt[s], "prompt token");
-  const said = [];
-  if (sample.n[s] > 1) said.push(`Sample ${sample.sample[s] + 1} of ${sample.n[s]}.`);
-  said.push(
+  const parts = [];
+  if (sample.n[s] > 1) parts.push(`Sample ${sample.sample[s] + 1} of ${sample.n[s]}.`);
+  parts.push(
     `${prompt}, at most ${count(sample.most[s])} to write${about && `; ${about}`}.`,
   );
-  if (!came(s)) said.push("It was there as this recording begins.");
-  else if (first >= 0) said.push(`First token after ${passed(born, first)}.`);
-  const parts = Object.entries(spent)
+  if (!came(s)) parts.push("It was there as this recording begins.");
+  else if (first >= 0) parts.push(`First token after ${passed(born, first)}.`);
+  const times = Object.entries(spent)
     .filter(([, time]) => time > 0)
     .map(([name, time]) => `${clock(time)} ${SPENT[name]}`);
   const how = `${end >= 0 ? "Ended" : "Not ended"} after`;
   const whole = passed(born, Math.min(died, turns - 1));
-  said.push(`${how} ${whole}${parts.length ? `: ${parts.join(", ")}` : ""}.`);
+  parts.push(`${how} ${whole}${times.length ? `: ${times.join(", ")}` : ""}.`);
   const drafts = draftsIn(lives[s].drafts.values());
   if (drafts) {
     const length = (1 + drafts.accepted / drafts.steps).toFixed(2);
     const steps = many(drafts.steps, "step");
-    said.push(`${stood(drafts)}, in ${steps} that brought ${length} tokens each.`);
+    const brought = `${steps} that brought ${length} tokens each`;
+    parts.push(`${draftsInWords(drafts)}, in ${brought}.`);
   }
-  return said.join(" ");
+  return parts.join(" ");
 }
 
-// Its own entries, and why those ahead of it in line waited while it did; several of one
-// sort in a row are told as one.
+// Its own entries, and why those ahead of it in the waiting queue waited while it did;
+// several of one sort in a row are shown as one.
 function story(s) {
   const { born, notes } = lives[s];
-  const ahead = held.filter((i) => log.who[i] !== s && waits(s, log.turn[i]));
+  const ahead = held.filter((i) => log.sample[i] !== s && waits(s, log.turn[i]));
   const inOrder = [...notes, ...ahead].sort((one, other) => one - other);
-  const told = [...new Set([notes[0], ...(came(s) ? front(born) : []), ...inOrder])];
+  const entries = [...new Set([notes[0], ...(came(s) ? front(born) : []), ...inOrder])];
   const items = [];
-  for (let n = 0, next; n < told.length; n = next) {
-    for (next = n + 1; next < told.length && alike(s, told[n], told[next]);) next++;
-    const t = Math.max(born, log.turn[told[n]]);
-    items.push(passage(s, told.slice(n, next)));
+  for (let n = 0, next; n < entries.length; n = next) {
+    next = n + 1;
+    while (next < entries.length && alike(s, entries[n], entries[next])) next++;
+    const t = Math.max(born, log.turn[entries[n]]);
+    items.push(passage(s, entries.slice(n, next)));
     const when = el("button", { className: "link" }, `+${passed(born, t)}`);
     when.dataset.turn = t;
     items.at(-1).prepend(when, " ");
@@ -100,7 +102,7 @@ function story(s) {
 }
 
 function isAhead(s, i) {
-  return log.who[i] !== s;
+  return log.sample[i] !== s;
 }
 
 function isChunk(s, i) {
@@ -123,5 +125,5 @@ function passage(s, entries) {
   if (!isAhead(s, i)) return entry(i, "it");
   const more = entries.length - 1;
   const others = more ? `; ${many(more, "more wait")} ahead of it` : "";
-  return item(["next in line: ", ...entry(i).childNodes, others], "held");
+  return item(["head of the queue: ", ...entry(i).childNodes, others], "held");
 }

@@ -1,4 +1,4 @@
-// What is said at the pointer.
+// The text at the pointer.
 
 import { GUTTER, turnAt, valueAt, view } from "./axis.js";
 import { pausesSeen } from "./canvas.js";
@@ -8,7 +8,7 @@ import { draftsAt, stateAt } from "./lives.js";
 import { seconds } from "./pauses.js";
 import { sampleAt } from "./rows.js";
 import { brief, run } from "./run.js";
-import { stood } from "./sentences.js";
+import { draftsInWords } from "./sentences.js";
 
 const TIP_LETTERS = 200; // of an id: a tip is where all of it can be read
 const DOING = ["ends", "waits", "writes", "", "reads its prompt", "waits again"];
@@ -45,9 +45,10 @@ function inWords(x, y) {
   if (s >= 0) {
     const when = `turn ${count(t + run.first)}, ${clock(seconds[t])}`;
     const drafts = draftsAt(s, t);
-    const also = drafts ? ` · ${stood(drafts)}` : "";
+    const also = drafts ? ` · ${draftsInWords(drafts)}` : "";
     return `request ${brief(s, TIP_LETTERS)} ${DOING[stateAt(s, t)]}${also} · ${when}`;
   }
   const pause = pauseAt(x);
-  return pause ? `nobody runs or waits for ${clock(pause.length)}: cut short here` : "";
+  if (!pause) return "";
+  return `no request runs or waits for ${clock(pause.length)}: cut short here`;
 }

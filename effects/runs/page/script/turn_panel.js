@@ -5,22 +5,22 @@ import { clock, count, many } from "./format.js";
 import { POOL } from "./canvas.js";
 import { draftsOf, front, logAt, stepAt } from "./lives.js";
 import { seconds } from "./pauses.js";
-import { log, run, said, step, turn } from "./run.js";
+import { kindOf, log, run, step, turn } from "./run.js";
 import { cursor } from "./selection.js";
-import { entry, link, stood } from "./sentences.js";
+import { entry, link, draftsInWords } from "./sentences.js";
 
 const NAMES = 20; // of those whose prompt a step reads
 
-const HEARD = ["Submit", "Cancel", "Finish", "Pause", "Failed", "Present"];
+const EVENTS = ["Submit", "Cancel", "Finish", "Pause", "Failed", "Present"];
 
 export function showTurn() {
   const t = cursor;
-  const heard = turn.done[t] < 0 ? [] : [resultsOf(t)];
+  const events = turn.done[t] < 0 ? [] : [resultsOf(t)];
   const decided = [];
   const read = [];
   for (let i = logAt[t]; i < logAt[t + 1]; i++) {
-    if (said(i) === "Chunk") read.push(i);
-    else (HEARD.includes(said(i)) ? heard : decided).push(entry(i));
+    if (kindOf(i) === "Chunk") read.push(i);
+    else (EVENTS.includes(kindOf(i)) ? events : decided).push(entry(i));
   }
   if (!decided.length) decided.push(item(["nothing out of the ordinary: all go on"]));
   $("turn").replaceChildren(
@@ -33,10 +33,10 @@ export function showTurn() {
     el(
       "p",
       { className: "soft" },
-      "In a turn the engine hears what happened, decides, and hands out the next step.",
+      "In a turn the engine folds events, schedules, and launches the next step.",
     ),
-    list("What it heard", heard),
-    list("What it decided, and why", decided),
+    list("Events", events),
+    list("Decisions, and why", decided),
     list("What runs next", stepsOf(t, read)),
     list("Where that leaves it", stateOf(t)),
   );
@@ -52,7 +52,7 @@ function showNow(t) {
 function resultsOf(t) {
   const tokens = many(turn.tokens[t], "new token");
   const drafts = draftsOf(t);
-  const also = drafts ? `, ${stood(drafts)}` : "";
+  const also = drafts ? `, ${draftsInWords(drafts)}` : "";
   return item([`step ${count(turn.done[t])} is done: ${tokens}${also}`]);
 }
 
@@ -88,7 +88,7 @@ function planned(k, chunks) {
   const shown = chunks.slice(0, NAMES);
   const names = shown.flatMap((i, n) => [
     n ? ", " : ": ",
-    link(log.who[i]),
+    link(log.sample[i]),
     ` (${count(log.b[i])})`,
   ]);
   const most = count(run.max_num_batched_tokens);
@@ -104,8 +104,8 @@ function stateOf(t) {
   const running = `${count(turn.running[t])} of at most ${count(run.max_num_seqs)}`;
   const state = [item([`${running} sequences run, ${count(turn.waiting[t])} wait`])];
   for (const i of front(t)) {
-    const when = ` (said in turn ${count(log.turn[i] + run.first)})`;
-    state.push(item(["next in line: ", ...entry(i).childNodes, when], "held"));
+    const when = ` (logged in turn ${count(log.turn[i] + run.first)})`;
+    state.push(item(["head of the queue: ", ...entry(i).childNodes, when], "held"));
   }
   const pool = Object.fromEntries(POOL.map((name) => [name, turn[name][t]]));
   const words = POOL.map((name) => `${count(pool[name])} ${name}`).join(", ");

@@ -3,7 +3,7 @@
 from minfer.effects.cli.compare.findings import Check, judged, verdict
 
 
-def test_what_is_bad_is_counted_and_the_first_told() -> None:
+def test_what_is_bad_is_counted_and_the_first_reported() -> None:
     assert judged("ids", [], "5 ids") == Check("ids", "pass", "5 ids")
     assert judged("ids", ["a"], "5 ids") == Check("ids", "fail", "5 ids; a")
     bad = ["a", "b", "c"]

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from minfer.values.checks import ConfigError as SettingError
 from tests.effects.tiny_fallback import CONFIGS, VOCAB, save
 

@@ -13,8 +13,8 @@ from minfer.effects.models.checkpoint import read_config
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.fallback import load_fallback, loading
 from minfer.effects.models.fallback.self_check import self_check
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from tests.effects.tiny_fallback import save
 
 

@@ -8,8 +8,8 @@ import torch
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.fallback import fallback_spec
 from minfer.effects.models.fallback.tracing import traced_attention
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.setup.settings import EngineArgs
 from tests.effects.tiny_fallback import save, tiny_config
 
 ARCHITECTURES = {

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from minfer.effects.runs.load.client import Load
-from minfer.effects.runs.load.prompts import RandomPrompts
+from minfer.effects.runs.load.load_client import LoadPlan
+from minfer.effects.runs.load.load_prompts import RandomPrompts
 
 Step = bytes | float  # what to send, or how many seconds to wait
 CLOSE: Final = -1.0  # the connection, at this step
@@ -130,7 +130,7 @@ def stub(
         thread.join()
 
 
-def load_on(url: str, count: int = 1, **more: Any) -> Load:
+def load_on(url: str, count: int = 1, **more: Any) -> LoadPlan:
     """A small load."""
     prompts = more.pop("prompts", RandomPrompts(4, 4))
-    return Load(f"{url}/v1/completions", "one", prompts, count, **more)
+    return LoadPlan(f"{url}/v1/completions", "one", prompts, count, **more)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.cli.bench import serve
-from minfer.effects.runs.load import metrics
-from minfer.effects.runs.load.client import Client, Outcome
+from minfer.effects.runs.load import load_metrics as metrics
 from minfer.effects.runs.load.command import bench_serve
-from minfer.effects.runs.load.record import LoadError
+from minfer.effects.runs.load.load_client import Client, Outcome
+from minfer.effects.runs.load.request_record import LoadError
 from minfer.values.checks import ConfigError
 from tests.effects.runs.load.stub import NEVER, WHOLE, Stub, plain, stream, stub, token
-from tests.effects.runs.load.test_options import options
+from tests.effects.runs.load.test_load_options import options
 
 FEW = ("--num-prompts", "6", "--max-concurrency", "2", "--random-input-len", "5")
 
@@ -174,7 +174,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_what_cannot_be_measured_or_saved_is_said_before_any_load(
+def test_what_cannot_be_measured_or_saved_is_reported_before_any_load(
     tmp_path: Path,
 ) -> None:
     with stub(plain(400, b'{"error": {"message": "no such field"}}')) as server:

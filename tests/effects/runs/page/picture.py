@@ -1,7 +1,7 @@
 """The picture of the viewer in the README: `python -m tests.effects.runs.page.picture`.
 
 A made-up afternoon: requests with ids as servers give them, some urgent, some cancelled,
-more than fit at once, and four minutes in which nobody came.
+more than fit at once, and four minutes without requests.
 """
 
 import sys
@@ -90,7 +90,7 @@ def main(picture: Path = PICTURE) -> int:
         write_page(page, "afternoon", CONFIG, turns())
         with browser(Path(folder) / "profile") as one:
             one.open(page)
-            one.value("choose(log.who[marks[0]]); go(log.turn[marks[0]])")
+            one.value("choose(log.sample[marks[0]]); go(log.turn[marks[0]])")
             one.value("new Promise((done) => setTimeout(done, 200))")
             picture.write_bytes(one.picture())
     print(f"{picture}: {picture.stat().st_size / 1e3:.0f} KB")

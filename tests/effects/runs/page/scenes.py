@@ -118,7 +118,11 @@ def entries(data: bytes) -> list[tuple[int, str, str, tuple[int, ...]]]:
     kinds, texts = [*head["kinds"]], head["texts"]
     cells = zip(*(columns[f"log.{one}"] for one in "abc"), strict=True)
     rows = zip(
-        columns["log.turn"], columns["log.kind"], columns["log.who"], cells, strict=True
+        columns["log.turn"],
+        columns["log.kind"],
+        columns["log.sample"],
+        cells,
+        strict=True,
     )
     names = [texts[place] for place in columns["sample.id"]] + [""]
     return [(turn, kinds[kind], names[who], found) for turn, kind, who, found in rows]

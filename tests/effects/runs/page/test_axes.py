@@ -53,7 +53,7 @@ def test_they_end_above_what_was_used(chromium: Browser, tmp_path: Path) -> None
 
 
 @seen
-def test_what_is_allowed_is_said(chromium: Browser, tmp_path: Path) -> None:
+def test_what_is_allowed_is_reported(chromium: Browser, tmp_path: Path) -> None:
     shown(chromium, tmp_path, roomy())
     used = chromium.value("used.blocks")
     assert f"At most {used} of 16,384 KV blocks (4 tokens each) were not free" in words(

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from minfer.effects.runs.page.make import page
+from minfer.effects.runs.recorded import wire_name
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Emit,
@@ -57,14 +58,14 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
         len(t) for emit in emits for t in emit.tokens
     )
     reasons = [reason for turn in turns for reason in turn.transition.reasons]
-    wanted = Counter(type(one).__name__ for one in reasons if not isinstance(one, Ended))
+    wanted = Counter(wire_name(one) for one in reasons if not isinstance(one, Ended))
     wanted["Finished"] = sum(len(emit.finished) for emit in emits)
     said = Counter(kind for _, kind, _, _ in entries(data))
     assert {kind: said[kind] for kind in wanted} == wanted
     drafts = [one for t in turns for one in judged(t.before, t.events, t.transition)]
     assert columns["draft.proposed"] == [one.proposed for one in drafts]
     assert columns["draft.accepted"] == [one.accepted for one in drafts]
-    ids = [head["texts"][columns["sample.id"][who]] for who in columns["draft.who"]]
+    ids = [head["texts"][columns["sample.id"][who]] for who in columns["draft.sample"]]
     assert ids == [one.id for one in drafts]
     about = {kind for _, kind, name, _ in entries(data) if not name}
     assert not about & {"Submit", "Chunk", "Admitted", "Held", "Preempted", "Finished"}

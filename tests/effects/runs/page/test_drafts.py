@@ -11,7 +11,7 @@ from tests.effects.runs.page.scenes import PIXEL, scene, seen, shown, spot, word
 
 
 def some_turn(run: Run, least: int = 1) -> Turn:
-    """The first in which of the drafts of "a" some stood, and some fell."""
+    """The first in which of the drafts of "a" some were accepted, and some rejected."""
     return next(
         turn
         for turn in run.turns
@@ -21,32 +21,34 @@ def some_turn(run: Run, least: int = 1) -> Turn:
 
 
 @seen
-def test_they_are_told_in_words(chromium: Browser, tmp_path: Path) -> None:
+def test_they_are_reported_in_words(chromium: Browser, tmp_path: Path) -> None:
     run = by_host()
     shown(chromium, tmp_path, (run.config, run.turns), "axis=turn")
     turn = some_turn(run)
     told = of(turn)
-    proposed, stood = sum(o.proposed for o in told), sum(o.accepted for o in told)
+    proposed, accepted = sum(o.proposed for o in told), sum(o.accepted for o in told)
     chromium.value(f"go({turn.number})")
     said = words(chromium, "#turn")
-    assert f"new tokens, {stood} of {proposed} drafts stood" in said
+    assert f"new tokens, {accepted} of {proposed} drafts accepted" in said
     chromium.value(f"go({turn.number - 1})")
     said = words(chromium, "#turn")
     assert f"3 sequences write a token, {proposed} drafts are verified" in said
     assert f"{3 + proposed} of at most 32 tokens" in said
     mine = next(one for one in told if one.id == "a")
     chromium.mouse("mouseMoved", *spot(chromium, "timeline", turn.number - 1, 0.5))
-    tip = f"writes \u00b7 {mine.accepted} of {mine.proposed} drafts stood \u00b7 turn"
+    tip = f"writes \u00b7 {mine.accepted} of {mine.proposed} drafts accepted \u00b7 turn"
     assert tip in words(chromium, "#tip")
     every = [one for turn in run.turns for one in of(turn) if one.id == "a"]
     chromium.value("choose(0)")
     steps = f"{sum(one.accepted for one in every)} of "
-    steps += f"{sum(one.proposed for one in every)} drafts stood, in {len(every)} steps"
+    steps += (
+        f"{sum(one.proposed for one in every)} drafts accepted, in {len(every)} steps"
+    )
     assert steps in words(chromium, "#story")
     chromium.value("choose(2)")
-    assert "drafts stood" not in words(chromium, "#story"), "nobody drafted for it"
-    assert "of drafts stood" in words(chromium, "#facts")
-    assert "drafts that stood" in words(chromium, "main")
+    assert "drafts accepted" not in words(chromium, "#story"), "nobody drafted for it"
+    assert "of drafts accepted" in words(chromium, "#facts")
+    assert "drafts accepted" in words(chromium, "main")
 
 
 @seen
@@ -63,8 +65,8 @@ def test_each_has_a_mark_where_there_is_room(chromium: Browser, tmp_path: Path) 
         )
         for place in range(mine.proposed)
     ]
-    stood = [colors["end"]] * mine.accepted
-    assert found == stood + [colors["draft"]] * (mine.proposed - mine.accepted)
+    accepted = [colors["end"]] * mine.accepted
+    assert found == accepted + [colors["draft"]] * (mine.proposed - mine.accepted)
     # Where there is no room for all of a turn's, there are none.
     run = by_device(tokens=110)
     shown(chromium, tmp_path, (run.config, run.turns), "axis=turn", wide=320)

@@ -5,7 +5,7 @@ from minfer.records.config import EngineConfig
 from tests.effects.runs.page.scenes import asked, turns_of, unpacked
 
 
-def test_who_has_a_name_keeps_it_when_another_is_ignored_or_refused() -> None:
+def test_a_sample_keeps_its_name_when_another_request_is_ignored_or_refused() -> None:
     config = EngineConfig(num_blocks=40, block_size=4, depth=1)
     turns = turns_of(
         config,
@@ -20,7 +20,7 @@ def test_who_has_a_name_keeps_it_when_another_is_ignored_or_refused() -> None:
     ends = [
         (who, head["texts"][a])
         for who, a, kind in zip(
-            columns["log.who"], columns["log.a"], columns["log.kind"], strict=True
+            columns["log.sample"], columns["log.a"], columns["log.kind"], strict=True
         )
         if [*head["kinds"]][kind] == "Finished"
     ]

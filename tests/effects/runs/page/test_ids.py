@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from minfer.effects.runs.recorded import wire_name
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Event
 from minfer.records.state import Turn
@@ -37,7 +38,7 @@ def run_of(ids: tuple[str, ...] = IDS) -> tuple[EngineConfig, list[Turn]]:
 @pytest.mark.parametrize("wide", [1280, 800])
 def test_they_break_no_panel(chromium: Browser, tmp_path: Path, wide: int) -> None:
     config, turns = run_of()
-    reasons = {type(one).__name__ for t in turns for one in t.transition.reasons}
+    reasons = {wire_name(one) for t in turns for one in t.transition.reasons}
     assert {"Admitted", "Held", "Preempted"} <= reasons
     shown(chromium, tmp_path, (config, turns), wide=wide)
     outside = """[...document.querySelectorAll('aside *, header *, #found, #found *')]
@@ -90,7 +91,7 @@ def test_they_are_folded_in_the_middle_and_whole_to_copy_and_on_hover(
 
 
 @seen
-def test_the_tip_tells_the_whole_id_and_stays_in_the_window(
+def test_the_tip_shows_the_whole_id_and_stays_in_the_window(
     chromium: Browser, tmp_path: Path
 ) -> None:
     shown(chromium, tmp_path, run_of())

@@ -42,8 +42,8 @@ def truth(turn: Turn) -> dict[tuple[str, int], set[int]]:
 @seen
 @pytest.mark.parametrize(
     "seed", [0, 1, 2, 33, 37]
-)  # in 33 who is planned gives way in that turn
-def test_the_page_tells_the_truth_about_every_sequence(
+)  # in 33 a planned sample is preempted in that turn
+def test_the_page_shows_the_states_of_every_sequence(
     chromium: Browser, tmp_path: Path, seed: int
 ) -> None:
     config, turns = recorded(seed, 120)

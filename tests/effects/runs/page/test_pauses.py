@@ -1,4 +1,4 @@
-"""Time in which nobody ran or waited is cut short, and the page says so."""
+"""Time in which no request ran or waited is cut short, and the page says so."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ MINUTE = 60.0
 def paused(
     pauses: dict[int, float], busy: bool = False
 ) -> tuple[EngineConfig, list[Turn]]:
-    """Three bursts of requests with nobody there for some turns before the second and the
+    """Three bursts of requests without requests for some turns before the second and the
     third; `pauses` makes turns begin later by so many seconds. With `busy`, one request
     runs all the time.
     """
@@ -83,7 +83,7 @@ def drawn_words(chromium: Browser) -> list[tuple[float, str]]:
 
 
 @seen
-def test_the_ruler_tells_the_time_on_both_sides_and_what_is_left_out(
+def test_the_ruler_shows_the_time_on_both_sides_and_what_is_left_out(
     chromium: Browser, tmp_path: Path
 ) -> None:
     shown(chromium, tmp_path, paused(PAUSES))
@@ -137,7 +137,7 @@ def test_the_pointer_says_how_long_a_pause_is(chromium: Browser, tmp_path: Path)
     for lane in range(9):  # in those of the sequences that ended as it began too
         chromium.mouse("mouseMoved", x, y + (lane + 0.5) * row)
         said = words(chromium, "#tip")
-        assert said == "nobody runs or waits for 3 min 20 s: cut short here"
+        assert said == "no request runs or waits for 3 min 20 s: cut short here"
         chromium.click(x, y + (lane + 0.5) * row)
         assert chromium.value("chosen") == -1
 
@@ -151,7 +151,7 @@ def test_a_time_in_which_anybody_runs_is_never_cut(
     assert chromium.value("document.getElementById('cut-pauses').hidden")
     assert chromium.value("edge.every((value, t) => value === seconds[t])")
     assert "idle" not in words(chromium, "header")
-    # Nor are moments in which nobody happens to be there.
+    # Nor are moments without requests.
     shown(chromium, tmp_path, scene())
     assert chromium.value("pauses.length") == 0
     shown(chromium, tmp_path, paused({40: 0.5}))

@@ -10,12 +10,13 @@ from minfer.records.messages import (
     Admitted,
     Reason,
 )
+from minfer.runs.wire_names import name_of
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import asked, scene, seen, shown, turns_of, words
 
 
 def test_every_reason_has_a_sentence() -> None:
-    kinds = {kind.__name__ for kind in get_args(Reason)} - {
+    kinds = {name_of(kind) for kind in get_args(Reason)} - {
         "Ended"
     }  # of which `Finished` tells
     assert kinds <= set(KINDS)
@@ -49,8 +50,8 @@ def test_it_says_why_in_plain_words(chromium: Browser, tmp_path: Path) -> None:
     assert "request first waits: the token budget of this step is spent" in at(6)
     assert "request huge is refused after 0 tokens: the prompt has 64 tokens" in at(8)
     assert "request first waits: it needs 9 blocks, 3 are available" in at(9)
-    assert "next in line: request first waits: it needs 9 blocks" in at(10)
-    assert "(said in turn 9)" in at(10)
+    assert "head of the queue: request first waits: it needs 9 blocks" in at(10)
+    assert "(logged in turn 9)" in at(10)
     assert "request gone is not wanted any more: cancel" in at(10)
     assert "request gone is cancelled after 0 tokens" in at(10)
     assert (
@@ -66,7 +67,7 @@ def test_it_says_why_in_plain_words(chromium: Browser, tmp_path: Path) -> None:
     chromium.value("choose(1)")
     assert "; priority -1, client Ann." in words(chromium, "#story")
     chromium.value("choose(2)")
-    assert "next in line: request first waits: the token budget" in words(
+    assert "head of the queue: request first waits: the token budget" in words(
         chromium, "#story"
     )
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from attrs import define
 
-from minfer.effects.text.grammars.lines import Lines, fill
-from minfer.effects.text.grammars.protocol import GrammarError, Move
+from minfer.effects.text.grammars.mask_lines import Lines, fill
+from minfer.effects.text.grammars.protocol import GrammarError, MatcherUpdate
 
 
 @define(kw_only=True)
@@ -15,10 +15,12 @@ class OneByOne:
     words: int = 1  # of a line
     never: frozenset[int] = frozenset()
 
-    def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
+    def masks(
+        self, updates: Sequence[MatcherUpdate], lines: Lines
+    ) -> dict[int, GrammarError]:
         """As `Compiler` says."""
         errors = {}
-        for move in moves:
+        for move in updates:
             try:
                 move.matcher.rollback(move.back)
                 move.matcher.advance(move.tokens)

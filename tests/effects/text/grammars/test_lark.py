@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from minfer.effects.text.grammars.lark import MOST_DEEP, as_compiled, checked_lark
+from minfer.effects.text.grammars.lark import MOST_DEEP, check_lark, to_compiled_lark
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.sampling.structured import MAX_CONSTRAINT
 from tests.effects.text.grammars.bundled import ids, matcher, refusal, takes
@@ -15,7 +15,7 @@ from tests.quick import at_most
 
 def refused(text: str) -> str:
     with pytest.raises(GrammarError) as caught:
-        checked_lark(text, "grammar")
+        check_lark(text, "grammar")
     assert caught.value.param == "grammar"
     return str(caught.value)
 
@@ -56,7 +56,9 @@ def test_as_many_rules_as_may_be_in_a_line_can_be_compiled() -> None:
         ("root ::= x x\nx ::= [b]+", "bbb"),
     ],
 )
-def test_a_letter_that_must_come_for_ever_stops_nobody(grammar: str, text: str) -> None:
+def test_a_letter_that_must_come_for_ever_blocks_no_thread(
+    grammar: str, text: str
+) -> None:
     walk = matcher(grammar=grammar)
     walk.advance(ids(text))
     assert walk.mask()
@@ -64,7 +66,7 @@ def test_a_letter_that_must_come_for_ever_stops_nobody(grammar: str, text: str) 
 
 def test_brackets_beside_each_other_are_not_deep() -> None:
     grammar = "start: " + " ".join(['("a" | "b")'] * 2 * MOST_DEEP)
-    assert checked_lark(grammar, "grammar") == grammar
+    assert check_lark(grammar, "grammar") == grammar
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_schemas_in_a_grammar_are_checked_as_others_are(schema: str, why: str) -
     ],
 )
 def test_what_is_within_words_is_left_as_it_is(grammar: str) -> None:
-    assert checked_lark(grammar, "grammar") == grammar
+    assert check_lark(grammar, "grammar") == grammar
 
 
 def test_a_schema_keeps_its_options_and_what_is_behind_it() -> None:
@@ -107,10 +109,10 @@ def test_markers_are_referred_to_by_name() -> None:
     walk = matcher(grammar=grammar)
     walk.advance([*ids("<think>"), *ids("a"), *ids("</think>")])
     assert walk.must_end
-    found = as_compiled(grammar, {"<think>": 7, "</think>": 8}, "grammar")
+    found = to_compiled_lark(grammar, {"<think>": 7, "</think>": 8}, "grammar")
     assert found.startswith('start: "<think>" | <[7]> "a" <[8]>  # <none>\n%')
     assert "no marker '<thin>'" in str(refusal(grammar="start: <thin>"))
-    assert as_compiled("start: <[7]> <[^3-5]>", {}, "").startswith(
+    assert to_compiled_lark("start: <[7]> <[^3-5]>", {}, "").startswith(
         "start: <[7]> <[^3-5]>\n"
     )
 
@@ -119,4 +121,4 @@ def test_markers_are_referred_to_by_name() -> None:
 def test_to_read_one_takes_little_time(sign: str) -> None:
     text = sign * (MAX_CONSTRAINT // len(sign))
     with at_most(1), contextlib.suppress(GrammarError):
-        checked_lark(text, "grammar")
+        check_lark(text, "grammar")

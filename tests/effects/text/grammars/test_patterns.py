@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from minfer.effects.text.grammars.patterns import rewritten
+from minfer.effects.text.grammars.patterns import rewrite_pattern
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.tools.forms import Callee, Calling, arguments_schema, grammar
 from tests.circles import claimed, long
@@ -302,6 +302,6 @@ def test_two_patterns_that_are_the_same_are_refused() -> None:
 
 
 def test_sets_are_left_whole_where_that_is_safe() -> None:
-    assert rewritten("^[^a]$") == "^[^a]$"
-    assert rewritten('^[^"]$') == r"^[[^\x{22}]--\x{1}]$"
-    assert rewritten('^[^"\x05]$') == r"^[^\x{22}\x{5}]$"
+    assert rewrite_pattern("^[^a]$") == "^[^a]$"
+    assert rewrite_pattern('^[^"]$') == r"^[[^\x{22}]--\x{1}]$"
+    assert rewrite_pattern('^[^"\x05]$') == r"^[^\x{22}\x{5}]$"

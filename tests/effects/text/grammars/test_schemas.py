@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.schemas import checked_schema
+from minfer.effects.text.grammars.schemas import check_schema
 from tests.effects.text.grammars.bundled import refusal, takes_value
 from tests.quick import at_most
 
 
 def refused(schema: Any) -> str:
     with pytest.raises(GrammarError) as caught:
-        checked_schema(schema if isinstance(schema, str) else json.dumps(schema), "json")
+        check_schema(schema if isinstance(schema, str) else json.dumps(schema), "json")
     assert caught.value.param == "json"
     return str(caught.value)
 
@@ -108,7 +108,7 @@ def test_a_pattern_does_not_end_within_an_escape(place: str) -> None:
     if place == "patternProperties":
         wrong, right = {wrong: {}}, {right: {}}
     assert "ends with a single backslash" in refused({"items": {place: wrong}})
-    assert checked_schema(json.dumps({place: right}), "json")
+    assert check_schema(json.dumps({place: right}), "json")
 
 
 def test_a_lone_surrogate_is_called_so() -> None:
@@ -138,7 +138,7 @@ def test_comments_and_what_asks_for_nothing_are_taken() -> None:
         "type": "array",
         "uniqueItems": False,
     }
-    assert "uniqueItems" not in json.loads(checked_schema(json.dumps(schema), "json"))
+    assert "uniqueItems" not in json.loads(check_schema(json.dumps(schema), "json"))
     assert takes_value(schema, [1])
 
 

@@ -128,7 +128,7 @@ def ended(compiler: Compiler, waits: list[Future[Grammar]]) -> list[str]:
     return [one for one in compiler.asked if not one.startswith("busy")]
 
 
-def test_what_nobody_waits_for_any_more_is_not_compiled(
+def test_a_constraint_without_waiters_is_not_compiled(
     busy: tuple[Compiler, Grammars],
 ) -> None:
     compiler, store = busy
@@ -141,7 +141,7 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(
     assert sorted(found) == ["b", "c"]
 
 
-def test_who_leaves_what_is_being_compiled_leaves_it_to_who_asks_next(
+def test_a_cancelled_compilation_that_runs_is_kept_for_the_next_request(
     busy: tuple[Compiler, Grammars],
 ) -> None:
     compiler, store = busy
@@ -191,7 +191,7 @@ def test_a_client_may_have_its_share_of_the_line(
     assert not store.crowded("me")
 
 
-def test_who_waits_is_told_when_it_is_closed(busy: tuple[Compiler, Grammars]) -> None:
+def test_waiters_are_cancelled_when_it_is_closed(busy: tuple[Compiler, Grammars]) -> None:
     _, store = busy
     wait = store.begin(asked("a"))
     store.close()
@@ -214,10 +214,10 @@ def test_what_is_wrong_with_the_machine_is_tried_again() -> None:
 def test_matchers_that_are_idle_are_kept_until_it_is_closed() -> None:
     store = Grammars(Compiler)
     walker: Any = Walker()
-    store.give_back(asked("a"), walker, 3)
+    store.release_matcher(asked("a"), walker, 3)
     assert store.idle(asked("b")) is None
     again: Any = store.idle(asked("a"))
     assert again is walker
-    store.give_back(asked("a"), walker, 3)
+    store.release_matcher(asked("a"), walker, 3)
     store.close()
     assert store.idle(asked("a")) is None

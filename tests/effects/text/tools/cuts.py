@@ -11,10 +11,10 @@ from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
     CallStart,
-    Content,
+    ContentDelta,
     Delta,
-    Reasoning,
-    merged,
+    ReasoningDelta,
+    merge,
 )
 from minfer.effects.text.tools.formats import REASONING, TOOLS
 from minfer.effects.text.tools.offered import Offered
@@ -62,7 +62,7 @@ def fed(one: Parser, pieces: Iterable[str]) -> list[Delta]:
             assert delta.id not in ids
             ids.add(delta.id)
             deltas.append(CallStart(delta.index, "", delta.name))
-        elif deltas and (both := merged(deltas[-1], delta)) is not None:
+        elif deltas and (both := merge(deltas[-1], delta)) is not None:
             deltas[-1] = both
         else:
             deltas.append(delta)
@@ -106,11 +106,11 @@ def told(deltas: Iterable[Delta]) -> Found:
     running = False
     for delta in deltas:
         match delta:
-            case Content(text):
+            case ContentDelta(text):
                 assert text
                 assert not running
                 all_of.content += text
-            case Reasoning(text):
+            case ReasoningDelta(text):
                 assert text
                 assert not running
                 all_of.reasoning += text

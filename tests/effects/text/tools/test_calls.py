@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.effects.text.tools.deltas import Arguments, CallStart, Content
+from minfer.effects.text.tools.deltas import Arguments, CallStart, ContentDelta
 from tests.effects.text.tools.cuts import found, parser
 
 
@@ -48,7 +48,9 @@ def test_line_breaks_within_strings_become_escapes() -> None:
 
 def test_arguments_go_out_as_they_come() -> None:
     one = parser("hermes")
-    assert one.push('Hm.<tool_call>{"name": "add", "arguments": ') == [Content("Hm.")]
+    assert one.push('Hm.<tool_call>{"name": "add", "arguments": ') == [
+        ContentDelta("Hm.")
+    ]
     start, first = one.push('{"a')
     assert isinstance(start, CallStart)
     assert (start.index, start.name, first) == (0, "add", Arguments(0, '{"a'))
@@ -64,6 +66,6 @@ def test_arguments_before_the_name_are_held() -> None:
 
 def test_nothing_that_may_be_a_marker_goes_out() -> None:
     one = parser("hermes")
-    assert one.push("a <tool_cal") == [Content("a")]
-    assert one.push("m <") == [Content(" <tool_calm")]
-    assert one.push("", final=True) == [Content(" <")]
+    assert one.push("a <tool_cal") == [ContentDelta("a")]
+    assert one.push("m <") == [ContentDelta(" <tool_calm")]
+    assert one.push("", final=True) == [ContentDelta(" <")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.effects.text.tools.deltas import CallStart, Content
+from minfer.effects.text.tools.deltas import CallStart, ContentDelta
 from minfer.effects.text.tools.formats import NONE, Parsers, Parsing, UnknownFormatError
 
 CALL = '<tool_call>{"name": "f"}</tool_call>'
@@ -34,7 +34,7 @@ def test_what_a_template_shows(template: str | None, tools: str, reasoning: str)
     assert Parsers().settled(template) == Parsers(tools, reasoning)
 
 
-def test_what_it_is_told() -> None:
+def test_its_metrics() -> None:
     told = Parsers("mistral", "none").settled("<tool_call></think>")
     assert told == Parsers("mistral", NONE)
     assert Parsers(reasoning="think").settled(None) == Parsers(NONE, "think")
@@ -69,4 +69,6 @@ def test_what_a_parser_has_to_see() -> None:
 def test_calls_are_looked_for_where_there_are_tools() -> None:
     first = Parsing(tools="hermes", names=("f",)).parser().push(CALL, final=True)[0]
     assert isinstance(first, CallStart)
-    assert Parsing(reasoning="think").parser().push(CALL, final=True) == [Content(CALL)]
+    assert Parsing(reasoning="think").parser().push(CALL, final=True) == [
+        ContentDelta(CALL)
+    ]

@@ -8,9 +8,9 @@ import pytest
 from attrs import evolve
 from tokenizers import AddedToken, Tokenizer
 
-from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
+from minfer.effects.text.grammars.grammar_text import json_rule
+from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.spelled import json_rule
 from minfer.effects.text.tools import deepseek, harmony
 from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.forms import (
@@ -243,7 +243,7 @@ def test_reasoning_comes_before(form: str, marked: bool, thinking: Any) -> None:
             assert takes(f"{begun}\n\nHi.", bound) is not must
 
 
-def test_any_object_may_be_the_arguments_of_who_is_not_strict() -> None:
+def test_any_object_may_be_the_arguments_of_a_tool_that_is_not_strict() -> None:
     loose = evolve(calling("json", must=False), callees=(Callee("add", OBJECT),))
     takes = vocabulary(marked=False).takes
     assert takes(BAD, loose)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
-from minfer.effects.text.grammars.spelled import json_rule
+from minfer.effects.text.grammars.grammar_text import json_rule
+from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
 from minfer.effects.text.tools.forms import grammar
 from minfer.effects.text.tools.harmony_forms import CALL
 from minfer.sampling.structured import StructuredOutputs

@@ -7,7 +7,7 @@ import pytest
 
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.tools.forms import Callee, Calling
-from minfer.effects.text.tools.tag_forms import tagged
+from minfer.effects.text.tools.tag_forms import tag_form
 from tests.effects.text.tools.test_forms import vocabulary
 from tests.effects.text.tools.test_qwen_coder import call
 
@@ -85,4 +85,4 @@ def test_any_object_has_any_parameters() -> None:
 )
 def test_what_cannot_be_enforced(schema: dict[str, Any], says: str) -> None:
     with pytest.raises(GrammarError, match=says):
-        tagged("f", 0, json.dumps({"type": "object", **schema}))
+        tag_form("f", 0, json.dumps({"type": "object", **schema}))

@@ -1,0 +1,296 @@
+"""The structure of the code in figures: folders, imports, cycles, and how long files are.
+Of this tree, or another.
+
+    python -m bench.structure                     this tree
+    python -m bench.structure --before TREE       another one beside it
+
+An import is a pair of files of which one imports the other: at its top, inside a
+function, for type checkers only, or by a module's full name in a string. Imports are
+looked at on two levels. Between folders: those of effects/, kernels/, and minfer/ with
+its two followers, runs/ and testing/. And inside each of these: between its subfolders,
+and its own files, each of which counts as a folder there. The links minfer/effects and
+minfer/kernels are replaced by their folders.
+
+A cycle is a group of folders that all import each other, directly or through others. An
+import is upward if it leads to a higher layer, or to another folder of the same layer
+(`LAYERS`). That files have no cycle is tested by tests/test_architecture.py. Lengths of
+functions include signature and docstring. Markup, data and generated files are left out.
+"""
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).resolve().parents[1]
+# From the top down; folders of one layer do not import each other.
+LAYERS: Final = (
+    ("effects/cli",),
+    ("effects/serving", "effects/runs"),
+    ("effects/live",),
+    ("effects/setup", "effects/text"),
+    ("effects/execution",),
+    ("effects/models",),
+    ("kernels",),
+    ("minfer/testing",),
+    ("minfer/runs",),
+    ("minfer",),
+)
+# Likewise for the subfolders of each folder, one in each layer.
+SUBFOLDERS: Final = {
+    "minfer": "testing runs committing speculate planning lifecycle policies records "
+    "sampling blocks values",
+    "effects/cli": "bench compare",
+    "effects/serving": "processes input_workers tokens observability openai anthropic "
+    "request_parsing access wire page",
+    "effects/runs": "load page",
+    "effects/live": "input_processing engine link beams constraints journal",
+    "effects/text": "tools grammars",
+    "effects/execution": "warming running cuda packing cpu device",
+    "effects/models": "fallback",
+}
+EXCEPTIONS: Final = (
+    "minfer/__init__.py",
+    "minfer/__main__.py",
+    "minfer/testing/__init__.py",
+)
+WIDE: Final = 90  # columns
+LONG: Final = 40  # lines of a function
+LONGEST: Final = 60
+LARGE: Final = 350  # lines of a file
+
+Import = tuple[str, str]  # which imports which
+
+
+def sources(tree: Path) -> list[Path]:
+    """The files of the product, by their own folders and not by links."""
+    tops = (tree / name for name in ("minfer", "effects", "kernels"))
+    files = (path for top in tops for path in sorted(top.rglob("*.py")))
+    linked = (tree / "minfer" / "effects", tree / "minfer" / "kernels")
+    return [path for path in files if not any(path.is_relative_to(one) for one in linked)]
+
+
+def module_of(tree: Path, path: Path) -> str:
+    """The name by which a file is imported."""
+    parts = path.relative_to(tree).with_suffix("").parts
+    inside = parts if parts[0] == "minfer" else ("minfer", *parts)
+    return ".".join(inside).removesuffix(".__init__")
+
+
+def imported(path: Path, modules: Collection[str]) -> set[str]:
+    """The modules of minfer that a file imports, or names in a string."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found & set(modules)
+
+
+def has_no_code(path: Path) -> bool:
+    """Whether a file is that of a package without code of its own."""
+    nodes = ast.parse(path.read_text("utf-8")).body
+    return path.name == "__init__.py" and all(isinstance(n, ast.Expr) for n in nodes)
+
+
+def file_imports(tree: Path) -> set[Import]:
+    """Which file imports which, by their paths in the tree."""
+    files = {module_of(tree, path): path for path in sources(tree)}
+    names = {name: str(path.relative_to(tree)) for name, path in files.items()}
+    known = {name for name, path in files.items() if not has_no_code(path)}
+    return {
+        (names[name], names[module])
+        for name, path in files.items()
+        if names[name] not in EXCEPTIONS
+        for module in imported(path, known - {name})
+    }
+
+
+LAYER_OF: Final = {name: number for number, names in enumerate(LAYERS) for name in names}
+LAYER_INSIDE: Final = {
+    f"{folder}/{name}": number
+    for folder, names in SUBFOLDERS.items()
+    for number, name in enumerate(names.split())
+}
+
+
+def folder_of(path: str) -> str:
+    """The folder of a layer that a file is in; its own folder if that is in none."""
+    above = [*map(str, Path(path).parents)]
+    return next((one for one in above if one in LAYER_OF), above[0])
+
+
+def part_of(folder: str, path: str) -> str:
+    """The subfolder of a folder that a file is in, or the file if it is in none."""
+    return f"{folder}/{Path(path).relative_to(folder).parts[0]}"
+
+
+def between_folders(found: set[Import]) -> set[Import]:
+    """The imports between folders."""
+    pairs = {(folder_of(one), folder_of(other)) for one, other in found}
+    return {(one, other) for one, other in pairs if one != other}
+
+
+def inside_folders(found: set[Import]) -> set[Import]:
+    """The imports between the parts of a folder, of all folders."""
+    tops = [name for names in LAYERS for name in names]
+    tops = [one for one in tops if not one.startswith("minfer/")]  # parts of minfer, here
+    pairs = {
+        (part_of(top, one), part_of(top, other))
+        for one, other in found
+        for top in tops
+        if one.startswith(f"{top}/") and other.startswith(f"{top}/")
+    }
+    return {(one, other) for one, other in pairs if one != other}
+
+
+def is_upward(pair: Import) -> bool:
+    """Whether an import leads to a higher layer, or to another folder of its layer. Files
+    are in no layer; a folder in none counts as above all.
+    """
+    if any(name.endswith(".py") for name in pair):
+        return False
+    inside = all(name in LAYER_INSIDE for name in pair)
+    layers = LAYER_INSIDE if inside else LAYER_OF
+    one, other = (layers.get(name, -1) for name in pair)
+    return other <= one
+
+
+def cycles(found: set[Import]) -> list[list[str]]:
+    """The groups of folders that import each other, directly or through others."""
+    targets = defaultdict[str, set[str]](set)
+    for one, other in found:
+        targets[one].add(other)
+
+    def reached(name: str) -> set[str]:
+        seen, left = set[str](), [name]
+        while left:
+            new = targets[left.pop()] - seen
+            seen |= new
+            left += new
+        return seen
+
+    reach = {name: reached(name) for name in tuple(targets)}
+    groups = {
+        frozenset(other for other in names if name in reach.get(other, ()))
+        for name, names in reach.items()
+    }
+    return sorted(sorted(group) for group in groups if group)
+
+
+def functions(path: Path) -> Iterator[tuple[int, str]]:
+    """The lengths of a file's functions, with their names."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            end = node.end_lineno or node.lineno
+            yield end - node.lineno + 1, node.name
+
+
+def skips(files: list[Path]) -> int:
+    """The number of places that the formatter leaves alone."""
+    return sum(path.read_text("utf-8").count("# fmt: " + "skip") for path in files)
+
+
+def flat_files(tree: Path) -> list[Path]:
+    """The files of the core that are in no subfolder."""
+    return sorted((tree / "minfer").glob("*.py"))
+
+
+def import_figures(tree: Path) -> dict[str, int]:
+    """The figures of a tree's imports, on both levels."""
+    found = file_imports(tree)
+    outer, inner = between_folders(found), inside_folders(found)
+    return {
+        "imports between folders": len(outer),
+        "cycles of folders": len(cycles(outer)),
+        "upward imports": sum(map(is_upward, outer)),
+        "imports inside folders": len(inner),
+        "cycles inside folders": len(cycles(inner)),
+        "upward imports inside folders": sum(map(is_upward, inner)),
+        "flat files in minfer/": len(flat_files(tree)),
+    }
+
+
+def figures(tree: Path) -> dict[str, Any]:
+    """All figures of a tree."""
+    files = sources(tree)
+    lines = {path: path.read_text("utf-8").splitlines() for path in files}
+    tests = sorted((tree / "tests").rglob("*.py"))
+    bench = sorted((tree / "bench").rglob("*.py"))
+    lengths = sorted(
+        (length, f"{path.relative_to(tree)}: {name}")
+        for path in files
+        for length, name in functions(path)
+    )
+    biggest = max(files, key=lambda path: len(lines[path]))
+    return {
+        "files": len(files),
+        "lines": sum(map(len, lines.values())),
+        "folders": len({path.parent for path in files}),
+        **import_figures(tree),
+        "biggest file": f"{biggest.relative_to(tree)} ({len(lines[biggest])})",
+        f"files over {LARGE} lines": sum(len(each) > LARGE for each in lines.values()),
+        f"functions over {LONG} lines": sum(length > LONG for length, _ in lengths),
+        f"functions over {LONGEST} lines": sum(length > LONGEST for length, _ in lengths),
+        "longest function": "{1} ({0})".format(*lengths[-1]),
+        "fmt: skip": skips(files),
+        "fmt: skip in tests and bench": skips([*tests, *bench]),
+        f"lines over {WIDE} columns": sum(
+            len(line) > WIDE for each in lines.values() for line in each
+        ),
+    }
+
+
+def commit(tree: Path) -> str:
+    """The commit of a tree, as far as it has one."""
+    command = ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "?"
+
+
+def import_lines(tree: Path, *, every: bool) -> Iterator[str]:
+    """The imports of cycles, and upward ones, on both levels; or `every` one."""
+    found = file_imports(tree)
+    for pairs in (between_folders(found), inside_folders(found)):
+        groups = cycles(pairs)
+        for one, other in sorted(pairs):
+            in_cycle = any(one in group and other in group for group in groups)
+            marks = ["CYCLE"] * in_cycle + ["UPWARD"] * is_upward((one, other))
+            if every or marks:
+                yield " ".join([one, "->", other, *marks])
+
+
+def main() -> int:
+    """Print the figures; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--before", type=Path, help="another tree, beside this one")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--arrows", action="store_true", help="list all imports, too")
+    options = parser.parse_args()
+    trees = [HERE] if options.before is None else [options.before.resolve(), HERE]
+    columns = {commit(tree): figures(tree) for tree in trees}
+    if options.json:
+        print(json.dumps(columns, indent=1))
+        return 0
+    names = [*next(iter(columns.values()))]
+    width = max(map(len, names))
+    print(" " * width, *(f"{name:>24}" for name in columns))
+    for what in names:
+        cells = (f"{column[what]!s:>24}" for column in columns.values())
+        print(f"{what:<{width}}", *cells)
+    for line in import_lines(HERE, every=options.arrows):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""`minfer explain`: where one request's time went, and why, from a journal. Imports no
+torch.
+
+The parts of a sample add up to its latency, which begins with the turn that took the
+request in. A client's id may stand for several requests, of several runs
+(`minfer.effects.live.request_names`): then each of them is explained.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import asdict
+
+from minfer.effects.live.journal.journal_files import RunFiles, journals_with, runs_in
+from minfer.effects.live.request_names import answer_of, named_by, searches_named
+from minfer.effects.runs.explain_list import ListedRequest, lines, list_requests
+from minfer.effects.runs.explain_list import figures as listed_figures
+from minfer.effects.runs.explain_search import render_search, search_figures
+from minfer.effects.runs.recorded import read_each, wire_name
+from minfer.effects.runs.report import draft_figures
+from minfer.records.config import EngineConfig
+from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
+from minfer.runs.explain import explain as explained
+from minfer.runs.journal import JournalError
+from minfer.runs.lives import Gap, Life, Spent, Where
+from minfer.runs.prefixes import Prefix
+from minfer.runs.redact import redacted_config
+from minfer.runs.replay import Journal
+
+SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are shown
+_IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
+_KINDS: Final = {  # of time, in the order of the output
+    "before": "before the journal begins",
+    "line": "head of the queue, waiting for: {cause}",
+    "behind": "behind others in the queue, which waited for: {cause}",
+    "prefill": f"prefill: {_IN}",
+    "queued": "admitted, while a step before its own ran",
+    "stalled": "running, but in no step",
+    "recompute": f"prefill of what it lost: {_IN}",
+    "decode": f"decode: {_IN}",
+    "failed": "in steps that failed, or behind them",
+}
+_REASONS: Final = {
+    "Held": "head of the queue, blocked by: {cause}",
+    "Admitted": "admitted; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
+    "Preempted": (
+        "{id!r} ({sample}) was preempted for {by[0]!r} ({by[1]}): KV of {computed:,} "
+        "tokens"
+    ),
+    "Voided": "step {step} failed with it: {error!r}",
+}
+_GAP: Final = (
+    "  longest time between outputs: {0}, turn {since:,} to {turn:,}, when step {step} "
+    "ended: {tokens:,} tokens in {rows:,} rows"
+)
+_DRAFTS: Final = (
+    "  drafts: {accepted:,} of {proposed:,} accepted ({rate:.0%}), in {rows:,} steps "
+    "that brought {length:.2f} tokens each"
+)
+_PREFIX: Final = (
+    "{title}: {hit:,} of {known:,} tokens were cached; block {block:,} at token {hit:,} "
+    "{because}\n"
+    "  with one of {earlier:,} sequences of its cache salt it shares {shared:,} tokens; "
+    "{computed:,} had KV\n"
+    "  hit by block size, had nothing been evicted: {sizes}"
+)
+_BECAUSE: Final = {  # reasons why the first missing block was missing
+    "evicted": "had been, and was evicted",
+    "pending": "was another's too, but not cached yet",
+    "passed": "was computed, and was evicted or given back behind the window",
+    "differs": "begins as another's, but goes on differently",
+    "new": "was never there",
+    "": "is the first that may not be: one token is always computed",
+}
+
+
+def explain_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `minfer explain`."""
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="a journal, or the folder of --journal: all runs in it",
+    )
+    parser.add_argument(
+        "request",
+        metavar="REQUEST",
+        nargs="?",
+        help="the id of an answer, such as chatcmpl-42, of a beam search, or of a "
+        "request as the list names it; without it, requests are listed",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def explain(options: argparse.Namespace) -> int:
+    """Explain a request, or list them; returns the exit code. Raises JournalError."""
+    name = options.request
+    if name is None:
+        return _list_requests(options)
+    # Engines that died, and those that continued their requests, have a run each.
+    journals = journals_with(options.file, answer_of(name))
+    try:
+        found = [one for journal in journals for one in _explain_in(journal, name)]
+        if not found:  # then all existing ones are listed
+            last = journals[-1]
+            found = [figures(last.config, explained(last.config, last.turns(), name))]
+    except UnknownRequestError as error:
+        remedy = f"minfer explain {options.file} lists all"
+        raise JournalError(f"{options.file}: {error}; {remedy}") from None
+    first, *others = found
+    if options.json:
+        print(json.dumps({**first, "others": others}))
+    else:
+        print("\n\n".join("\n".join(_render(one)) for one in found))
+    return 0
+
+
+def _list_requests(options: argparse.Namespace) -> int:
+    """List the requests of every run; returns the exit code. Raises JournalError."""
+
+    def find(run: RunFiles) -> list[ListedRequest]:
+        return list_requests(run.open().turns(), run.name)
+
+    found, code = read_each(runs_in(options.file), find)
+    every = [one for requests in found for one in requests]
+    shown = lines(every, str(options.file))
+    print(json.dumps(listed_figures(every)) if options.json else "\n".join(shown))
+    return code
+
+
+def _explain_in(journal: Journal, name: str) -> list[dict[str, Any]]:
+    """The figures of all requests of a run that `name` stands for: the rounds of a search
+    together.
+    """
+    ids = [*journal.asked()]
+    searches = [] if name in ids else searches_named(name, ids)
+    if searches:
+        return [search_figures(journal.turns(), one) for one in searches]
+    names = named_by(name, ids)
+    every = explain_each(journal.config, journal.turns(), names) if names else ()
+    return [figures(journal.config, one) for one in every]
+
+
+def figures(config: EngineConfig, one: Explanation) -> dict[str, Any]:
+    """An explanation as JSON values. Times are in seconds, lengths in tokens."""
+    lives = sorted(one.lives, key=lambda life: life.id)
+    return {
+        "id": one.request.id,
+        "prompt": len(one.request.prompt),
+        "samples": [_sample(life) for life in lives],
+        "max_tokens": one.request.max_tokens,
+        "prefix": None if one.prefix is None else _prefix(config, one.prefix),
+    }
+
+
+def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
+    """The cached prefix of sample 0, and what it would be with other block sizes."""
+    size, most = config.block_size, it.known - 1
+    # Without token ids, prefixes are known by whole blocks only.
+    sizes = SIZES if config != redacted_config(config) else (2 * size, 4 * size)
+    reachable = min(it.computed, most)
+    would = {each: reachable // each * each for each in sorted({*sizes, size})}
+    why = _cause_of_miss(it, size, windowed=config.window > 0)
+    return {
+        "sample": 0,
+        **asdict(it),
+        "block": it.hit // size,
+        "why": why,
+        "would": would,
+    }
+
+
+def _cause_of_miss(it: Prefix, size: int, *, windowed: bool) -> str:
+    """Why the first missing block, of `size` tokens, was missing; a key of `_BECAUSE`."""
+    end = it.hit + size
+    if end > it.known - 1:
+        return ""
+    if it.cached >= end:  # not all that leaves a window was published
+        return "passed" if windowed else "evicted"
+    if it.shared >= end:
+        return "pending"
+    return "differs" if it.shared > it.hit else "new"
+
+
+def _sample(life: Life) -> dict[str, Any]:
+    separate = ("parts", "reasons", "gap", "last", "drafts")
+    fields = asdict(life, filter=lambda field, _: field.name not in separate)
+    fields["last"] = [life.last.turn, life.last.time] if life.last else [0, 0.0]
+    spent = sorted(life.parts.items(), key=_order)
+    fields["parts"] = [asdict(where) | asdict(what) for where, what in spent]
+    fields["reasons"] = [
+        {"turn": at, "is": wire_name(r), **asdict(r)} for at, r in life.reasons
+    ]
+    fields["drafts"] = draft_figures(life.drafts) if life.drafts.rows else None
+    fields["gap"] = None if life.gap is None else _gap(life, life.gap)
+    return fields
+
+
+def _order(part: tuple[Where, Spent]) -> tuple[int, int, str, bool]:
+    """The order of parts: from preemption to preemption, as they happen."""
+    where, _ = part
+    kind = [*_KINDS].index(where.kind)
+    return where.preempted, kind, where.cause, where.behind
+
+
+def _gap(life: Life, gap: Gap) -> dict[str, Any]:
+    """The longest time between two outputs, with the step that ended it and the longest
+    prefill chunk of another sample in that.
+    """
+    before = gap.turn.before
+    plan = before.inflight[0]
+    ids = dict(zip(before.running.gens, before.running.ids, strict=True))
+    chunks = [(len(fill.tokens), ids.get(plan.gens[fill.index])) for fill in plan.fills]
+    others = [chunk for chunk in chunks if chunk[1] != life.id]
+    chunk, whose = max(others, key=lambda one: one[0], default=(0, None))
+    return {
+        "seconds": gap.seconds,
+        "since": gap.since,
+        "turn": gap.turn.number,
+        "step": plan.step,
+        "rows": len(plan.gens),
+        "tokens": sum(plan.counts),
+        "chunk": chunk,
+        "chunk_of": whose,
+    }
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"
+
+
+def _render(found: dict[str, Any]) -> Iterator[str]:
+    return render_search(found) if "rounds" in found else _render_request(found)
+
+
+def _render_request(found: dict[str, Any]) -> Iterator[str]:
+    """The explanation, in plain words."""
+    yield (
+        "Request {id!r}: {prompt:,} prompt tokens, {max_tokens:,} to come at most"
+    ).format(**found)
+    for one in found["samples"]:
+        yield _sample_heading(one)
+        yield from map(_part_line, one["parts"])
+        yield from _reason_lines(one["reasons"])
+        if one["drafts"]:
+            yield _DRAFTS.format(**one["drafts"])
+        if one["gap"]:
+            yield _gap_line(one["gap"])
+    if prefix := found["prefix"]:
+        several = len(found["samples"]) > 1
+        yield _prefix_lines(
+            prefix, f"Prefix of sample {prefix['sample']}" if several else "Prefix"
+        )
+
+
+def _sample_heading(one: dict[str, Any]) -> str:
+    """A heading: the sample, its latency, and its finish reason."""
+    begin, end = one["arrived"], one["end"]
+    text = (
+        f"Sample {one['id'][1]}: {_ms(one['upto'] - begin)} until turn {one['turn']:,}: "
+    )
+    text += f"{end['reason']!r}, {end['length']:,} tokens" if end else "goes on"
+    if one["first"] is not None:
+        text += f", the first at {_ms(one['first'] - begin)}"
+    return text + (f": {end['error']!r}" if end and end["error"] else "")
+
+
+def _part_line(part: dict[str, Any]) -> str:
+    """A line for a kind of time and its amount."""
+    kind = "behind" if part["behind"] else part["kind"]
+    words = _KINDS[kind].format(**part)
+    times = part["preempted"]
+    after = f" (after preemption {times})" if times else ""
+    return f"{_ms(part['seconds']):>16} {part['turns']:>7,} turns  {words}{after}"
+
+
+def _reason_lines(reasons: list[dict[str, Any]]) -> Iterator[str]:
+    for reason in reasons:
+        if words := _REASONS.get(reason["is"], ""):
+            if reason.get("needs"):
+                words += " ({needs:,} needed, {available:,} available)"
+            yield f"  turn {reason['turn']:,}: " + words.format(**reason)
+
+
+def _gap_line(gap: dict[str, Any]) -> str:
+    """The longest time between outputs."""
+    fields = _GAP.format(_ms(gap["seconds"]), **gap)
+    if not gap["chunk"]:
+        return fields
+    whose = repr(gap["chunk_of"][0]) if gap["chunk_of"] else "one that has left"
+    return f"{fields}, {gap['chunk']:,} of them a chunk of {whose}"
+
+
+def _prefix_lines(prefix: dict[str, Any], title: str) -> str:
+    """Lines for the cached prefix, why it ended, and the hits with other block sizes."""
+    sizes = ", ".join(f"{size}: {hit:,}" for size, hit in prefix["would"].items())
+    because = _BECAUSE[prefix["why"]]
+    return _PREFIX.format(title=title, because=because, sizes=sizes, **prefix)

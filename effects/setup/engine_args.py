@@ -1,0 +1,144 @@
+"""The settings of an engine, in Python or on the command line."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import field, fields, frozen
+
+from minfer.effects.models.dtypes import DTYPE_BYTES
+from minfer.effects.setup.device import DEVICES
+from minfer.effects.setup.option_values import (
+    BYTES,
+    COUNT,
+    FOLDER,
+    MODEL,
+    POLICY,
+    SHARE,
+    SPECULATION,
+    one_of,
+    option,
+    whole,
+)
+from minfer.effects.setup.speculation import SpeculativeConfig
+from minfer.records.policy import Policy
+
+_SHORT: Final = {"half": "float16", "float": "float32"}
+DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
+Speculative = Mapping[str, Any] | SpeculativeConfig | None
+# Removed settings, and why they were removed.
+REMOVED: Final = {
+    "max_repeat": "a step computes one token of each row, which is as fast as several"
+}
+EXECUTORS: Final = ("torch", "dry", "oracle")
+
+
+@frozen(kw_only=True)
+class EngineArgs:
+    """Settings of an engine. Names are vLLM's; `steps_in_flight` is minfer's.
+
+    Raises ConfigError for a value out of range.
+    """
+
+    model: str | None = option(
+        None,
+        "a Hugging Face checkpoint: its folder, or its name on the hub, such as "
+        "org/name or org/name@revision (default: the bundled model, a toy)",
+        MODEL,
+    )
+    dtype: str = option(
+        "auto",
+        "type of the numbers to compute with: auto, float32, bfloat16 or float16 "
+        "(default: auto, which is the checkpoint's)",
+        one_of(("auto", *DTYPES), "TYPE"),
+    )
+    device: str = option(
+        "auto",
+        "where to run (default: auto, a GPU if there is one that can be used)",
+        one_of(DEVICES),
+    )
+    load_format: str = option(
+        "auto",
+        "dummy: random weights, made from config.json alone, to try speed and memory",
+        one_of(("auto", "dummy")),
+    )
+    max_model_len: int | None = option(
+        None,
+        "the context: most tokens of prompt and output together (default: the model's)",
+        whole(2),
+    )
+    block_size: int = option(
+        64, "tokens of a block, in which the KV cache is given out (default: 64)", COUNT
+    )
+    max_num_seqs: int = option(
+        256, "most sequences that run at once (default: 256)", COUNT
+    )
+    max_num_batched_tokens: int | None = option(
+        None, "most tokens of one step (default: 8192 on a GPU, else 2048)", COUNT
+    )
+    gpu_memory_utilization: float | None = option(
+        None,
+        "share of the memory that may be used, above 0 and at most 1 (default: 0.9 of a "
+        "GPU's; without one, 0.5 of what is available)",
+        SHARE,
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "size of the KV cache, such as 512M or 2G, instead of a share of the memory",
+        BYTES,
+    )
+    num_gpu_blocks_override: int | None = option(
+        None,
+        "size of the KV cache in blocks, on any device, instead of both",
+        COUNT,
+    )
+    enable_prefix_caching: bool = option(
+        True, "keep the KV of prompts for those that begin alike (default: yes)"
+    )
+    scheduling_policy: str | Policy = option(  # noqa: RUF009 - a field
+        "fcfs",
+        "who goes first: fcfs (first come), priority, ageing, deadline, shortest, fair, "
+        "window or static, with options as in ageing:seconds=5 (default: fcfs; of "
+        "minfer serve: fair)",
+        POLICY,
+    )
+    steps_in_flight: int = option(
+        2, "steps that are planned before the first has ended (default: 2)", COUNT
+    )
+    speculative_config: Speculative = option(  # noqa: RUF009 - a field
+        None,
+        "speculative decoding, with vLLM's keys, such as "
+        '\'{"method": "ngram", "num_speculative_tokens": 4}\': method (ngram, suffix, '
+        "draft_model), model, num_speculative_tokens, prompt_lookup_min, "
+        "prompt_lookup_max, disable_by_batch_size, adaptive, rejection_sample_method; "
+        'answers stay the same, or with the last one "standard" their distribution',
+        SPECULATION,
+    )
+    enforce_eager: bool = option(
+        False, "launch each GPU kernel by itself: no CUDA graphs (slower)"
+    )
+    journal: str | Path | None = option(  # noqa: RUF009 - a field
+        None,
+        "record every input of the engine in this folder, for minfer replay",
+        FOLDER,
+    )
+    journal_redact: bool = option(
+        False, "keep token ids out of the journal: decisions replay, text does not"
+    )
+    journal_size: int = option(
+        2**30, "what a run's journal may take (default: 1G)", BYTES
+    )
+    seed: int = option(0, "for all that is random (default: 0)", whole(-(2**63)))
+    skip_tokenizer_init: bool = False  # token ids in, token ids out
+    max_waiting: int = field(default=2**20, validator=COUNT)  # waiting samples
+    executor: str = field(default="torch", validator=one_of(EXECUTORS))
+    streaming: bool = False  # outputs are streamed: no step may take long
+    check_steps: bool = False  # a decode step that waits for the GPU, or allocates, fails
+
+
+def engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
+    """Returns the given settings; others keep their defaults."""
+    names = {setting.name for setting in fields(EngineArgs)}
+    given = {key: value for key, value in vars(options).items() if value is not None}
+    return EngineArgs(**{key: given[key] for key in given.keys() & names}, **more)

@@ -1,0 +1,132 @@
+"""Allowed values of settings, and how the command line reads them.
+
+An `OptionKind` is both: a validator of an attrs field, so that a wrong value is refused
+whatever its source, and argparse's parameters to make such a value of a word.
+"""
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import Attribute, field, frozen
+
+from minfer.effects.setup.speculation import read_json, speculative_config
+from minfer.policies.builtin import policy_named
+from minfer.records.policy import Policy
+from minfer.values.checks import MOST, ConfigError, is_number
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
+_UNITS: Final = " kmgt"  # each a factor of 1,000 or 1,024 more than the one before
+
+
+def read_bytes(text: str) -> int:
+    """Returns the bytes of a size as vLLM reads it: 2g is 2 x 10^9, 2G and 2GiB are 2 x
+    2^30.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size; write 512M, 2G or 2000000000"
+        )
+    number, unit = found.groups()
+    base = 1000 if unit.islower() else 1024
+    return int(float(number) * base ** _UNITS.index(unit[:1].lower() or " "))
+
+
+@frozen
+class OptionKind:
+    """The allowed values of a setting.
+
+    `wanted` describes them in words, `right` tests a value. `metavar`, `read` and
+    `choices` are argparse's: the name in help texts, the function that makes a value of a
+    word, and all words, if they are few.
+    """
+
+    wanted: str
+    right: Callable[[Any], bool]
+    metavar: str | None = None
+    read: Callable[[str], Any] = str
+    choices: tuple[str, ...] | None = None
+
+    def __call__(self, _: object, attribute: "Attribute[Any]", value: object) -> None:
+        """Refuse an invalid value of a field. Raises ConfigError."""
+        if not self.right(value):
+            raise ConfigError(f"{attribute.name} must be {self.wanted}, not {value!r}")
+
+
+def whole(
+    low: int = 1, metavar: str = "N", read: Callable[[str], int] = int
+) -> OptionKind:
+    """Returns the kind of whole numbers from `low` on, or None."""
+
+    def right(value: Any) -> bool:
+        return value is None or (is_number(value, whole=True) and low <= value <= MOST)
+
+    return OptionKind(f"a whole number from {low} to 2^63 - 1", right, metavar, read)
+
+
+def one_of(known: tuple[str, ...], metavar: str | None = None) -> OptionKind:
+    """Returns the kind of a few words; help texts list them unless there is a
+    `metavar`.
+    """
+    choices = None if metavar else known
+    return OptionKind(
+        f"one of {', '.join(known)}", known.__contains__, metavar, choices=choices
+    )
+
+
+def _is_share(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and 0 < value <= 1)
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | Path | None)
+
+
+def policy_of(wanted: str | Policy) -> Policy:
+    """Returns a policy, also by its name. Raises ConfigError."""
+    if isinstance(wanted, str):
+        return policy_named(wanted)
+    if isinstance(wanted, type):
+        raise _no_policy(f"{wanted!r} is a class: make one of it")
+    for name in vars(Policy):
+        if not name.startswith("_") and not hasattr(wanted, name):
+            raise _no_policy(f"{wanted!r} lacks {name}")
+    return wanted
+
+
+def _no_policy(why: str) -> ConfigError:
+    return ConfigError(f"scheduling_policy must be a name or a policy; {why}")
+
+
+COUNT: Final = whole()
+BYTES: Final = whole(1, "BYTES", read_bytes)
+SHARE: Final = OptionKind("above 0 and at most 1", _is_share, "SHARE", float)
+MODEL: Final = OptionKind("the path of a checkpoint folder", _is_path, "MODEL")
+FOLDER: Final = OptionKind("a folder", _is_path, "DIR")
+SPECULATION: Final = OptionKind(
+    "a mapping of its keys",
+    lambda value: speculative_config(value) is not None or value is None,
+    "JSON",
+    read_json,
+)
+POLICY: Final = OptionKind(
+    "a name or a policy", lambda value: policy_of(value) is not None, "NAME"
+)
+
+
+def option(default: Any, text: str, kind: OptionKind | None = None) -> Any:
+    """Returns a field that is also an option: its metadata are argparse's parameters.
+
+    Without a kind it is a flag.
+    """
+    arguments: dict[str, Any]
+    if kind is not None:
+        arguments = {"type": kind.read, "metavar": kind.metavar, "choices": kind.choices}
+    elif default:
+        arguments = {"action": argparse.BooleanOptionalAction}
+    else:
+        arguments = {"action": "store_true"}
+    return field(default=default, validator=kind, metadata={"help": text, **arguments})

@@ -1,0 +1,208 @@
+"""Constraints in the compiler's language: Lark, JSON schemas, regular expressions.
+
+White space between the tokens of JSON is bounded: a small model may write nothing else up
+to its last token, and then its output is no JSON.
+"""
+
+import json
+import re
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.lark import check_lark
+from minfer.effects.text.grammars.patterns import rewrite_pattern
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.schemas import OPTIONS, check_schema, ends_in_escape
+from minfer.sampling.structured import StructuredOutputs
+
+# A blank, or a new line and its indentation.
+WHITESPACE: Final = r"(?: |\r?\n[ \t]{0,32})"
+# Characters: translating takes time by their square, and holds Python's lock throughout.
+MOST_GBNF: Final = 8192
+_SLASH: Final = re.compile(r"\\.|[/\n\r]", re.DOTALL)  # what ends a regular expression
+_WRITTEN: Final = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
+TEXT: Final = r"(.|\n)*"  # any, as a regular expression
+
+
+@frozen
+class GrammarText:
+    """A constraint in the compiler's language, and its kind."""
+
+    kind: str  # "json", "regex" or "lark"
+    text: str
+
+
+def to_grammar_text(
+    constraint: StructuredOutputs, *, compiled: bool = True
+) -> GrammarText:
+    """A constraint in the compiler's language, its schemas only if it is to be `compiled`
+    next. Raises GrammarError.
+    """
+    param = constraint.param
+    match constraint.kind:
+        case "regex":
+            return GrammarText("regex", _whole_regex(constraint.text, param))
+        case "choice":
+            # One word of many: of rules, the compiler allows 2,000 at a place.
+            return GrammarText(
+                "lark", f"start: ONE\nONE: {_alternatives(constraint.choice or ())}"
+            )
+        case "grammar":
+            return GrammarText("lark", _as_lark(constraint.text, param))
+        case "json_object":
+            return GrammarText("json", '{"type": "object"}')
+        case "structural_tag":
+            return GrammarText("lark", _tags(constraint.text, param, compiled=compiled))
+        case _:
+            return GrammarText(
+                "json", check_schema(constraint.text, param, compiled=compiled)
+            )
+
+
+def _whole_regex(text: str, param: str) -> str:
+    """A regular expression in the compiler's words. It must not end within an escape: the
+    compiler, which puts it between slashes, would take the second one for a part of it.
+    """
+    if ends_in_escape(text):
+        raise GrammarError(f"{param}: ends with a single backslash", param)
+    try:
+        return rewrite_pattern(text, escapes=False)
+    except GrammarError as error:
+        raise GrammarError(f"{param}: {error}", param) from None
+
+
+def rule(constraint: StructuredOutputs) -> str:
+    """A constraint as a part of a rule of Lark. Raises GrammarError."""
+    grammar = to_grammar_text(constraint, compiled=False)
+    match grammar.kind:
+        case "json":
+            return json_rule(
+                grammar.text, whitespace=not constraint.disable_any_whitespace
+            )
+        case "regex":
+            text = _SLASH.sub(
+                lambda found: _WRITTEN.get(found[0], found[0]), grammar.text
+            )
+            return f"/{text}/"
+    return f"%lark {{\n{grammar.text}\n}}"
+
+
+def json_rule(schema: str, *, whitespace: bool = True) -> str:
+    """A part of a rule of Lark that matches a checked schema; without `whitespace`, there
+    is none between tokens.
+    """
+    options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": False}
+    if whitespace:
+        options["whitespace_pattern"] = WHITESPACE
+    made = json.loads(schema)
+    if isinstance(made, dict):
+        made[OPTIONS] = {**made.get(OPTIONS, {}), **options}
+    return f"%json {json.dumps(made)}"
+
+
+def _alternatives(texts: tuple[str, ...]) -> str:
+    return " | ".join(map(quote, dict.fromkeys(texts)))
+
+
+def quote(text: str) -> str:
+    """A text as a terminal of Lark, which reads the escapes of JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _as_lark(text: str, param: str) -> str:
+    """A grammar in Lark's form; what looks like llama.cpp's is translated."""
+    if "::=" not in text or any(map(_is_larks, text.splitlines())):
+        return check_lark(text, param)
+    if len(text) > MOST_GBNF:
+        why = f"has {len(text)} characters, of at most {MOST_GBNF} in GBNF"
+        raise GrammarError(f"{param}: {why}; write it in Lark", param)
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        made = gbnf_to_lark(text)
+    # It has an error of its own, and raises others for what it does not expect.
+    except Exception as error:
+        raise GrammarError(
+            f"{param}: cannot be translated from GBNF to Lark: {error}", param
+        ) from None
+    return check_lark(made, param)
+
+
+def _is_larks(line: str) -> bool:
+    """Whether a line can only be Lark's: its options, or its rule of where to start."""
+    line = line.lstrip()
+    if line.startswith("%"):
+        return True
+    rest = line.removeprefix("start").lstrip()
+    return line.startswith("start") and rest[:1] == ":" and rest[:3] != "::="
+
+
+# --- structural tags --------------------------------------------------------------------
+
+
+@frozen
+class _Tag:
+    begin: str
+    trigger: str  # that it begins with
+    schema: str
+    end: str
+
+
+def _tags(text: str, param: str, *, compiled: bool) -> str:
+    """Free text with tags in it, as Lark. Raises GrammarError."""
+    try:
+        tags = [
+            _tag(one, i, text, param, compiled=compiled)
+            for i, one in enumerate(_structures(text))
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, GrammarError):
+            raise
+        raise GrammarError(
+            f'{param}: must be {{"type": "structural_tag", "structures": [{{"begin": '
+            f'TEXT, "schema": SCHEMA, "end": TEXT}}, ...], "triggers": [TEXT, ...]}}',
+            param,
+        ) from None
+    names = " | ".join(f"tag_{i}" for i in range(len(tags)))
+    lines = [f"start: ({names})* rest", "rest: TEXT", f"TEXT: /{TEXT}/"]
+    for i, tag in enumerate(tags):
+        parts = [tag.begin[len(tag.trigger) :], tag.end]
+        begin, end = (quote(part) if part else "" for part in parts)
+        lines += [
+            f"head_{i}[lazy]: TEXT {quote(tag.trigger)}",
+            f"tag_{i}: head_{i} {begin} {json_rule(tag.schema)} {end}",
+        ]
+    return "\n".join(lines)
+
+
+def _structures(text: str) -> list[dict[str, Any]]:
+    given = json.loads(text)
+    if given["type"] != "structural_tag" or set(given) - {
+        *("type", "structures", "triggers")
+    }:
+        raise ValueError
+    found: list[dict[str, Any]] = given["structures"]
+    if not found or not all(map(str.__len__, given["triggers"])):
+        raise ValueError
+    return found
+
+
+def _tag(
+    one: dict[str, Any], number: int, text: str, param: str, *, compiled: bool
+) -> _Tag:
+    where = f"structures[{number}]"
+    begin, end = one["begin"], one["end"]
+    if set(one) - {"begin", "schema", "end"} or not isinstance(end, str):
+        raise ValueError
+    triggers = json.loads(text)["triggers"]
+    trigger = next((one for one in triggers if begin.startswith(one)), None)
+    if trigger is None:
+        why = f"{param}: {where}: begins with none of the triggers"
+        raise GrammarError(why, param)
+    try:
+        schema_text = json.dumps(one["schema"])
+        schema = check_schema(schema_text, f"{where}.schema", compiled=compiled)
+    except GrammarError as error:
+        raise GrammarError(f"{param}: {error}", param) from None
+    return _Tag(begin, trigger, schema, end)

@@ -1,0 +1,87 @@
+"""Matchers whose outputs have ended, kept for the next output of the same constraint.
+
+Theory. A matcher computes masks of its grammar as it needs them, and caches them beyond
+one output: with an ordinary schema its first dozen masks take several times as long as
+those that follow. Besides, to make a matcher is to compile the constraint again. So a
+request with a constraint that was used before gets a used matcher, reset to its start. A
+matcher serves one output at a time; as many outputs, as many matchers.
+
+The cache takes memory, and counts against the library's limits. So no matcher is reused
+for ever; and if a used matcher fails, that does not blame its constraint: the output goes
+through a new one. (How far an output gets before it exceeds those limits, as no ordinary
+one does, may so depend on what its first matcher had cached.)
+"""
+
+import threading
+from collections import OrderedDict
+from typing import Final
+
+from minfer.effects.text.grammars.protocol import GrammarError, Matcher
+from minfer.sampling.structured import StructuredOutputs
+
+# A matcher takes 0.1 to 0.4 MB with an ordinary schema, more the longer that is, and up
+# to 10 MB where texts have bounds within bounds. Each counts once, and once more for so
+# many characters; and of few constraints any are kept.
+CAPACITY: Final = 128
+CHARACTERS: Final = 4096
+CONSTRAINTS: Final = 16
+TOKENS: Final = 1024  # of outputs, after which a matcher serves no more
+
+
+class IdleMatchers:
+    """Matchers that are not in use. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # The constraint that was used last comes last.
+        self._kept: OrderedDict[StructuredOutputs, list[Matcher]] = OrderedDict()
+        self._used = 0  # of the room
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(map(len, self._kept.values()))
+
+    def put(self, constraint: StructuredOutputs, matcher: Matcher, tokens: int) -> None:
+        """Keep a matcher that is free again, after an output of so many tokens; others
+        are dropped where room is short.
+        """
+        matcher.served += tokens
+        if matcher.served > TOKENS:
+            return
+        try:
+            matcher.restart()
+        except GrammarError:  # its output ended with an error
+            return
+        with self._lock:
+            self._kept.setdefault(constraint, []).append(matcher)
+            self._kept.move_to_end(constraint)
+            self._used += _size(constraint)
+            while self._used > CAPACITY or len(self._kept) > CONSTRAINTS:
+                self._drop(next(iter(self._kept)))
+
+    def take(self, constraint: StructuredOutputs) -> Matcher | None:
+        """A used matcher for a new output, reset; None if there is none."""
+        with self._lock:
+            if constraint not in self._kept:
+                return None
+            self._kept.move_to_end(constraint)
+            return self._drop(constraint)
+
+    def clear(self) -> None:
+        """Drop all."""
+        with self._lock:
+            self._kept.clear()
+            self._used = 0
+
+    def _drop(self, constraint: StructuredOutputs) -> Matcher:
+        """Remove one matcher; the caller holds the lock."""
+        own = self._kept[constraint]
+        matcher = own.pop()
+        self._used -= _size(constraint)
+        if not own:
+            del self._kept[constraint]
+        return matcher
+
+
+def _size(constraint: StructuredOutputs) -> int:
+    return 1 + len(constraint.text) // CHARACTERS

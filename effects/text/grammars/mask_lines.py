@@ -1,0 +1,85 @@
+"""Lines of masks: a bit for each token id, the lowest first; and bulk changes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+Lines = NDArray[np.int32]  # [lines, words]
+WORD: Final = 32  # bits
+MOST_BANS: Final = 256  # sets of tokens, which clients name, that are kept
+FIRST: Final = 32  # words that are looked at before all are
+
+
+def fill(line: NDArray[np.int32], bits: bytes) -> None:
+    """Write a mask to a line; tokens beyond it are not allowed."""
+    there = line.view(np.uint8)
+    given = np.frombuffer(bits, np.uint8)[: len(there)]
+    there[: len(given)] = given
+    there[len(given) :] = 0
+
+
+def bits_of(line: NDArray[np.int32]) -> bytes:
+    """The mask of a line."""
+    return line.tobytes()
+
+
+@frozen(eq=False)
+class BannedTokens:
+    """Tokens that lines may not allow, as bits of words."""
+
+    words: NDArray[np.intp]
+    bits: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, tokens: Iterable[int], words: int) -> "BannedTokens":
+        """Of lines of so many words, those tokens that are in them."""
+        found: dict[int, int] = {}
+        for token in tokens:
+            if token < WORD * words:
+                found[token // WORD] = found.get(token // WORD, 0) | 1 << token % WORD
+        return cls(
+            np.array(list(found), np.intp), np.array(list(found.values()), np.uint32)
+        )
+
+    def clear(self, lines: Lines, which: Sequence[int]) -> list[int]:
+        """Have some lines not allow these tokens; returns those that then allow
+        nothing.
+        """
+        at = np.array(which, np.intp)
+        all_words = lines.view(np.uint32)
+        found = all_words[at[:, None], self.words]
+        there = (found & self.bits).any(axis=1)
+        if not there.any():  # as often: what must not end is no place to end
+            return []
+        at, found = at[there], found[there]
+        all_words[at[:, None], self.words] = found & ~self.bits
+        # Who allows much allows some of the first tokens, which are all characters.
+        few = at[~all_words[at, :FIRST].any(axis=1)].tolist()
+        return [line for line in few if not all_words[line].max()]
+
+
+class TokenBans:
+    """Has lines not allow tokens; it keeps where those lie, of so many sets of them."""
+
+    def __init__(self) -> None:
+        self._bans: dict[tuple[int, frozenset[int]], BannedTokens] = {}
+
+    def clear(
+        self, lines: Lines, banned: Mapping[frozenset[int], Sequence[int]]
+    ) -> frozenset[int]:
+        """Have the lines that are `banned` from some tokens not allow these; returns
+        those that then allow nothing.
+        """
+        empty = list[int]()
+        for tokens, which in banned.items():
+            if tokens:
+                key = lines.shape[1], tokens
+                if key not in self._bans:
+                    if len(self._bans) >= MOST_BANS:
+                        self._bans.clear()
+                    self._bans[key] = BannedTokens.of(tokens, lines.shape[1])
+                empty += self._bans[key].clear(lines, which)
+        return frozenset(empty)

@@ -1,0 +1,124 @@
+"""Masks of many rows in one call, on all processors.
+
+The library writes each mask to its place, and lets other threads run: the work here for
+each row is to put it into a list. Nearly all matchers go forward by one token, which
+takes a microsecond or two: many do so in one call, too, and few one after the other,
+which is over before threads would have woken up.
+
+Masks that take longer than MASK_WAIT are detected meanwhile (slow_masks.py).
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from minfer.effects.text.grammars.llguidance_matcher import LlguidanceMatcher, check
+from minfer.effects.text.grammars.mask_lines import WORD, Lines
+from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, MatcherUpdate
+from minfer.effects.text.grammars.slow_masks import THREADS, MaskWatch
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+FEW: Final = 48  # rows that take their tokens one after the other
+
+
+class ParallelMasks:
+    """Moves matchers, and has their masks written."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """Starts as many threads as there are processors, but for a few."""
+        from llguidance import LLExecutor
+
+        self._executor = LLExecutor(num_threads=THREADS)
+        self._watch = MaskWatch()
+        self.words = -(-vocab_size // WORD)  # of a line
+
+    def masks(
+        self, updates: Sequence[MatcherUpdate], lines: Lines
+    ) -> dict[int, GrammarError]:
+        """As `Compiler` says."""
+        if not updates:
+            return {}
+        inner = _inner(updates)
+        errors = self._update_matchers(updates, inner)
+        pending = [(walk, one.line) for walk, one in zip(inner, updates, strict=True)]
+        if errors:
+            pending = [pair for pair in pending if pair[1] not in errors]
+        if not pending:
+            return errors
+        with self._watch.over(lines, [line for _, line in pending]) as call:
+            errors |= self._write_masks(pending, lines)
+        if call.slow:
+            for one in updates:
+                one.slow |= one.line in call.slow
+        return errors
+
+    def _update_matchers(
+        self, updates: Sequence[MatcherUpdate], inner: "list[LLMatcher]"
+    ) -> dict[int, GrammarError]:
+        """Move them; for each that cannot go there, why."""
+        errors: dict[int, GrammarError] = {}
+        simple = [
+            (walk, one)
+            for walk, one in zip(inner, updates, strict=True)
+            if not one.back and len(one.tokens) == 1
+        ]
+        if len(simple) > FEW:
+            pairs = [(walk, one.tokens[0]) for walk, one in simple]
+            took = self._executor.consume_token_par(pairs)
+        else:
+            took = [_consume(walk, one) for walk, one in simple]
+        if len(simple) == len(updates) and all(took):
+            return errors
+        fine = iter(took)
+        for one in updates:
+            if not one.back and len(one.tokens) == 1 and next(fine):
+                continue
+            try:
+                one.matcher.rollback(one.back)
+                one.matcher.advance(one.tokens)
+            except GrammarError as error:
+                errors[one.line] = error
+        return errors
+
+    def _write_masks(
+        self, pending: "list[tuple[LLMatcher, int]]", lines: Lines
+    ) -> dict[int, GrammarError]:
+        if not pending:
+            return {}
+        if lines.shape[1] != self.words or not lines.flags["C_CONTIGUOUS"]:
+            raise ValueError(f"lines of {lines.shape[1]} words, not {self.words}")
+        self._executor.unsafe_compute_mask_ptr(
+            pending, lines.ctypes.data, lines.strides[0], len(lines)
+        )
+        return {line: _error_of(walk) for walk, line in pending if walk.is_error()}
+
+
+def _inner(updates: Sequence[MatcherUpdate]) -> "list[LLMatcher]":
+    """The library's own matchers. Types are looked at only where that fails: this is done
+    for each row of each step.
+    """
+    matchers: list[Any] = [one.matcher for one in updates]
+    try:
+        return [one.inner for one in matchers]
+    except AttributeError:
+        others = (one for one in matchers if not isinstance(one, LlguidanceMatcher))
+        raise TypeError(f"{next(others)!r} was not made by this library") from None
+
+
+def _consume(inner: "LLMatcher", update: MatcherUpdate) -> bool:
+    """Have a matcher take its one token; whether that is allowed."""
+    begun = time.thread_time()
+    fine = inner.consume_token(update.tokens[0])
+    update.slow = time.thread_time() - begun > MASK_WAIT
+    return fine
+
+
+def _error_of(inner: "LLMatcher") -> GrammarError:
+    """Why a matcher cannot go on."""
+    try:
+        check(inner)
+    except GrammarError as error:
+        return error
+    raise AssertionError("this matcher can go on")

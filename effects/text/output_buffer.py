@@ -1,0 +1,144 @@
+"""One sample, on its way from tokens to output.
+
+    feed, finish ---> fresh ---> flush ---> tokens, text ---> take
+
+Tokens wait until they are flushed: then they become text, up to a stop string. Flushed
+text waits until it is taken; so a slow reader costs no memory beyond the tokens
+themselves, and gets them at once.
+"""
+
+from attrs import define, evolve, field
+
+from minfer.effects.text.detokenizer import Detokenizer
+from minfer.effects.text.logprobs import by_id
+from minfer.effects.text.outputs import BeamFinished, CompletionOutput, Logprob
+from minfer.effects.text.stops import StopMatcher
+from minfer.records.messages import Finished
+from minfer.records.plan import TokenLogprobs
+
+
+@define
+class OutputBuffer:
+    """The tokens of one sample since the last flush, and what was flushed and not yet
+    taken.
+    """
+
+    decoder: Detokenizer | None
+    matcher: StopMatcher | None
+    # Of the tokens from the next that will be taken, if requested. Those that an end cuts
+    # off stay.
+    logprobs: list[TokenLogprobs] | None = None
+    unstopped: int = 0  # output tokens in whose text no stop string may end
+    keeps_stop: bool = False  # its text includes the token that ended it
+    fresh: list[int] = field(factory=list)  # tokens that came
+    done: Finished | None = None
+    count: int = 0  # output tokens that were ever flushed, or that it began with
+    tokens: list[int] = field(factory=list)  # to be taken
+    text: str = ""  # likewise
+    stop: str | None = None  # the stop string that was found
+    over: bool = False  # its end was flushed
+    closed: bool = False  # its end was taken
+    total: float = 0.0  # log-probability of the tokens taken
+    vector: bytes = b""  # instead of tokens, of a prompt that was pooled
+
+    def begin(self, history: tuple[int, ...]) -> None:
+        """Continue after output that was taken before: its text is context, and not
+        emitted again.
+        """
+        self.count = len(history)
+        if self.decoder is not None and history:
+            free = self.decoder.push(history[: self.unstopped])
+            text = self.decoder.push(history[self.unstopped :])
+            if self.matcher is not None:
+                self.matcher.pass_by(free)
+                self.matcher.push(text)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether there is something to take. Tokens without text wait for it, or for the
+        end.
+        """
+        ended = self.over and not self.closed
+        return ended or bool(self.tokens if self.decoder is None else self.text)
+
+    def finish(self, done: Finished) -> None:
+        """Note the end, and its length: tokens beyond it do not count."""
+        del self.fresh[max(0, done.length - self.count) :]
+        self.done = done
+
+    def flush(self, stop_ids: frozenset[int]) -> None:
+        """Make new tokens ready to be taken, up to a stop string."""
+        new = self.fresh
+        self.fresh = []
+        self.over = self.done is not None
+        if self.decoder is not None and self.stop is None:
+            # The token that ended the sample belongs to it, but usually not to its text.
+            ended = self.done is not None and self.done.reason == "stop"
+            silent = ended and not self.keeps_stop and new and new[-1] in stop_ids
+            spelled = new[:-1] if silent else new
+            new = new[: self._spell(self.decoder, spelled)]
+        self.tokens += new
+        self.count += len(new)
+
+    def take(self, index: int, stop_token_ids: tuple[int, ...]) -> CompletionOutput:
+        """The output that was flushed since the last time."""
+        tokens = tuple(self.tokens)
+        new = CompletionOutput(
+            index=index, text=self.text, token_ids=tokens, vector=self.vector
+        )
+        if self.logprobs is not None:
+            logprobs = tuple(map(self._logprobs_by_id, tokens, self.logprobs))
+            del self.logprobs[: len(tokens)]
+            own = zip(tokens, logprobs, strict=True)
+            self.total += sum(by_id[token].logprob for token, by_id in own)
+            new = evolve(new, logprobs=logprobs, cumulative_logprob=self.total)
+        self.tokens = []
+        self.text = ""
+        self.closed = self.over
+        if self.done is None or not self.over:
+            return new
+        return self._ended(new, self.done, stop_token_ids)
+
+    def _spell(self, decoder: Detokenizer, tokens: list[int]) -> int | None:
+        """Add the text of tokens; returns after how many of them a stop string was
+        complete.
+        """
+        if self.matcher is None:
+            self.text += decoder.push(tokens, final=self.over)
+            return None
+        for at, token in enumerate(tokens, 1):
+            text = decoder.spell(token)
+            if self.count + at > self.unstopped:
+                text, self.stop = self.matcher.push(text)
+            else:
+                text = self.matcher.pass_by(text)
+            self.text += text
+            if self.stop is not None:
+                return at
+        if self.over:
+            text, self.stop = self.matcher.push(decoder.push((), final=True), final=True)
+            self.text += text
+        return None
+
+    def _ended(
+        self, last: CompletionOutput, done: Finished, stop_token_ids: tuple[int, ...]
+    ) -> CompletionOutput:
+        """The last output, with its finish reason for the consumer."""
+        if self.stop is not None:
+            return evolve(
+                last, finish_reason="stop", stop_reason=self.stop, error=done.error
+            )
+        if isinstance(done, BeamFinished):
+            last = evolve(last, cumulative_logprob=done.cum_logprob)
+        ending = last.token_ids[-1:]
+        stopped = done.reason == "stop" and ending and ending[0] in stop_token_ids
+        return evolve(
+            last,
+            finish_reason="error" if done.reason == "rejected" else done.reason,
+            stop_reason=ending[0] if stopped else None,
+            error=done.error,
+        )
+
+    def _logprobs_by_id(self, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
+        tokenizer = None if self.decoder is None else self.decoder.tokenizer
+        return by_id(token, logprobs, tokenizer)

@@ -1,0 +1,213 @@
+"""Messages in the form for chat templates, whatever their form in a request.
+
+HTTP's bodies and Python's callers pass the same messages. Forms that depend on the
+template are chosen here, for all of them:
+
+* Content in several texts is a list where the template reads lists in messages of that
+  role, as in transformers. For other templates the texts are lines of one.
+* Arguments of calls are objects. Text that is no JSON object, as of an incomplete call,
+  is unchanged, and `tojson` writes it so, too.
+* Where a template fails on null, on arguments of a kind, or on several calls at once,
+  other forms are tried: `message_forms`.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+Message = dict[str, Any]
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+_FIRST: Final = "first of two"
+_SECOND: Final = "second of two"
+_HI: Final[Message] = {"role": "user", "content": "hi"}
+_CALLED: Final[Message] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "call00000",
+            "type": "function",
+            "function": {"name": "f", "arguments": {}},
+        }
+    ],
+}
+
+
+class VerbatimText(str):
+    """Arguments of a call that are text: the template must write them unchanged."""
+
+    __slots__ = ()
+
+
+def read_message(message: Mapping[str, Any]) -> Message:
+    """A message with arguments as objects, reasoning under all its names, and without
+    absent fields: templates test whether a field is there. An assistant's missing content
+    is null, which `message_forms` leaves out first.
+    """
+    fields = {name: value for name, value in message.items() if value is not None}
+    thought = next((fields[name] for name in _REASONING if name in fields), None)
+    if thought is not None:  # as in transformers: gpt-oss reads `thinking`
+        fields = {"thinking": thought, **fields, "reasoning_content": thought}
+    if fields.get("role") == "assistant" and "content" in message:
+        fields.setdefault("content", None)
+    return _with_arguments(fields, _read)
+
+
+def join_lines(message: Message, takes_lists: Callable[[str], bool]) -> Message:
+    """A message whose content is one text if the template reads no lists of them."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple) or not all(map(_is_text, content)):
+        return message
+    if takes_lists(str(message.get("role"))):
+        return message
+    return {**message, "content": "\n".join([part["text"] for part in content])}
+
+
+def probe(role: str) -> list[Message]:
+    """A conversation with a list of texts in a message of this role."""
+    parts = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
+    probed = {"role": role, "content": parts}
+    match role:
+        case "system":
+            return [probed, _HI]
+        case "tool":
+            return [_HI, _CALLED, {**probed, "tool_call_id": "call00000", "name": "f"}]
+        case "assistant":
+            return [_HI, probed, _HI]
+    return [probed]
+
+
+def shows_texts(rendered: str) -> bool:
+    """Whether the rendered `probe` has its texts as texts: some templates write a list as
+    Python does.
+    """
+    quoted = (f"'{_FIRST}'", f'"{_FIRST}"')
+    both = _FIRST in rendered and _SECOND in rendered
+    return both and not any(one in rendered for one in quoted)
+
+
+def message_forms(chat: Sequence[Message]) -> Iterator[list[Message]]:
+    """A conversation in the forms that templates may accept, the best one first; the last
+    one is for templates that refuse several calls at once, by an error of their own.
+    """
+    tried: list[list[Message]] = []
+    for change in (_without_content, _same, _without_null, _with_text, _with_objects):
+        form = [change(message) for message in chat]
+        if form not in tried:
+            tried.append(form)
+            yield form
+    plain = [_without_null(message) for message in chat]
+    if (separate := [*_one_at_a_time(plain)]) != plain:
+        yield separate
+
+
+def mark_verbatim(chat: Sequence[Message]) -> list[Message]:
+    """A conversation whose text arguments are `VerbatimText`."""
+    return [_with_arguments(message, _as_verbatim) for message in chat]
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+    )
+
+
+# --- ways -------------------------------------------------------------------------------
+
+
+def _same(message: Message) -> Message:
+    return message
+
+
+def _without_content(message: Message) -> Message:
+    """Without content that is null, as in transformers."""
+    return {name: value for name, value in message.items() if value is not None}
+
+
+def _without_null(message: Message) -> Message:
+    """Without content that is null: it is no text."""
+    null = "content" in message and message["content"] is None
+    return {**message, "content": ""} if null else message
+
+
+def _with_text(message: Message) -> Message:
+    """With arguments as text, for DeepSeek's templates: these test whether content is
+    null.
+    """
+    if "tool_calls" not in message:
+        return _without_null(message)
+    content = message.get("content") or None
+    return _with_arguments({**message, "content": content}, _text_of)
+
+
+def _with_objects(message: Message) -> Message:
+    """With arguments as objects only: other values are put into one."""
+    return _with_arguments(_without_null(message), _object_around)
+
+
+def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:
+    """With one call in each message, and its result after it: some templates refuse
+    several.
+    """
+    results = {one.get("tool_call_id"): one for one in chat if one.get("role") == "tool"}
+    moved: set[Any] = set()
+    for message in chat:
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list | tuple) or len(calls) < 2:
+            if message.get("role") != "tool" or message.get("tool_call_id") not in moved:
+                yield message
+            continue
+        rest = {"role": message.get("role"), "content": ""}
+        for at, call in enumerate(calls):
+            yield {**(message if at == 0 else rest), "tool_calls": [call]}
+            name = call.get("id") if isinstance(call, Mapping) else None
+            if name in results:
+                moved.add(name)
+                yield results[name]
+
+
+# --- arguments --------------------------------------------------------------------------
+
+
+def _with_arguments(message: Message, change: Callable[[Any], Any]) -> Message:
+    """A message in whose calls arguments are changed."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return message
+    return {**message, "tool_calls": [_changed(call, change) for call in calls]}
+
+
+def _changed(call: Any, change: Callable[[Any], Any]) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return call
+    arguments = change(function["arguments"])
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _read(arguments: Any) -> Any:
+    """The object in a text, if it is one that can be sent on."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = json.loads(arguments or "{}")
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _text_of(arguments: Any) -> Any:
+    if not isinstance(arguments, Mapping):
+        return arguments
+    return json.dumps(dict(arguments), ensure_ascii=False, default=dict)
+
+
+def _object_around(arguments: Any) -> Any:
+    return {"arguments": arguments} if isinstance(arguments, str) else arguments
+
+
+def _as_verbatim(arguments: Any) -> Any:
+    return VerbatimText(arguments) if isinstance(arguments, str) else arguments

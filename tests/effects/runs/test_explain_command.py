@@ -1,0 +1,441 @@
+"""`minfer explain` as a user has it: words and figures that agree, and what
+it refuses.
+"""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer import LLM, SamplingParams
+from minfer.effects.cli.main import main
+from minfer.effects.live.journal.journal_files import read_journal, write_journal
+from minfer.effects.runs.explain_command import SIZES, figures
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Submit
+from minfer.records.state import Turn
+from minfer.runs.explain import explain
+from minfer.runs.redact import redacted, redacted_config
+from tests.core.recorded import recorded
+from tests.core.runs.clocked import Run, config, request
+from tests.core.runs.drafted import by_device
+from tests.effects.tiny_model import write_checkpoint
+
+HOSTILE = (
+    10  # the seed of a world with preemptions, failures, and requests of several samples
+)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run.journal"
+    write_journal(path, *recorded(HOSTILE))
+    return path
+
+
+def found(capsys: pytest.CaptureFixture[str], path: Path, name: str) -> Any:
+    assert main(["explain", str(path), name, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def said(capsys: pytest.CaptureFixture[str], path: Path, name: str) -> str:
+    assert main(["explain", str(path), name]) == 0
+    return capsys.readouterr().out
+
+
+def saved(path: Path, run: Run) -> Path:
+    write_journal(path / "a.journal", run.config, run.turns)
+    return path / "a.journal"
+
+
+@pytest.mark.long
+def test_words_and_figures_agree(
+    hostile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = read_journal(hostile)
+    events = [event for turn in journal.turns() for event in turn.events]
+    for name in {event.request.id for event in events if isinstance(event, Submit)}:
+        told, text = found(capsys, hostile, name), said(capsys, hostile, name)
+        times = [
+            float(ms.replace(",", ""))
+            for ms in re.findall(r"^ +([\d,.]+) ms", text, re.M)
+        ]
+        parts = [part for sample in told["samples"] for part in sample["parts"]]
+        assert times == pytest.approx(
+            [1000 * part["seconds"] for part in parts], abs=0.051
+        )
+        for sample in told["samples"]:
+            whole = math.fsum(part["seconds"] for part in sample["parts"])
+            assert whole == pytest.approx(sample["upto"] - sample["arrived"], abs=1e-9)
+            total = (
+                f"Sample {sample['id'][1]}: {1000 * whole:,.1f} ms until turn "
+                f"{sample['turn']}:"
+            )
+            assert total in text
+            assert (
+                f"{sample['end']['reason']!r}, {sample['end']['length']} tokens" in text
+            )
+            for reason in sample["reasons"]:
+                if reason["is"] == "Preempted":
+                    assert (
+                        f"preempted for {reason['by'][0]!r} ({reason['by'][1]})" in text
+                    )
+                if reason["is"] == "Voided":
+                    assert f"step {reason['step']} failed with it" in text
+        title = "Prefix of sample 0: " if len(told["samples"]) > 1 else "Prefix: "
+        assert (title in text) == (told["prefix"] is not None)
+        if told["prefix"] is not None:
+            assert told["prefix"]["sample"] == 0
+
+
+def test_the_order_of_the_parts_is_always_the_same(hostile: Path) -> None:
+    code = (
+        "import sys; from minfer.effects.cli.main import main; main(sys.argv[1:]); "
+        "assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "explain", str(hostile), "r9"]
+    outputs = {
+        subprocess.run(
+            command,
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    (text,) = outputs
+    assert text.startswith("Request 'r9': ")
+
+
+def test_a_wait_behind_others_in_plain_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config(max_num_seqs=1))
+    run.turn(*(Submit(request(name, 3, tokens=3)) for name in "abc"))
+    run.drain()
+    text = said(capsys, saved(tmp_path, run), "c")
+    assert text.splitlines()[:5] == [
+        "Request 'c': 3 prompt tokens, 3 to come at most",
+        "Sample 0: 9,000.0 ms until turn 9: 'length', 3 tokens, the first at 7,000.0 ms",
+        "      3,000.0 ms       3 turns  head of the queue, waiting for: rows",
+        (
+            "      3,000.0 ms       3 turns  behind others in the queue, which waited "
+            "for: rows"
+        ),
+        (
+            "      1,000.0 ms       1 turns  prefill: steps 1, its tokens 3, those of "
+            "others 0"
+        ),
+    ]
+
+
+def test_a_sample_that_has_not_ended_has_no_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config())
+    run.turn(Submit(request("a", 3, tokens=9)))
+    run.turn()
+    run.turn()
+    line = said(capsys, saved(tmp_path, run), "a").splitlines()[1]
+    assert line == "Sample 0: 2,000.0 ms until turn 2: goes on, the first at 1,000.0 ms"
+
+
+def test_of_a_first_token_before_the_journal_no_time_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config())
+    run.turn(Submit(request("a", 3, tokens=5)))
+    run.drain()
+    assert ", the first at 1,000.0 ms" in said(capsys, saved(tmp_path, run), "a")
+    run.turns = run.turns[3:]
+    path = saved(tmp_path, run)
+    assert found(capsys, path, "a")["samples"][0]["first"] is None
+    line = said(capsys, path, "a").splitlines()[1]
+    assert line == "Sample 0: 5,000.0 ms until turn 5: 'length', 5 tokens"
+
+
+def test_the_longest_gap_names_the_chunk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config(max_num_batched_tokens=16))
+    run.turn(Submit(request("a", 2, tokens=8)))
+    run.turn()
+    run.turn(Submit(request("19", 28)))
+    run.turn(took=5.0)
+    run.drain()
+    path = saved(tmp_path, run)
+    gap = found(capsys, path, "a")["samples"][0]["gap"]
+    assert gap == {
+        "seconds": 5.0,
+        "since": 2,
+        "turn": 3,
+        "step": 2,
+        "rows": 2,
+        "tokens": 16,
+        "chunk": 15,
+        "chunk_of": ["19", 0],
+    }
+    text = said(capsys, path, "a")
+    assert (
+        "longest time between outputs: 5,000.0 ms, turn 2 to 3, when step 2 ended" in text
+    )
+    assert "16 tokens in 2 rows, 15 of them a chunk of '19'" in text
+
+
+def hits(run: Run, name: str) -> dict[str, Any]:
+    told = figures(run.config, explain(run.config, run.turns, name))["prefix"]
+    assert isinstance(told, dict)
+    return told
+
+
+def test_what_block_size_would_have_hit() -> None:
+    run = Run(config(block_size=16, max_num_batched_tokens=64))
+    run.turn(Submit(request("before", 44, tokens=1)))
+    run.drain()
+    run.turn(Submit(request("close", [*range(40), *[49] * 9], tokens=1)))
+    run.drain()
+    told = hits(run, "close")
+    assert (told["hit"], told["block"], told["why"]) == (32, 2, "differs")
+    assert told["shared"] == told["computed"] == 40
+    assert told["would"] == {1: 40, 8: 40, 16: 32, 32: 32, 64: 0, 128: 0, 256: 0}
+    run.turn(Submit(request("same", 44, tokens=1)))
+    run.drain()
+    told = hits(run, "same")
+    assert (told["hit"], told["why"]) == (32, "")  # the third block is not full
+    assert told["would"][1] == 43  # one is always computed
+    run.turn(Submit(request("other", [3] * 20, tokens=1)))
+    run.drain()
+    assert hits(run, "other")["why"] == "new"
+
+
+def test_evicted_or_still_being_computed() -> None:
+    run = Run(config(num_blocks=7))
+    run.turn(
+        Submit(request("first", range(12), tokens=1)), Submit(request("twin", range(12)))
+    )
+    run.drain()
+    told = hits(run, "twin")
+    assert (told["why"], told["shared"]) == ("pending", 12)
+    run.turn(Submit(request("large", range(20, 47), tokens=1)))
+    run.drain()
+    run.turn(Submit(request("late", range(9), tokens=1)))
+    run.drain()
+    told = hits(run, "late")
+    assert (told["why"], told["hit"], told["would"][4]) == ("evicted", 0, 8)
+
+
+def test_what_passed_a_window_may_never_have_been_in_the_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config(num_blocks=7, window=5))
+    run.turn(Submit(request("first", range(12), tokens=1)))
+    run.drain()
+    for n in range(3):
+        run.turn(Submit(request(f"large{n}", range(20 + n, 40 + n), tokens=1)))
+        run.drain()
+    run.turn(Submit(request("late", range(9), tokens=1)))
+    run.drain()
+    told = hits(run, "late")
+    assert (told["why"], told["hit"]) == ("passed", 0)
+    assert "was evicted or given back behind the window" in said(
+        capsys, saved(tmp_path, run), "late"
+    )
+
+
+def test_without_token_ids_only_whole_blocks_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config(block_size=4))
+    run.turn(Submit(request("a", 14, tokens=1)))
+    run.drain()
+    run.turn(Submit(request("b", [*range(10), 40, 41, 42], tokens=1)))
+    run.drain()
+    shown = redacted_config(run.config)
+    blind = Run(shown)
+    for turn in run.turns:
+        events = redacted(run.config, turn.before, turn.events, b"secret")
+        blind.turns.append(turn_of(blind, events))
+    assert hits(run, "b")["shared"] == 10
+    told = hits(blind, "b")
+    assert (told["shared"], told["hit"]) == (8, 8)
+    assert told["would"] == {4: 8, 8: 8, 16: 0}
+    assert "hit by block size, had nothing been evicted: 4: 8, 8: 8, 16: 0" in said(
+        capsys, saved(tmp_path, blind), "b"
+    )
+
+
+def turn_of(run: Run, events: Any) -> Turn:
+    from minfer.engine import step
+
+    made = Turn(len(run.turns), run.state, events, step(run.config, run.state, events))
+    run.state = made.transition.state
+    return made
+
+
+def test_a_rejection_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(config(num_blocks=4))
+    run.turn(Submit(request("a", 90)))
+    text = said(capsys, saved(tmp_path, run), "a")
+    assert (
+        "'rejected', 0 tokens: 'prompt and output of up to 94 tokens need 24 KV blocks"
+        in text
+    )
+
+
+def test_an_answers_id_will_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server numbers prompts: what it calls "a" is "a-0" to the engine."""
+    run = Run(config())
+    run.turn(Submit(request("a-0", 9)))
+    run.drain()
+    path = saved(tmp_path, run)
+    assert said(capsys, path, "a") == said(capsys, path, "a-0")
+
+
+def test_an_answer_is_all_of_its_requests_in_the_runs_of_all_engines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It had two prompts; one had ended when the engine died, and the two samples of the
+    other went on each by itself.
+    """
+    before, unconcerned, after = (Run(config()) for _ in range(3))
+    before.turn(Submit(request("a-0", 9, tokens=2)), Submit(request("a-1", 9, tokens=9)))
+    before.turn()
+    before.turn()
+    unconcerned.turn(Submit(request("b-0", 3)))
+    unconcerned.drain()
+    for name in ("a-1#4", "b-0#5", "a-1#6"):
+        after.turn(Submit(request(name, 9, tokens=7)))
+    after.drain()
+    for number, run in enumerate((before, unconcerned, after)):
+        name = f"20200101T00000{number}Z-1-000001.journal"
+        write_journal(tmp_path / name, run.config, run.turns)
+    told = found(capsys, tmp_path, "a")
+    ids = [told["id"], *[one["id"] for one in told["others"]]]
+    assert ids == ["a-0", "a-1", "a-1#4", "a-1#6"]
+    ends = [one["samples"][0]["end"] for one in (told, *told["others"])]
+    assert [bool(end) for end in ends] == [True, False, True, True]
+    text = said(capsys, tmp_path, "a-1")
+    assert re.findall("^Request '(.*?)'", text, re.M) == ["a-1", "a-1#4", "a-1#6"]
+    assert said(capsys, tmp_path, "a-1#6").count("Request ") == 1
+    assert main(["explain", str(tmp_path), "c"]) == 2
+    assert "none of 3 requests is 'c'" in capsys.readouterr().err, "of the latest run"
+
+
+def test_what_is_damaged_after_a_request_does_not_hide_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config())
+    run.turn(Submit(request("a-0", 3, tokens=2)))
+    run.drain()
+    run.turn(Submit(request("b-0", 3, tokens=2)))
+    run.drain()
+    path = saved(tmp_path, run)
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"b-0")] ^= 1
+    path.write_bytes(data)
+    assert found(capsys, path, "a")["id"] == "a-0"
+
+
+def test_what_it_refuses(
+    hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, name, why in (
+        (
+            hostile,
+            "r99999",
+            r"minfer: .*: none of \d+ requests is 'r99999'; near: r9.*explain .* lists",
+        ),
+        (tmp_path / "gone", "r1", r"minfer: .*gone: there is no such file or folder"),
+        (tmp_path, "r1", r"minfer: .*: there is no \.journal file in this folder"),
+    ):
+        assert main(["explain", str(path), name]) == 2
+        assert re.fullmatch(why + r".*\n", capsys.readouterr().err)
+
+
+def test_nothing_of_a_request_reaches_the_terminal_raw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config())
+    name = "a\x1b[2J{0}{reason}"
+    run.turn(Submit(request(name, 3)))
+    run.turn(fail="\x1b[31m{error}")
+    run.drain()
+    text = said(capsys, saved(tmp_path, run), name)
+    assert "\x1b" not in text
+    assert "{error}" in text
+
+
+def test_a_live_run_is_explained_as_its_metrics_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, journal = str(write_checkpoint(tmp_path / "tiny")), tmp_path / "journal"
+    settings: dict[str, Any] = {
+        "num_gpu_blocks_override": 12,
+        "max_num_seqs": 6,
+        "block_size": 8,
+    }
+    with LLM(
+        folder,
+        executor="oracle",
+        journal=str(journal),
+        max_model_len=64,
+        max_num_batched_tokens=24,
+        **settings,
+    ) as llm:
+        params = [
+            SamplingParams(max_tokens=3 + 5 * i, temperature=0, ignore_eos=True)
+            for i in range(9)
+        ]
+        outputs = llm.generate([[i + 1] * (3 + 2 * i) for i in range(9)], params)
+    for output in outputs:
+        told = found(capsys, journal, output.request_id)
+        (sample,) = told["samples"]
+        metrics = output.metrics
+        assert (
+            sum(
+                r["is"] == "Preempted" and r["id"] == output.request_id
+                for r in sample["reasons"]
+            )
+            == metrics.preemptions
+        )
+        waits: dict[str, float] = {}
+        for part in sample["parts"]:
+            if part["kind"] == "line" and not part["preempted"]:
+                waits[part["cause"]] = waits.get(part["cause"], 0.0) + part["seconds"]
+        there = {cause: s for cause, s in metrics.queue_times.items() if cause != "step"}
+        assert {
+            cause: s for cause, s in waits.items() if cause != "step" and s
+        } == pytest.approx(there, abs=1e-9)
+        assert sample["first"] == metrics.first_token_time
+        assert sample["last"][1] == metrics.last_token_time
+
+
+def test_sizes_are_those_that_engines_have() -> None:
+    assert set(SIZES) >= {1, 8, 16, 32, 64, 128}
+    assert EngineConfig(num_blocks=1).block_size in SIZES
+
+
+def test_drafts_are_reported_where_there_were_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path, by_device())
+    (sample,) = found(capsys, path, "a")["samples"]
+    drafts = sample["drafts"]
+    assert 0 < drafts["accepted"] < drafts["proposed"]
+    assert drafts["length"] == 1 + drafts["accepted"] / drafts["rows"]
+    words = f"drafts: {drafts['accepted']} of {drafts['proposed']} accepted"
+    assert words in said(capsys, path, "a")
+    run = Run(config())
+    run.turn(Submit(request("a", 5)))
+    run.drain()
+    plain = saved(tmp_path, run)
+    assert found(capsys, plain, "a")["samples"][0]["drafts"] is None
+    assert "drafts" not in said(capsys, plain, "a")

@@ -1,0 +1,47 @@
+"""Values of settings, as words and otherwise."""
+
+import argparse
+
+import pytest
+
+from minfer.effects.setup.option_values import policy_of, read_bytes, whole
+from minfer.policies.builtin import Priority
+from minfer.records.policy import FirstCome
+from minfer.values.checks import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("5", 5),
+        ("2k", 2000),
+        ("2K", 2048),
+        ("1.5G", 3 * 2**29),
+        ("1GiB", 2**30),
+        ("3m", 3 * 10**6),
+    ],
+)
+def test_sizes_are_read_as_vllm_reads_them(text: str, size: int) -> None:
+    assert read_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "1.5.2", "12Q", "-1"])
+def test_what_is_no_size_is_reported(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a size; write 512M"):
+        read_bytes(text)
+
+
+def test_whole_numbers_are_neither_flags_nor_too_large() -> None:
+    right = whole(2).right
+    assert [right(value) for value in (None, 2, 2**63 - 1)] == [True] * 3
+    assert [right(value) for value in (1, True, 2.0, "3", 2**63)] == [False] * 5
+
+
+def test_a_policy_is_a_name_or_has_all_that_the_protocol_asks_for() -> None:
+    assert policy_of("priority") == Priority()
+    mine = FirstCome()
+    assert policy_of(mine) is mine
+    with pytest.raises(ConfigError, match="is a class: make one of it"):
+        policy_of(FirstCome)  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(ConfigError, match="lacks "):
+        policy_of(object())  # type: ignore[arg-type]  # what is tested

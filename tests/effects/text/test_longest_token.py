@@ -1,0 +1,125 @@
+"""A bound on a text's characters holds for every text, or there is none."""
+
+import random
+from typing import Any
+
+import pytest
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
+
+from minfer.effects.setup.folders import model_folder
+from minfer.effects.text.longest_token import longest_token
+from minfer.effects.text.tokenizer import TextTooLongError
+from minfer.effects.text.tokenizer import Tokenizer as Ours
+
+UNK = "<unk>"
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def byte_level(**parts: Any) -> Tokenizer:
+    """A byte-level BPE whose longest token has four bytes."""
+    words = [*ALPHABET, "aa", "aaaa"]
+    merges = [("a", "a"), ("aa", "aa")]
+    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+def fallback(*, bytes_missing: int = 0) -> Tokenizer:
+    """A BPE that spells what it does not know in bytes, as Llama's does."""
+    words = [UNK, *(f"<0x{byte:02X}>" for byte in range(256 - bytes_missing)), "ab"]
+    vocabulary = {word: i for i, word in enumerate([*words, "a", "b"])}
+    model = models.BPE(vocabulary, [("a", "b")], unk_token=UNK, byte_fallback=True)
+    return Tokenizer(model)
+
+
+def test_byte_level() -> None:
+    made = byte_level()
+    assert longest_token(made) == 4
+    assert len(made.encode("a" * 400).ids) == 100
+    made.add_tokens(["<a token>"])
+    assert longest_token(made) == len("<a token>")
+
+
+def test_bytes_as_fallback() -> None:
+    assert longest_token(fallback()) == len("<0x00>")  # generous: it stands for one byte
+    assert longest_token(fallback(bytes_missing=1)) is None
+
+
+@pytest.mark.parametrize("name", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_a_text_that_is_composed_first(name: str) -> None:
+    made = byte_level(normalizer=getattr(normalizers, name)())
+    most = longest_token(made)
+    assert most is not None
+    # Four characters that become one, of three bytes: alpha with three marks.
+    text = "ᾂ" * 50
+    decomposed = normalizers.NFD().normalize_str(text)
+    assert len(decomposed) == 200
+    assert len(decomposed) <= most * len(made.encode(decomposed).ids)
+
+
+UNKNOWN: dict[str, dict[str, Any]] = {
+    "blanks are stripped": {"normalizer": normalizers.Strip()},
+    "several become one": {"normalizer": normalizers.Replace("ab", "c")},
+    "one becomes nothing": {"normalizer": normalizers.Replace("a", "")},
+    "in a sequence": {"normalizer": normalizers.Sequence([normalizers.Strip()])},
+    "blanks are dropped": {"pre_tokenizer": pre_tokenizers.Whitespace()},
+    "what is split off is dropped": {
+        "pre_tokenizer": pre_tokenizers.Split(" ", "removed")
+    },
+    "dropped in a sequence": {
+        "pre_tokenizer": pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel()]
+        )
+    },
+    "words of any length are one unknown": {
+        "model": models.WordLevel({UNK: 0}, unk_token=UNK)
+    },
+    "a byte has no token": {"model": models.BPE({"a": 0}, [])},
+}
+
+
+@pytest.mark.parametrize("parts", UNKNOWN.values(), ids=UNKNOWN)
+def test_nothing_is_known_where_characters_are_dropped(parts: dict[str, Any]) -> None:
+    assert longest_token(byte_level(**parts)) is None
+
+
+def test_a_token_that_takes_the_blanks_beside_it() -> None:
+    made = byte_level()
+    made.add_tokens([AddedToken("<end>", rstrip=True)])
+    assert longest_token(made) is None
+
+
+def test_llamas_blanks() -> None:
+    blanks = normalizers.Replace(" ", "▁")
+    both = normalizers.Sequence([normalizers.Prepend("▁"), blanks])
+    assert longest_token(byte_level(normalizer=both)) == 4
+
+
+def test_no_text_of_the_bundled_model_breaks_its_bound() -> None:
+    tokenizer = Ours(model_folder(None), context=2048)
+    assert tokenizer.most is not None
+    longest = tokenizer.most // 2048
+    rng = random.Random(4)
+    for _ in range(200):
+        pool = rng.choice(["a", " ", "\n", "ab \n\t", "ä漢🙂\u0301", "def self.return "])
+        text = "".join(rng.choices(pool, k=rng.randrange(1, 300)))
+        assert len(text) <= longest * len(tokenizer.encode(text))
+
+
+def test_what_cannot_fit_is_refused_unread() -> None:
+    tokenizer = Ours(model_folder(None), context=10)
+    assert tokenizer.most is not None
+    assert tokenizer.encode(" " * tokenizer.most)
+    with pytest.raises(TextTooLongError, match="shorten it"):
+        tokenizer.encode(" " * (tokenizer.most + 1))
+    assert Ours(model_folder(None)).most is None
