@@ -36,7 +36,7 @@ from minfer.record import evolve
 from minfer.request import Request
 from minfer.sequence import edited_column
 from minfer.speculate.drafting import Proposed
-from minfer.speculate.length import Row, lengths
+from minfer.speculate.length import lengths
 from minfer.speculate.settings import HOST, Speculation
 from minfer.state import EngineState
 from minfer.work import Work
@@ -205,8 +205,8 @@ def _numbers(
     if how.adaptive and how.costs is not None:
         names = map(state.running.ids.__getitem__, drafters.at)
         likely = state.drafting.likelihoods(how.learning, names, state.next_step)
-        rows = tuple(map(Row, likely, drafters.most))
-        found = lengths(rows, how.costs, others, how.margin, room, prompts=prompts)
+        most, costs = drafters.most, how.costs
+        found = lengths(likely, most, costs, others, how.margin, room, prompts=prompts)
         return found.drafts
     if len(drafters) * max(drafters.most, default=0) <= room:
         return drafters.most

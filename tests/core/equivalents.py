@@ -165,10 +165,6 @@ EQUIVALENT: Final[dict[str, str]] = {
         "in (*_DEPTHS, deepest)} - {0}) -> {min(depth, deepest) for depth in "
         "(*_DEPTHS, deepest)} - {0}"
     ): "Sets of small numbers happen to be in order; of depths that tie, the first wins.",
-    (
-        "speculate/length.py | Promises.tokens | comparison | depth <= min(map(len, "
-        "self.sums)) -> depth < min(map(len, self.sums))"
-    ): "Both ways find the same; the first is quicker.",
     "speculate/length.py | _rectangles | comparison | count > 0 -> count >= 0": (
         "With none the rate is that of no drafts at most, which is no better."
     ),

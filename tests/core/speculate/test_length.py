@@ -2,7 +2,7 @@
 
 from itertools import product
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from attrs import evolve, frozen
@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minfer.checks import ConfigError
-from minfer.speculate.length import Costs, Learning, Lengths, Record, Row, judged, lengths
+from minfer.speculate import length
+from minfer.speculate.length import Costs, Learning, Lengths, Record, judged
 from tests.circles import long
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -21,6 +22,19 @@ FOUND: Final = evolve(LARGE, draft=0.0, fixed=4e-4)
 H100: Final = Costs(
     ((1, 5.3e-3), (4, 5.96e-3), (64, 6.16e-3), (128, 6.41e-3)), draft=6.4e-4, fixed=1.2e-4
 )
+
+
+@frozen
+class Row:
+    likelihood: float
+    most: int
+
+
+def lengths(rows: list[Row], some: Costs, *others: Any, **more: Any) -> Lengths:
+    columns = [row.likelihood for row in rows], [row.most for row in rows]
+    return length.lengths(*columns, some, *others, **more)
+
+
 ROWS = st.lists(st.builds(Row, st.floats(0.05, 1), st.integers(0, 3)), max_size=4)
 RISES = st.lists(st.floats(0, 0.5), min_size=1, max_size=8)
 
