@@ -7,10 +7,12 @@ from typing import Any
 from attrs import evolve
 
 from minfer.blocks import Transaction
+from minfer.config import EngineConfig
 from minfer.grow import _gets_on_alone, _short, make_room
 from minfer.messages import Preempted, Submit
 from minfer.policy import FirstCome
 from minfer.spread import spread
+from minfer.state import EngineState
 from tests.core.test_engine import CONFIG, Bench, ask
 
 WIDE = evolve(CONFIG, block_size=8, num_blocks=64)
@@ -105,15 +107,28 @@ def test_the_policys_victim_gives_way_and_is_told_for_whom() -> None:
         assert bench.out[name, 0] == bench.right(ask(name, 8, 24))
 
 
-def test_who_needs_a_block_is_found_where_it_is_once_another_gave_way() -> None:
-    """Its position is one less where who gave way was before it."""
-    config = evolve(CONFIG, num_blocks=12, policy=Second())
-    bench = Bench(config)
+def three_with(blocks: int) -> tuple[EngineConfig, EngineState]:
+    """Three that run, with nothing in flight and so many blocks left."""
+    bench = Bench(evolve(CONFIG, num_blocks=12, policy=Second()))
     bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
     bench.turn()
     change = Transaction(bench.state.blocks)
-    change.take(change.available)  # as if others had them
-    state = evolve(bench.state, blocks=change.done(), inflight=())
+    change.take(change.available - blocks)  # as if others had them
+    return bench.config, evolve(bench.state, blocks=change.done(), inflight=())
+
+
+def test_a_table_that_grew_before_its_sequence_was_preempted_is_not_in_the_plan() -> None:
+    config, state = three_with(1)
+    _, second, third = state.running.gens
+    after, grown, (reason,) = _short(config, state, [1, 2], set())
+    assert isinstance(reason, Preempted)
+    assert (reason.id, second in after.running.gens) == ("bb", False)
+    assert [*grown] == [third]
+
+
+def test_who_needs_a_block_is_found_where_it_is_once_another_gave_way() -> None:
+    """Its position is one less where who gave way was before it."""
+    config, state = three_with(0)
     first, second, third = state.running.gens
     tables = dict(zip(state.running.gens, state.running.tables, strict=True))
     after, grown, (reason,) = _short(config, state, [0, 2], set())
