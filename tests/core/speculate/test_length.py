@@ -143,6 +143,11 @@ def test_what_hardly_promises_anything_is_left_out() -> None:
     assert lengths([Row(0.0, 9)], Costs(((99, 1.0),))).drafts == (0,)
 
 
+def test_the_deepest_that_promises_anything_is_tried() -> None:
+    some = Costs(((10, 1.0), (99, 50.0)))
+    assert lengths([Row(0.6, 36)], some).drafts == (9,), "0.6**10 is below a hundredth"
+
+
 def test_a_gain_below_the_margin_is_none() -> None:
     assert lengths([Row(0.5, 1)], Costs(((1, 1.0), (2, 1.5)))).drafts == (0,)
     some = Costs(((1, 1.0), (2, 1.4)))
