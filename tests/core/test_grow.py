@@ -107,22 +107,22 @@ def test_the_policys_victim_gives_way_and_is_told_for_whom() -> None:
         assert bench.out[name, 0] == bench.right(ask(name, 8, 24))
 
 
-def three_with(blocks: int, **changes: Any) -> tuple[EngineConfig, EngineState]:
-    """Three that run, with nothing in flight and so many blocks left, but for changes."""
+def three_with(blocks: int) -> tuple[EngineConfig, EngineState]:
+    """Three that run, with nothing in flight and so many blocks left."""
     bench = Bench(evolve(CONFIG, num_blocks=12, policy=Second()))
     bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
     bench.turn()
     change = Transaction(bench.state.blocks)
     change.take(change.available - blocks)  # as if others had them
-    changes = {"blocks": change.done(), "inflight": ()} | changes
-    return bench.config, evolve(bench.state, **changes)
+    return bench.config, evolve(bench.state, blocks=change.done(), inflight=())
 
 
 def test_beside_a_paused_one_a_victim_that_is_not_short_is_preempted() -> None:
     flying = Bench(evolve(CONFIG, num_blocks=12))
     flying.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
+    config, state = three_with(0)
     paused = frozenset({("ccc", 0)})
-    config, state = three_with(0, inflight=flying.state.inflight, paused=paused)
+    state = evolve(state, inflight=flying.state.inflight, paused=paused)
     assert _gets_on_alone(state, state.running.gens[1])
     _, _, (reason,) = _short(config, state, [0], set())
     assert isinstance(reason, Preempted)
