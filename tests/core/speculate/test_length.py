@@ -143,6 +143,11 @@ def test_what_hardly_promises_anything_is_left_out() -> None:
     assert lengths([Row(0.0, 9)], Costs(((99, 1.0),))).drafts == (0,)
 
 
+def test_rows_of_which_nothing_is_expected_cost_nothing() -> None:
+    some = Costs(((99, 1.0),), draft_more=((1, 0.0), (2, 5.0)))
+    assert lengths([Row(0.9, 4), Row(0.0, 4)], some).drafts == (4, 0)
+
+
 def test_the_deepest_that_promises_anything_is_tried() -> None:
     some = Costs(((10, 1.0), (99, 50.0)))
     assert lengths([Row(0.6, 36)], some).drafts == (9,), "0.6**10 is below a hundredth"
