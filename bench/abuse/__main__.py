@@ -4,7 +4,8 @@ Well-behaved clients stream; beside them attackers do, again and again, what onc
 everybody. For each attack, twice: under attack, and in a control in which as many
 processors' time is burnt without sending anything. Told are the gaps between two parts of
 a neighbour's stream (its 99th percentile and the longest), the longest that a probe (a
-body of 8 KB for one token) waited, and memory, descriptors and blocks once it is over.
+body of 8 KB for one token) and a request of /health waited, memory before the attack and
+at its end, and memory, descriptors and blocks `--after` seconds later.
 
 Attackers and neighbours are different clients: without keys a server tells them apart by
 their addresses. Who cannot be told from its neighbours cannot be bounded for their sake.
@@ -68,13 +69,14 @@ class Neighbours:
             reports.append(json.loads(one.stdout.readline()))
         seen = {
             name: [value for each in reports for value in each[name]]
-            for name in ("gaps", "firsts", "probes")
+            for name in ("gaps", "firsts", "probes", "healths")
         }
         return {
             "itl_p99_ms": percentile(seen["gaps"], 99),
             "longest_gap_ms": percentile(seen["gaps"], 100),
             "ttft_p99_ms": percentile(seen["firsts"], 99),
             "longest_probe_ms": percentile(seen["probes"], 100),
+            "longest_health_ms": percentile(seen["healths"], 100),
             "gaps": len(seen["gaps"]),
             "broken": sum(each["broken"] for each in reports),
         }
@@ -93,19 +95,25 @@ class Siege:
     neighbours: Neighbours
     cores: Cores
     seconds: float
+    after: float  # seconds from an attack's end until memory is read
 
     def attack(self, name: str) -> dict[str, Any]:
         """The figures of one attack, and of the server after it."""
         self.neighbours.seen()
+        before = self.server.memory()
         report = self._attackers("--attack", name)
         seen = self.neighbours.seen()
+        at_end = self.server.memory()
         calm_after = self.calm()
+        time.sleep(self.after)
         return {
             "attack": name,
             **seen,
             "attackers_got": report["answers"],
             "attackers_cpu": round(report["cpu"], 2),  # processors
             "calm_after_s": calm_after,
+            "memory_before_mb": before,
+            "memory_at_end_mb": at_end,
             **self.rest(),
         }
 
@@ -220,7 +228,7 @@ def siege(options: argparse.Namespace) -> list[dict[str, Any]]:
         server = stack.enter_context(served(options.tree.resolve(), cores.server, more))
         crowd = neighbours(stack, server.port, options, cores)
         time.sleep(WARM_UP)
-        scene = Siege(server, crowd, cores, options.seconds)
+        scene = Siege(server, crowd, cores, options.seconds, options.after)
         for name in options.attacks:
             row = scene.attack(name)
             if not options.no_control:
@@ -237,6 +245,9 @@ def main() -> int:
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--shape", help="of a model with random weights; else bundled")
     parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument(
+        "--after", type=float, default=0.0, help="seconds, until memory is read"
+    )
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--processes", type=int, default=4, help="of neighbours")
     parser.add_argument(

@@ -8,11 +8,13 @@ import asyncio
 import contextlib
 import json
 import random
+import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from attrs import frozen
+from websockets.frames import Frame, Opcode
 
 HOST: Final = "127.0.0.1"
 ADDRESS: Final = "127.0.0.2"  # of the attackers
@@ -22,6 +24,13 @@ LONG: Final = 1900  # tokens of an answer that is not read, or that is left
 SLOW_BODY: Final = 2_000  # bytes
 JUNK: Final = 2_000  # bytes
 LOOPS: Final = 99_999  # of the template in another: 1e10 rounds
+PART: Final = 2**16  # bytes of a flood that are sent at once
+ENDLESS: Final = 4_000_000  # bytes that a frame announces, and never has
+UPGRADE: Final = (
+    f"GET /v1/stream HTTP/1.1\r\nHost: {HOST}\r\nUpgrade: websocket\r\n"
+    "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
 PATHS: Final = (
     "completions",
     "chat/completions",
@@ -152,6 +161,45 @@ async def junk(door: Door) -> None:
     await door.send(request(f"/v1/{random.choice(PATHS)}", data))
 
 
+def flood(frame: Frame, first: bytes = b"") -> Attack:
+    """An attack that sends a frame again and again over a WebSocket and reads nothing,
+    until the server closes the connection.
+    """
+    one = frame.serialize(mask=True)
+    data = one * (PART // len(one))
+
+    async def attack(door: Door) -> None:
+        reader, writer = await door.connect()
+        with contextlib.closing(writer):
+            writer.write(UPGRADE.encode())
+            await reader.readuntil(b"\r\n\r\n")
+            reader._transport.pause_reading()  # type: ignore[attr-defined]  # as above
+            writer.write(first)
+            while True:
+                writer.write(data)
+                await writer.drain()
+
+    return attack
+
+
+async def endless_frame(door: Door) -> None:
+    """Announce a frame over a WebSocket, and never send its last bytes."""
+    reader, writer = await door.connect()
+    with contextlib.closing(writer):
+        writer.write(UPGRADE.encode())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(struct.pack("!BBQI", 0x81, 0xFF, ENDLESS, 0))
+        writer.write(bytes(ENDLESS - 1))
+        await reader.read()
+        door.answers["closed"] += 1
+
+
+TEXT_FLOOD: Final = flood(Frame(Opcode.TEXT, b"{}"))
+PART_FLOOD: Final = flood(
+    Frame(Opcode.CONT, b"a", fin=False),
+    Frame(Opcode.TEXT, b"", fin=False).serialize(mask=True),
+)
+PING_FLOOD: Final = flood(Frame(Opcode.PING, b"x" * 125))
 MANY_PROMPTS: Final = [[i % 999, 5] for i in range(4096)]
 ATTACKS: Final[dict[str, Attackers]] = {
     "nothing": Attackers(0, read),
@@ -195,6 +243,12 @@ ATTACKS: Final[dict[str, Attackers]] = {
     "300 slow headers": Attackers(300, drip_head),
     "300 slow bodies": Attackers(300, drip_body),
     "random bytes": Attackers(8, junk),
+    "a flood of WebSocket messages": Attackers(1, TEXT_FLOOD),
+    "32 floods of WebSocket messages": Attackers(32, TEXT_FLOOD),
+    "64 floods of WebSocket messages": Attackers(64, TEXT_FLOOD),
+    "64 floods of parts of a message": Attackers(64, PART_FLOOD),
+    "64 floods of pings": Attackers(64, PING_FLOOD),
+    "64 frames without an end": Attackers(64, endless_frame),
 }
 
 

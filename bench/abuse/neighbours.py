@@ -19,6 +19,7 @@ TOKENS: Final = 512  # of an answer
 BREAK: Final = 5.0  # seconds until a client whose connection broke tries again
 END: Final = b"0\r\n\r\n"  # of an answer in chunks
 PROBE_EVERY: Final = 0.1  # seconds
+HEALTH: Final = f"GET /health HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"
 PROBE: Final = {"prompt": [i % 999 for i in range(1600)], "max_tokens": 1}
 
 
@@ -29,6 +30,7 @@ class Seen:
     gaps: list[float] = field(factory=list)  # between two parts of a stream
     firsts: list[float] = field(factory=list)  # until the first part
     probes: list[float] = field(factory=list)  # until a short answer to 8 KB
+    healths: list[float] = field(factory=list)  # until an answer of /health
     broken: int = 0  # streams that did not end as they should
     pending: dict[int, float] = field(factory=dict)  # since when a stream has waited
 
@@ -37,8 +39,9 @@ class Seen:
         now = time.perf_counter()
         gaps = [*self.gaps, *(now - since for since in self.pending.values())]
         found = {"gaps": gaps, "firsts": self.firsts, "probes": self.probes}
-        figures = {**found, "broken": self.broken}
-        self.gaps, self.firsts, self.probes, self.broken = [], [], [], 0
+        figures = {**found, "healths": self.healths, "broken": self.broken}
+        self.gaps, self.firsts, self.probes, self.healths = [], [], [], []
+        self.broken = 0
         return figures
 
 
@@ -77,9 +80,8 @@ async def client(port: int, number: int, seen: Seen) -> None:
             await asyncio.sleep(BREAK)
 
 
-async def probe(port: int, seen: Seen) -> None:
-    """Ask for one token after a body of 8 KB, again and again."""
-    data = request("/v1/completions", json.dumps(PROBE).encode())
+async def probe(port: int, seen: Seen, name: str, data: bytes) -> None:
+    """Send a request again and again, and note in `name` how long each answer takes."""
     while True:
         begun = time.perf_counter()
         try:
@@ -91,7 +93,7 @@ async def probe(port: int, seen: Seen) -> None:
                 seen.broken += 1
         except OSError:
             seen.broken += 1
-        seen.probes.append(time.perf_counter() - begun)
+        getattr(seen, name).append(time.perf_counter() - begun)
         await asyncio.sleep(PROBE_EVERY)
 
 
@@ -101,7 +103,9 @@ async def main(port: int, first: int, streams: int) -> None:
     numbers = range(first, first + streams)
     tasks = [asyncio.ensure_future(client(port, number, seen)) for number in numbers]
     if first == 0:
-        tasks.append(asyncio.ensure_future(probe(port, seen)))
+        short = request("/v1/completions", json.dumps(PROBE).encode())
+        for name, data in (("probes", short), ("healths", HEALTH.encode())):
+            tasks.append(asyncio.ensure_future(probe(port, seen, name, data)))
     while await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps(seen.figures()), flush=True)
     for task in tasks:

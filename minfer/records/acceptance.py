@@ -49,22 +49,24 @@ class Acceptance:
     def updated(self, how: Learning, judged: int, accepted: int) -> "Acceptance":
         """The record after a step in which `judged` drafts counted, or none."""
         fade = how.kept if judged else how.rested
-        count = self.judged * fade + judged
+        count, right = self.judged * fade + judged, self.accepted * fade + accepted
+        if count <= how.most:
+            return Acceptance(count, right)
         # A bound on the counts: with a long memory, drafting would stop too late.
-        share = min(1.0, how.most / count) if count else 1.0
-        return Acceptance(count * share, (self.accepted * fade + accepted) * share)
+        share = how.most / count
+        return Acceptance(count * share, right * share)
 
     def rested(self, how: Learning, steps: int) -> "Acceptance":
         """The record after `steps` steps without drafts."""
         fade = how.rested**steps
         return Acceptance(self.judged * fade, self.accepted * fade)
 
-    def likelihood(self, how: Learning, assumed: float) -> float:
+    def likelihood(self, how: Learning, assumed: float, fade: float = 1.0) -> float:
         """The probability that the next draft is accepted, if those before it are; close
-        to `assumed` while the counts are small.
+        to `assumed` while the counts, of which the share `fade` is left, are small.
         """
-        hits = self.accepted + assumed * how.weight
-        return hits / (self.judged + how.weight)
+        hits = self.accepted * fade + assumed * how.weight
+        return hits / (self.judged * fade + how.weight)
 
 
 def counted_drafts(proposed: int, accepted: int) -> int:

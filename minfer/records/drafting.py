@@ -44,13 +44,13 @@ class Drafting:
     ) -> list[float]:
         """The probability that the next draft of each sample is accepted in a step."""
         assumed = self.overall.by(how, step).likelihood(how, how.assumed)
-        found, behind = list[float](), step - 1
+        found = list[float]()
         for own in map(self.learnt.get, names):
             if own is None:
                 found.append(assumed)
             else:
-                record = own.record if own.step == behind else own.by(how, step)
-                found.append(record.likelihood(how, assumed))
+                fade = how.rested ** max(0, step - own.step - 1)
+                found.append(own.record.likelihood(how, assumed, fade))
         return found
 
     def without(self, name: SampleId) -> "Drafting":

@@ -45,11 +45,14 @@ def _update_samples(
 ) -> Drafting:
     """The state with the records of the samples in these rows of the plan."""
     run, learning, step = state.running, how.learning, plan.step
-    names = dict(zip(run.gens, run.ids, strict=True))
+    if plan.gens == run.gens:
+        names = [*map(run.ids.__getitem__, places)]
+    else:
+        ids = dict(zip(run.gens, run.ids, strict=True))
+        names = [ids[plan.gens[at]] for at in places]
     records = state.drafting.learnt.mutate()
     new, behind = SampleAcceptance(step=step), step - 1
-    for at, count, right in zip(places, counts, accepted, strict=True):
-        name = names[plan.gens[at]]
+    for name, count, right in zip(names, counts, accepted, strict=True):
         own = records.get(name, new)
         record = own.record if own.step == behind else own.by(learning, step)
         records[name] = SampleAcceptance(record.updated(learning, count, right), step)

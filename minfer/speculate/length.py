@@ -28,8 +28,8 @@ With the default rule of acceptance the tokens do not depend on these numbers.
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, repeat, takewhile
-from operator import itemgetter, mul
+from itertools import accumulate, repeat
+from operator import add, mul
 from typing import Final
 
 from attrs import frozen
@@ -41,41 +41,34 @@ _DEPTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # depths to try, up to the de
 
 
 @frozen
-class DraftRow:
-    """The expected acceptance of a row's drafts."""
-
-    likelihood: float  # of each, if those before it are accepted
-    most: int  # drafts that it may have
-
-
-@frozen
 class Promises:
-    """The expected tokens of drafts, as columns over the rows for which any are
-    expected.
-    """
+    """The expected tokens of drafts, as a column over rows for each depth."""
 
-    rows: Sequence[int]  # their numbers
-    # Expected tokens of the first, the first two, ... drafts of each.
-    sums: Sequence[tuple[float, ...]]
+    # Of each row, for its first draft, its first two, ...
+    tokens: Sequence[Sequence[float]]
+    most: Sequence[int]  # drafts of each row for which any are expected
 
     @property
     def deepest(self) -> int:
         """The most drafts of a row."""
-        return max(map(len, self.sums), default=0)
+        return len(self.tokens)
 
-    def tokens(self, depth: int) -> list[float]:
-        """The expected tokens of each row's drafts up to a depth."""
-        if depth <= min(map(len, self.sums)):
-            return [*map(itemgetter(depth - 1), self.sums)]
-        return [some[min(depth, len(some)) - 1] for some in self.sums]
+    @property
+    def rows(self) -> int:
+        """How many rows have any."""
+        return len(self.most) - self.most.count(0)
+
+    def likeliest(self, depth: int) -> list[int]:
+        """The rows, those with the most expected tokens up to a depth first."""
+        tokens = self.tokens[depth - 1]
+        return sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
 
 
 @frozen
 class Rectangle:
-    """Drafts of the first `count` rows of `order`, up to a depth."""
+    """Drafts of the `count` likeliest rows, up to a depth."""
 
     depth: int
-    order: Sequence[int]  # places in the columns of promises
     count: int
     tokens: float  # expected of the step
     seconds: float
@@ -101,7 +94,8 @@ class Lengths:
 
 
 def lengths(
-    rows: Sequence[DraftRow],
+    likelihoods: Sequence[float],
+    most: Sequence[int],
     costs: Costs,
     others: int = 0,
     margin: float = 0.0,
@@ -114,51 +108,60 @@ def lengths(
     most `room` drafts fit, if each row with drafts takes as many as the deepest.
     `prompts`: some of these inputs are prefill tokens.
 
-    Prefill tokens count as tokens, too: drafts must be worth slowing them down.
+    Each row has the likelihood of each of its drafts, if those before it are accepted,
+    and the most drafts that it may have. Prefill tokens count as tokens, too: drafts must
+    be worth slowing them down.
     """
-    load = len(rows) + others
-    none = Lengths((0,) * len(rows), float(load), costs.seconds(load))
-    promises = _promises(rows)
+    load = len(most) + others
+    none = Lengths((0,) * len(most), float(load), costs.seconds(load))
+    promises = _promises(likelihoods, most)
     best, bar = None, none.rate * (1 + margin)
     for tried in _rectangles(promises, costs, load, room, prompts):
         if tried.rate > bar:
             best, bar = tried, tried.rate
     if best is None:
         return none
-    each = [0] * len(rows)
-    for at in best.order[: best.count]:
-        each[promises.rows[at]] = min(best.depth, len(promises.sums[at]))
-    return Lengths(tuple(each), best.tokens, best.seconds)
+    drafts = tuple(map(min, promises.most, repeat(best.depth)))
+    if best.count < promises.rows:
+        chosen = frozenset(promises.likeliest(best.depth)[: best.count])
+        drafts = tuple([n if row in chosen else 0 for row, n in enumerate(drafts)])
+    return Lengths(drafts, best.tokens, best.seconds)
 
 
 def _rectangles(
     promises: Promises, costs: Costs, load: int, room: float, prompts: bool
 ) -> Iterator[Rectangle]:
     """The rectangles worth trying, beside `load` inputs, which count as tokens, too."""
+    rows = promises.rows
     for depth in _depths(promises.deepest):
-        tokens = promises.tokens(depth)
-        order = sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
-        best = map(tokens.__getitem__, order)
+        best = sorted(promises.tokens[depth - 1], reverse=True)
         sums = [*accumulate(best, initial=float(load))]
         for size, _ in costs.verify:
-            count = min(int(min(size - load, room)) // depth, len(order))
+            count = min(int(min(size - load, room)) // depth, rows)
             if count > 0:
                 inputs = load + count * depth
                 seconds = costs.seconds(inputs, depth, count, prompts=prompts)
-                yield Rectangle(depth, order, count, sums[count], seconds)
+                yield Rectangle(depth, count, sums[count], seconds)
 
 
-def _promises(rows: Sequence[DraftRow]) -> Promises:
+def _promises(likelihoods: Sequence[float], most: Sequence[int]) -> Promises:
     """The expected tokens of each row's drafts, while they are above `_HARDLY`."""
-    places, sums = list[int](), list[tuple[float, ...]]()
-    for place, row in enumerate(rows):
-        likely = [*accumulate(repeat(row.likelihood, row.most), mul)]
-        if likely and likely[-1] < _HARDLY:
-            likely = [*takewhile(_HARDLY.__le__, likely)]
-        if likely:
-            places.append(place)
-            sums.append(tuple(accumulate(likely)))
-    return Promises(places, sums)
+    columns, worth = list[list[float]](), [0] * len(most)
+    sums, likely = [0.0] * len(most), [1.0] * len(most)
+    deepest, least = max(most, default=0), min(most, default=0)
+    for depth in range(1, deepest + 1):
+        likely = [*map(mul, likely, likelihoods)]  # that so many drafts are accepted
+        if depth <= least and min(likely) >= _HARDLY:
+            worth = [depth] * len(most)
+        else:
+            each = zip(likely, most, strict=True)
+            likely = [p if p >= _HARDLY and depth <= own else 0.0 for p, own in each]
+            worth = [depth if p else n for p, n in zip(likely, worth, strict=True)]
+        if not any(likely):
+            break
+        sums = [*map(add, sums, likely)]
+        columns.append(sums)
+    return Promises(columns, worth)
 
 
 def _depths(deepest: int) -> list[int]:

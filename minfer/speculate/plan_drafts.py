@@ -37,7 +37,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import edited_column
 from minfer.records.speculation import HOST, Speculation
 from minfer.records.state import EngineState
-from minfer.speculate.length import DraftRow, lengths
+from minfer.speculate.length import lengths
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
@@ -205,8 +205,8 @@ def _numbers(
     if how.adaptive and how.costs is not None:
         names = map(state.running.ids.__getitem__, drafters.at)
         likely = state.drafting.likelihoods(how.learning, names, state.next_step)
-        rows = tuple(map(DraftRow, likely, drafters.most))
-        found = lengths(rows, how.costs, others, how.margin, room, prompts=prompts)
+        most, costs = drafters.most, how.costs
+        found = lengths(likely, most, costs, others, how.margin, room, prompts=prompts)
         return found.drafts
     if len(drafters) * max(drafters.most, default=0) <= room:
         return drafters.most

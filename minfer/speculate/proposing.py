@@ -25,8 +25,10 @@ def keep_proposals(
     """Keep the proposals of samples that may have drafts."""
     kept, reasons = state.drafting.proposals.mutate(), list[Reason]()
     running, drafting = frozenset(state.running.ids), state.drafting
+    how = config.speculation
+    hosted = how is not None and how.drafter == HOST
     for one in proposals:
-        why = _useless(config, running, one)
+        why = _useless(config, running, one) if hosted else "the host drafts nothing here"
         if why:
             who = f"sample {one.sample} of {clip(repr(one.id))}"
             reasons.append(Ignored("propose", f"{who}: {why}"))
@@ -41,8 +43,6 @@ def _useless(
     config: EngineConfig, running: frozenset[SampleId], proposal: Propose
 ) -> str:
     """Why a proposal cannot be used, or nothing."""
-    if config.speculation is None or config.speculation.drafter != HOST:
-        return "the host drafts nothing here"
     if (proposal.id, proposal.sample) not in running:
         return "it does not run"
     if not proposal.tokens:

@@ -162,10 +162,12 @@ EQUIVALENT: Final[dict[str, str]] = {
         "in (*_DEPTHS, deepest)} - {0}) -> {min(depth, deepest) for depth in "
         "(*_DEPTHS, deepest)} - {0}"
     ): "Sets of small numbers happen to be in order; of depths that tie, the first wins.",
+    "speculate/length.py | Record.told | comparison | count <= how.most -> count < "
+    "how.most": ("Scaled to as many as there are, they stay the same."),
     (
-        "speculate/length.py | Promises.tokens | comparison | depth <= min(map(len, "
-        "self.sums)) -> depth < min(map(len, self.sums))"
-    ): "Both ways find the same; the first is quicker.",
+        "speculate/length.py | _promises | comparison | min(likely) >= _HARDLY -> "
+        "min(likely) > _HARDLY"
+    ): "A shortcut: where nothing is cut off, both ways find the same.",
     "speculate/length.py | _rectangles | comparison | count > 0 -> count >= 0": (
         "With none the rate is that of no drafts at most, which is no better."
     ),

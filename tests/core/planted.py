@@ -660,8 +660,8 @@ BUGS: Final = (
         "a kind: the same, where there are as many as pay",
         "speculate/length.py",
         "_rectangles",
-        "min(int(min(size - load, room)) // depth, len(order))",
-        "min((size - load) // depth, int(min(99, room)), len(order))",
+        "min(int(min(size - load, room)) // depth, rows)",
+        "min((size - load) // depth, int(min(99, room)), rows)",
     ),
     Bug(
         "drafts beyond the table",

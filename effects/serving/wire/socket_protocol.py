@@ -40,31 +40,39 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._part = bytearray()  # the one that is being read
+        self._part = memoryview(b"")  # the one that is being read
         self._unsent = 0  # bytes, when the timer began
         self._stalled: asyncio.TimerHandle | None = None  # while bytes are not sent
         self._late: asyncio.TimerHandle | None = None  # while a message is incomplete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Have uvicorn notified of all bytes that cannot be sent at once."""
+        """Have uvicorn notified of bytes that cannot be sent at once."""
         super().connection_made(transport)
-        self.transport.set_write_buffer_limits(0)
+        # With a limit of 0, asyncio's TLS would pause writing when all bytes are sent.
+        self.transport.set_write_buffer_limits(1)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timers."""
         self._stalled = _cancel(self._stalled)
         self._late = _cancel(self._late)
+        self.read_paused = False  # else uvicorn resumes it, for messages in its queue
         super().connection_lost(exc)
 
-    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002  # asyncio's
-        """The buffer for the next bytes."""
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
+        """The buffer for the next bytes: a view, as TLS is written to slices of it."""
         begun = len(self.conn.reader.buffer)  # of an incomplete frame
-        self._part = bytearray(max(PART, min(begun, LARGE)))
+        self._part = memoryview(bytearray(max(PART, min(begun, LARGE))))
         return self._part
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse the received bytes."""
+        """Parse the received bytes, unless the connection is closing: then asyncio's TLS
+        may still receive some, and its transport fails after a second `close`.
+        """
+        if self.transport.is_closing():
+            return
         self.data_received(bytes(self._part[:nbytes]))
+        if self.transport.is_closing():
+            return
         if not self.writable.is_set():
             self.transport.pause_reading()
         is_read = self.writable.is_set() and not self.read_paused
@@ -83,7 +91,7 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         """Note that the client has read."""
         super().resume_writing()
         self._stalled = _cancel(self._stalled)
-        if not self.read_paused:
+        if not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
     async def receive(self) -> Any:
@@ -123,12 +131,16 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         super().send_receive_event_to_app()
 
     def _await_reader(self) -> None:
-        self._unsent = self.transport.get_write_buffer_size()
+        if not self.transport.is_closing():
+            self._unsent = self.transport.get_write_buffer_size()
         self._stalled = self.loop.call_later(self.stall, self._look_for_reader)
 
     def _look_for_reader(self) -> None:
-        """Abort the connection if nothing was sent since the timer began."""
-        if self.transport.get_write_buffer_size() < self._unsent:
+        """Abort the connection if nothing was sent since the timer began, or if it is
+        closing.
+        """
+        closing = self.transport.is_closing()
+        if not closing and self.transport.get_write_buffer_size() < self._unsent:
             self._await_reader()
         else:
             self.transport.abort()

@@ -81,10 +81,11 @@ def test_a_place_that_is_another_ones_or_was_never_given_is_not_its(
     is_taken: bool,
 ) -> None:
     """It comes last in its rank, as any other."""
-    bench = Bench(ONE)
+    bench = Bench(evolve(ONE, policy=policy_named("priority")))
     bench.give(*(Submit(ask(name, max_tokens=1)) for name in "ab"))
     rank, arrival, sample = bench.state.requests["b"].place
-    wrong = (rank, arrival, sample) if is_taken else (rank, arrival + 1, sample)
+    before_all = tuple([one - 1 for one in rank])
+    wrong = (rank, arrival, sample) if is_taken else (before_all, arrival + 1, sample)
     bench.give(Submit(ask("c", max_tokens=1, place=wrong)))
     places = [live.place for live in bench.state.requests.values()]
     assert len(set(places)) == len(places)

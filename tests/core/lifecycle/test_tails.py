@@ -92,6 +92,8 @@ def test_a_prompt_shorter_than_a_block_has_a_tail_only() -> None:
     served(bench, node("a", (1, 2, 3), 16))
     (got,) = served(bench, node("b", (1, 2, 3, 4), 16))
     assert (got.hit, got.copied) == (0, 3)
+    (computed,) = served(bench, node("c", (1, 2, 3, 4), 16, reads_cache=False))
+    assert computed.copied == 0
 
 
 def test_no_more_than_one_token_may_come_of_it() -> None:

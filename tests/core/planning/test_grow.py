@@ -9,8 +9,10 @@ from attrs import evolve
 from minfer.blocks.ownership import Transaction
 from minfer.planning.grow import _grow_or_preempt, _has_results_in_flight, grow_for_drafts
 from minfer.planning.spread import deferrable_blocks
+from minfer.records.config import EngineConfig
 from minfer.records.messages import Preempted, Submit
 from minfer.records.policy import FirstCome
+from minfer.records.state import EngineState
 from tests.core.test_engine import CONFIG, Bench, ask
 
 WIDE = evolve(CONFIG, block_size=8, num_blocks=64)
@@ -105,15 +107,40 @@ def test_the_policys_victim_gives_way_and_is_told_for_whom() -> None:
         assert bench.out[name, 0] == bench.right(ask(name, 8, 24))
 
 
-def test_who_needs_a_block_is_found_where_it_is_once_another_gave_way() -> None:
-    """Its position is one less where who gave way was before it."""
-    config = evolve(CONFIG, num_blocks=12, policy=Second())
-    bench = Bench(config)
+def three_with(blocks: int) -> tuple[EngineConfig, EngineState]:
+    """Three that run, with nothing in flight and so many blocks left."""
+    bench = Bench(evolve(CONFIG, num_blocks=12, policy=Second()))
     bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
     bench.turn()
     change = Transaction(bench.state.blocks)
-    change.take(change.available)  # as if others had them
-    state = evolve(bench.state, blocks=change.done(), inflight=())
+    change.take(change.available - blocks)  # as if others had them
+    return bench.config, evolve(bench.state, blocks=change.done(), inflight=())
+
+
+def test_beside_a_paused_one_a_victim_that_is_not_short_is_preempted() -> None:
+    flying = Bench(evolve(CONFIG, num_blocks=12))
+    flying.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
+    config, state = three_with(0)
+    paused = frozenset({("ccc", 0)})
+    state = evolve(state, inflight=flying.state.inflight, paused=paused)
+    assert _has_results_in_flight(state, state.running.gens[1])
+    _, _, (reason,) = _grow_or_preempt(config, state, [0], set())
+    assert isinstance(reason, Preempted)
+    assert reason.id == "bb"
+
+
+def test_a_table_that_grew_before_its_sequence_was_preempted_is_not_in_the_plan() -> None:
+    config, state = three_with(1)
+    _, second, third = state.running.gens
+    after, grown, (reason,) = _grow_or_preempt(config, state, [1, 2], set())
+    assert isinstance(reason, Preempted)
+    assert (reason.id, second in after.running.gens) == ("bb", False)
+    assert [*grown] == [third]
+
+
+def test_who_needs_a_block_is_found_where_it_is_once_another_gave_way() -> None:
+    """Its position is one less where who gave way was before it."""
+    config, state = three_with(0)
     first, second, third = state.running.gens
     tables = dict(zip(state.running.gens, state.running.tables, strict=True))
     after, grown, (reason,) = _grow_or_preempt(config, state, [0, 2], set())

@@ -39,6 +39,12 @@ def test_line_is_a_sorted_list(moves: list[tuple[bool, int]]) -> None:
         assert line.first() == right[0]
 
 
+def test_places_that_nothing_has_take_nothing_away() -> None:
+    line = WaitingQueue().insert_many([entry(1), entry(2)])
+    left = line.remove_many([entry(2).place, entry(3).place])
+    assert [len(left), *left] == [1, entry(1)]
+
+
 def test_buckets_stay_small() -> None:
     line = WaitingQueue()
     for number in range(2000):

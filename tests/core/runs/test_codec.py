@@ -47,6 +47,13 @@ def test_long_tuples_are_packed_whatever_is_in_them(one: int, other: int) -> Non
     assert back[0] is True
 
 
+@pytest.mark.parametrize("bits", [8, 16, 32, 63])
+def test_numbers_at_the_end_of_a_width_come_back(bits: int) -> None:
+    for last in (2**bits - 1, 2**bits):
+        value = (0, last) * 10
+        assert load(json.loads(json.dumps(dump(value)))) == value
+
+
 @pytest.mark.long
 @seeds(5, 20)
 def test_states_come_back(seeds: range) -> None:

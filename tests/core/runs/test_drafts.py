@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from minfer.records.messages import Cancel, Emit, Executed, Submit
+from minfer.engine import step
+from minfer.records.messages import Cancel, Emit, Event, Executed, Failed, Submit
 from minfer.records.plan import Plan
 from minfer.records.state import Turn
 from minfer.runs.drafts import Judged, judged, tally_of
@@ -61,6 +62,28 @@ def test_a_step_that_failed_has_judged_nothing() -> None:
     assert run.state.inflight[0].drafts
     run.turn(fail="out of luck")
     assert of(run.turns[-1]) == ()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_results_of_two_steps_in_one_turn(fails: bool) -> None:
+    """The second's drafts follow the first's tokens; if that failed, there are none."""
+    run = Run(drafting(depth=2))
+    run.turn(Submit(request("a", 5, 24)))
+    run.turn()
+    first, second = run.state.inflight
+    size = second.most[0]
+    assert first.drafts
+    assert second.drafts
+    events: list[Event] = [
+        Executed(plan.step, ((7,) * size,)) for plan in (first, second)
+    ]
+    if fails:
+        events[0] = Failed(first.step, "out of luck")
+    known = run.state.running.known[0]
+    found = judged(run.state, events, step(run.config, run.state, tuple(events)))
+    told = [(one.step, one.known) for one in found]
+    both = [(first.step, known), (second.step, known + size)]
+    assert told == ([] if fails else both)
 
 
 @pytest.mark.long

@@ -402,6 +402,18 @@ def test_speculation_is_turned_on() -> None:
     assert lengths[2] < lengths[1] < lengths[0]
 
 
+def test_who_does_not_arrive_is_not_cancelled() -> None:
+    run = Run(clocked_config())
+    run.turn(Submit(asked_for("stays", 6, 9)))
+    run.turn(Submit(asked_for("gone", 6, 9)))
+    run.turn()
+    run.turn(Cancel("gone"))
+    run.drain()
+    journal = Journal(open_segments({"run": encode_journal(run.config, run.turns)}))
+    turns = [*fork(journal, 0, Change(without=("gone",)), COST).turns]
+    assert not [one for turn in turns for one in turn.events if isinstance(one, Cancel)]
+
+
 def test_how_long_a_sample_was_that_was_cancelled_is_not_its_length() -> None:
     run = Run(clocked_config())
     run.turn(Submit(asked_for("gone", 6, 9)), Submit(asked_for("ends", 6, 9)))

@@ -81,6 +81,22 @@ def test_results_that_cannot_be_are_recorded_too(yields: Any) -> None:
     assert found == [turn.transition.state for turn in turns]
 
 
+def test_results_of_another_step_are_recorded_as_such() -> None:
+    config = EngineConfig(num_blocks=4, vocab_size=50)
+    arrives = Submit(Request(id="a", prompt=(1, 2), max_tokens=2))
+    turns = run(config, (Tick(0.0), arrives), (Tick(1.0), Executed(5, ((3,),))))
+    read = list(opened(encode_journal(config, turns)).turns())
+    assert [turn.events for turn in read] == [turn.events for turn in turns]
+
+
+def test_as_many_tokens_of_other_rows_are_recorded_as_they_are() -> None:
+    config = EngineConfig(num_blocks=8, vocab_size=50)
+    both = [Submit(Request(id=one, prompt=(1, 2), max_tokens=2)) for one in "ab"]
+    turns = run(config, (Tick(0.0), *both), (Tick(1.0), Executed(0, ((3, 4), ()))))
+    read = list(opened(encode_journal(config, turns)).turns())
+    assert [turn.events for turn in read] == [turn.events for turn in turns]
+
+
 def test_what_is_no_event_replays_as_nothing() -> None:
     config = EngineConfig(num_blocks=4, vocab_size=50)
     odd: tuple[Any, ...] = (

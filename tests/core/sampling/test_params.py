@@ -155,3 +155,8 @@ def test_numbers_beyond_all_bounds() -> None:
         with pytest.raises(ParameterError, match=name):
             # Each is a number.
             SamplingParams(**{name: 10**5000})  # type: ignore[arg-type]
+
+
+def test_no_token_allowed_is_refused_by_how_many_there_may_be() -> None:
+    with pytest.raises(ParameterError, match="from 1 to 65,536 token ids"):
+        SamplingParams(allowed_token_ids=[])

@@ -2,7 +2,7 @@
 
 from itertools import product
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from attrs import evolve, frozen
@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minfer.records.acceptance import Acceptance, Costs, Learning, counted_drafts
-from minfer.speculate.length import DraftRow, Lengths, lengths
+from minfer.speculate import length
+from minfer.speculate.length import Lengths
 from minfer.values.checks import ConfigError
 from tests.circles import long
 
@@ -22,6 +23,19 @@ FOUND: Final = evolve(LARGE, draft=0.0, fixed=4e-4)
 H100: Final = Costs(
     ((1, 5.3e-3), (4, 5.96e-3), (64, 6.16e-3), (128, 6.41e-3)), draft=6.4e-4, fixed=1.2e-4
 )
+
+
+@frozen
+class DraftRow:
+    likelihood: float
+    most: int
+
+
+def lengths(rows: list[DraftRow], some: Costs, *others: Any, **more: Any) -> Lengths:
+    columns = [row.likelihood for row in rows], [row.most for row in rows]
+    return length.lengths(*columns, some, *others, **more)
+
+
 ROWS = st.lists(st.builds(DraftRow, st.floats(0.05, 1), st.integers(0, 3)), max_size=4)
 RISES = st.lists(st.floats(0, 0.5), min_size=1, max_size=8)
 
@@ -132,6 +146,18 @@ def test_what_hardly_promises_anything_is_left_out() -> None:
     assert lengths([DraftRow(0.05, 9)], Costs(((99, 1.0),))).drafts == (1,)
     assert lengths([DraftRow(0.01, 9)], Costs(((99, 1.0),))).drafts == (1,)
     assert lengths([DraftRow(0.0, 9)], Costs(((99, 1.0),))).drafts == (0,)
+
+
+def test_rows_of_which_nothing_is_expected_cost_nothing() -> None:
+    some = Costs(((99, 1.0),), draft_more=((1, 0.0), (2, 5.0)))
+    assert lengths([DraftRow(0.9, 4), DraftRow(0.0, 4)], some).drafts == (4, 0)
+
+
+def test_the_deepest_that_promises_anything_is_tried() -> None:
+    some = Costs(((10, 1.0), (99, 50.0)))
+    assert lengths([DraftRow(0.6, 36)], some).drafts == (9,), (
+        "0.6**10 is below a hundredth"
+    )
 
 
 def test_a_gain_below_the_margin_is_none() -> None:

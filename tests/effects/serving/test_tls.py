@@ -1,17 +1,23 @@
 """HTTPS, and what is wrong with its files."""
 
 import shutil
+import socket
 import ssl
 import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Self
 
 import httpx
 import pytest
+from websockets.frames import Frame, Opcode
 
 from minfer.effects.cli.main import main
 from minfer.effects.serving.wire.tls import Tls
 from minfer.values.checks import ConfigError
 from tests.effects.serving.test_server import process
+from tests.effects.serving.transports.test_socket_floods import HANDSHAKE
 
 WORD = "of-a-test"
 needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="makes the files")
@@ -46,6 +52,75 @@ def test_https_for_clients_with_a_certificate(files: Path, fronts: str) -> None:
             httpx.get(f"{url}/version", verify=trusting)
         trusting.load_cert_chain(cert, files / "key.pem")
         assert httpx.get(f"{url}/version", verify=trusting).status_code == 200
+
+
+class Records:
+    """A client's TLS connection, of which several records are sent at once."""
+
+    def __init__(self, port: int) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.come, self.go = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.come, self.go)
+        self.until(self.tls.do_handshake)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def until(self, done: Callable[[], Any]) -> Any:
+        """What it returns once enough bytes have come."""
+        while True:
+            try:
+                return done()
+            except ssl.SSLWantReadError:
+                self.socket.sendall(self.go.read())
+                data = self.socket.recv(2**16)
+                assert data, "the server closed the connection"
+                self.come.write(data)
+
+    def send(self, *records: bytes) -> None:
+        for record in records:
+            self.tls.write(record)
+        self.socket.sendall(self.go.read())
+
+    def hear(self, text: bytes, count: int) -> None:
+        """Read until a text has come so many times."""
+        data = b""
+        while data.count(text) < count:
+            more = self.until(lambda: self.tls.read(2**16))
+            assert more, data
+            data += more
+
+
+@pytest.mark.long
+@needs_openssl
+def test_a_websocket_reads_all_records_that_come_at_once(files: Path) -> None:
+    """And writes nothing to the log when what comes is no frame."""
+    cert, key = files / "cert.pem", files / "key.pem"
+    options = ["--dry-run", "--api-processes", "0", "--ssl-certfile", str(cert)]
+    upgrade = HANDSHAKE.replace(b"Host: x", b"Host: 127.0.0.1")
+    message = Frame(Opcode.TEXT, b"{}").serialize(mask=True)
+    with ExitStack() as stack:
+        made = process(*options, "--ssl-keyfile", str(key))
+        running, url = stack.enter_context(made)
+        port = int(url.rsplit(":", 1)[1])
+        one, other = (stack.enter_context(Records(port)) for _ in range(2))
+        one.send(upgrade)
+        other.send(upgrade)
+        one.hear(b" 101 ", 1)
+        one.send(*[message] * 20)
+        one.hear(b'"status": 400', 20)
+        other.send(b"\x81\x02{}" * 2000)
+        other.send(*[b"\x81\x02{}" * 2000] * 9)
+        context = ssl.create_default_context(cafile=cert)
+        assert httpx.get(f"{url}/health", verify=context).status_code == 200
+        running.terminate()
+        assert running.stderr is not None
+        assert "Traceback" not in running.stderr.read()
 
 
 @needs_openssl

@@ -64,7 +64,9 @@ class Clock:
 
 
 class Wire(asyncio.Transport):
-    """A transport whose peer takes what it is sent, or nothing."""
+    """A transport whose peer takes what it is sent, or nothing. Once it is closed it can
+    do as little as asyncio's of TLS after a second `close`.
+    """
 
     def __init__(self, protocol: SocketProtocol) -> None:
         super().__init__()
@@ -80,9 +82,11 @@ class Wire(asyncio.Transport):
         self, high: int | None = None, low: int | None = None
     ) -> None:
         assert low is None
+        assert high != 0, "asyncio's TLS would pause writing when nothing is unsent"
         self.high = 2**16 if high is None else high
 
     def get_write_buffer_size(self) -> int:
+        assert not self.closing
         return len(self.unsent)
 
     def is_closing(self) -> bool:
@@ -92,9 +96,11 @@ class Wire(asyncio.Transport):
         return self.reading and not self.closing
 
     def pause_reading(self) -> None:
+        assert not self.closing
         self.reading = False
 
     def resume_reading(self) -> None:
+        assert not self.closing
         self.reading = True
 
     def write(self, data: Any) -> None:
@@ -235,6 +241,43 @@ def test_nothing_more_is_read_while_answers_are_not(name: str) -> None:
             while len(peer.receive()) < answers * count:
                 await asyncio.sleep(0)
             assert len(peer.receive()) == answers * count
+
+    asyncio.run(conversation())
+
+
+def test_bytes_of_two_tls_records_are_read_at_once() -> None:
+    """asyncio writes the second to a slice of the buffer."""
+    data = frame(Opcode.TEXT, BODY)
+
+    async def conversation() -> None:
+        async with open_socket() as peer:
+            buffer = peer.protocol.get_buffer(-1)
+            buffer[:9] = data[:9]
+            buffer[9:][: len(data) - 9] = data[9:]
+            peer.protocol.buffer_updated(len(data))
+            await peer.send(b"")
+            assert json.loads(bytes(peer.receive()[0].data))["event"] == {"size": 2}
+
+    asyncio.run(conversation())
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_nothing_is_read_from_a_connection_that_is_closing(takes: bool) -> None:
+    """TLS may still bring some bytes."""
+    wrong = b"\x81\x02{}"  # not masked
+
+    async def conversation() -> None:
+        async with open_socket() as peer:
+            peer.wire.takes = takes
+            await peer.send(frame(Opcode.TEXT, BODY) + wrong)
+            assert peer.wire.closing
+            before = len(peer.wire.sent), len(peer.wire.unsent)
+            buffer = peer.protocol.get_buffer(-1)
+            buffer[: len(wrong)] = wrong
+            peer.protocol.buffer_updated(len(wrong))
+            assert before == (len(peer.wire.sent), len(peer.wire.unsent))
+            peer.clock.pass_(peer.protocol.stall)
+            assert peer.wire.aborted != takes
 
     asyncio.run(conversation())
 
