@@ -162,7 +162,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "in (*_DEPTHS, deepest)} - {0}) -> {min(depth, deepest) for depth in "
         "(*_DEPTHS, deepest)} - {0}"
     ): "Sets of small numbers happen to be in order; of depths that tie, the first wins.",
-    "speculate/length.py | Record.told | comparison | count <= how.most -> count < "
+    "records/acceptance.py | Acceptance.updated | comparison | count <= how.most -> count < "
     "how.most": ("Scaled to as many as there are, they stay the same."),
     (
         "speculate/length.py | _promises | comparison | min(likely) >= _HARDLY -> "
@@ -174,11 +174,11 @@ EQUIVALENT: Final[dict[str, str]] = {
     "speculate/lookup.py | Lookup._shown | offset | 1 -> 2 | 1": (
         "A clock: that it goes on is all that is asked of it."
     ),
-    "speculate/tally.py | Tally.plus | swap | _sum(self.proposed, other.proposed) -> "
+    "speculate/tally.py | DraftTally.plus | swap | _sum(self.proposed, other.proposed) -> "
     "_sum(other.proposed, self.proposed)": (
         "Of two numbers, which is added to which is the same."
     ),
-    "speculate/tally.py | Tally.plus | swap | _sum(self.accepted, other.accepted) -> "
+    "speculate/tally.py | DraftTally.plus | swap | _sum(self.accepted, other.accepted) -> "
     "_sum(other.accepted, self.accepted)": (
         "Of two numbers, which is added to which is the same."
     ),
