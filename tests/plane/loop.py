@@ -157,9 +157,9 @@ class EngineThread:
         except Died:
             self.alive = False
             self.loop.died.set_result(None)
-        except BaseException as error:  # as in Worker._run
+        except BaseException as error:  # as in EngineWorker._run
             self.alive = False
-            self.worker._broke(error)
+            self.worker._fail(error)
 
     def _step(self) -> None:
         driver, self.waits = self.worker.driver, False
