@@ -143,7 +143,7 @@ def test_an_engine_that_raises_is_reported_with_its_turn_and_a_code_of_its_own(
     assert figures["divergence"] is None
     lines = said(capsys, run, code=3).splitlines()
     assert lines[-2] == f"RAISED     turn {at}: the engine raised {told}"
-    assert re.fullmatch(r"  in       test_replay\.py:\d+, in breaks", lines[-1])
+    assert re.fullmatch(r"  in       test_replay_command\.py:\d+, in breaks", lines[-1])
 
 
 @pytest.mark.parametrize(

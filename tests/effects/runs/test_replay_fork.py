@@ -157,7 +157,7 @@ def test_forks_with_other_drafts(
         assert figures["changed"]["output_tokens"] == none["recorded"]["output_tokens"]
         assert figures["changed"]["tpot"]["p50"] > none["recorded"]["tpot"]["p50"]
     text = said(capsys, path, "--num-speculative-tokens", 1, "--cost", cost)
-    assert "Drafts: exact: those for a position for which the run had one" in text
+    assert "Drafts: exact: those at positions with a recorded result" in text
     sure = found(capsys, path, "--acceptance-rate", 1, "--cost", cost)
     assert sure["changed"]["drafted"]["rate"] == 1.0
 

@@ -64,7 +64,7 @@ def test_a_run_of_few_steps_says_that_it_does_not_tell(
     short = run_of(tmp_path / "short.journal", 3)
     _, cost, why, _ = heading(capsys, str(short))
     assert cost == f"what steps cost: {H200.name}"
-    assert why.startswith("  the run has fewer than the 256 steps that tell what one")
+    assert why.startswith("  the run has fewer than the 256 steps that a cost model")
     with pytest.raises(SystemExit):
         main(["simulate", str(short), "--cost"])
     capsys.readouterr()
