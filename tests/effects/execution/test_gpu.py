@@ -68,7 +68,7 @@ def memory_of_others() -> None:
 @pytest.fixture(scope="module")
 def ids() -> list[int]:
     """Text that the bundled model knows something about."""
-    paths = sorted((ROOT / "minfer").glob("*.py"))
+    paths = sorted((ROOT / "minfer" / "records").glob("*.py"))
     return Tokenizer(bundled_folder()).encode(
         "".join(p.read_text("utf-8") for p in paths)
     )
