@@ -52,18 +52,18 @@ def step(
     config: EngineConfig, state: EngineState, events: tuple[Event, ...]
 ) -> Transition:
     """Take one turn: fold the events, then plan. Total: no sequence of events raises."""
-    turns: list[Transition] = []
+    parts: list[Transition] = []
     for together in _group_events(events):
-        turns.append(_fold(config, state, together))
-        state = turns[-1].state
+        parts.append(_fold(config, state, together))
+        state = parts[-1].state
     while len(state.inflight) < config.depth:
         before = state.next_step
-        turns.append(schedule(config, state))
-        state = turns[-1].state
+        parts.append(schedule(config, state))
+        state = parts[-1].state
         if state.next_step == before:
             break
-    commands = [command for turn in turns for command in turn.commands]
-    reasons = [reason for turn in turns for reason in turn.reasons]
+    commands = [command for part in parts for command in part.commands]
+    reasons = [reason for part in parts for reason in part.reasons]
     if state.overrides:
         reasons += state.overrides
         state = evolve(state, overrides=())

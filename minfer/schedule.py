@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from itertools import compress, repeat
 from operator import and_, ge, lt, sub
 
-from minfer.lifecycle.pausing import isolated_suspects, paused_rows
+from minfer.lifecycle.pausing import paused_rows, suspects
 from minfer.planning.admission import admit_from_queue
-from minfer.planning.admit import load, release_sources
+from minfer.planning.admit import current_load, release_sources
 from minfer.planning.build_plan import build_plan
 from minfer.planning.grow import grow
 from minfer.planning.work import Work, token_cost
@@ -38,60 +38,62 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     """Plan one more step, or nothing if no row can run now."""
     if not len(state.running) and not state.waiting:
         return Transition(state)
-    alone = suspect_to_isolate(config, state)
+    alone = isolated_generation(config, state)
     if alone is not None and state.inflight:
         return Transition(state)
     if waits_for_results(config, state):
         return Transition(state)
     work = Work(config, state)
-    _find_idle_rows(work, alone)
+    _find_skipped_rows(work, alone)
     _share_tokens(work)
     if alone is None and work.state.waiting:
         _admit(work)
     reasons = work.reasons
     work.state = release_sources(work.state, work.newcomers)
-    if len(work.idle) == len(work.state.running):
-        turn = Transition(work.state, work.wakes, tuple(reasons))
-        newly = alone is None and suspect_to_isolate(config, work.state) is not None
-        return _schedule_again(config, turn) if newly else turn
+    if len(work.skipped) == len(work.state.running):
+        planned = Transition(work.state, work.wakes, tuple(reasons))
+        newly = alone is None and isolated_generation(config, work.state) is not None
+        return _schedule_again(config, planned) if newly else planned
     plan_drafts(work)
     plan = build_plan(work)
     return Transition(work.state, (Execute(plan), *work.wakes), tuple(reasons))
 
 
-def _schedule_again(config: EngineConfig, turn: Transition) -> Transition:
-    """Schedule once more: the turn planned no row because the suspect that must run alone
+def _schedule_again(config: EngineConfig, planned: Transition) -> Transition:
+    """Schedule once more: nothing was planned because the suspect that must run alone
     was only just admitted.
     """
-    more = schedule(config, turn.state)
-    commands = (*turn.commands, *more.commands)
-    return Transition(more.state, commands, (*turn.reasons, *more.reasons))
+    more = schedule(config, planned.state)
+    commands = (*planned.commands, *more.commands)
+    return Transition(more.state, commands, (*planned.reasons, *more.reasons))
 
 
-def suspect_to_isolate(config: EngineConfig, state: EngineState) -> int | None:
+def isolated_generation(config: EngineConfig, state: EngineState) -> int | None:
     """The generation of the suspect that must run alone, if any: one more failure could
     end it, and another sequence must not cause that failure. Paused suspects are left
     out: they take no part in the steps of others.
     """
     run = state.running
-    for sample in isolated_suspects(config, state):
+    for sample in suspects(config, state):
         if sample in run.ids and sample not in state.paused:
             return run.gens[run.ids.index(sample)]
     return None
 
 
 def queue_blocked_by(config: EngineConfig, state: EngineState) -> str:
-    """Why the head of the queue waits, if there is one: the cause of `Held`; "step": no
-    step was planned since it became the head; "fault": a suspect runs alone, to find out
-    which sequence makes steps fail.
+    """Why the head of the queue waits, if there is one: the cause of `QueueBlocked`;
+    "step": no step was planned since it became the head; "fault": a suspect runs alone,
+    to find out which sequence makes steps fail.
     """
-    if state.faults and suspect_to_isolate(config, state) is not None:
+    if state.faults and isolated_generation(config, state) is not None:
         return "fault"
-    held = state.held
-    return held.cause if held and held.place == head_of_queue(state).place else "step"
+    blocked = state.blocked
+    if blocked is None or blocked.place != head_of_queue(state).place:
+        return "step"
+    return blocked.cause
 
 
-def _find_idle_rows(work: Work, alone: int | None) -> None:
+def _find_skipped_rows(work: Work, alone: int | None) -> None:
     """Find the rows that skip this step, and grow the block tables of the others.
 
     A row skips the step if its last token is planned already; if it may not run ahead and
@@ -99,15 +101,15 @@ def _find_idle_rows(work: Work, alone: int | None) -> None:
     another one has to run `alone`.
     """
     run = work.state.running
-    due = tuple(compress(range(len(run)), map(ge, run.sched, run.mark)))
-    work.idle.update(run.gens[i] for i in due if run.sched[i] >= run.last[i])
+    due = tuple(compress(range(len(run)), map(ge, run.scheduled, run.grow_at)))
+    work.skipped.update(run.gens[i] for i in due if run.scheduled[i] >= run.last[i])
     if work.state.lockstep:
-        work.idle.update(_in_lockstep(work))
+        work.skipped.update(_in_lockstep(work))
     if work.state.paused:
-        work.idle.update(paused_rows(work.config, work.state))
+        work.skipped.update(paused_rows(work.config, work.state))
     if alone is not None:
-        work.idle.update(gen for gen in run.gens if gen != alone)
-    work.state, work.grown, reasons = grow(work.config, work.state, due, work.idle)
+        work.skipped.update(gen for gen in run.gens if gen != alone)
+    work.state, work.grown, reasons = grow(work.config, work.state, due, work.skipped)
     work.reasons += reasons
 
 
@@ -121,7 +123,7 @@ def _in_lockstep(work: Work) -> Iterator[int]:
         work.state = evolve(work.state, lockstep=False)
         return iter(())
     most = int(work.config.late_masks)  # how many tokens ahead they may be
-    ahead = map(sub, run.sched, run.known)
+    ahead = map(sub, run.scheduled, run.known)
     far = map(ge, ahead, repeat(most))
     return compress(run.gens, map(and_, bound, far))
 
@@ -129,18 +131,18 @@ def _in_lockstep(work: Work) -> Iterator[int]:
 def _share_tokens(work: Work) -> None:
     """Give each running row one token; rows in prefill share the rest of the budget."""
     config, state = work.config, work.state
-    budget, state = consult.budget(config, state, load(config, state))
+    budget, state = consult.budget(config, state, current_load(config, state))
     run = state.running
     work.state = state
-    work.room = budget - (len(run) - len(work.idle))
+    work.room = budget - (len(run) - len(work.skipped))
     if not state.filling:
         return
-    filled = tuple(compress(range(len(run)), map(lt, run.sched, run.base)))
+    filled = tuple(compress(range(len(run)), map(lt, run.scheduled, run.base)))
     if not filled:
         work.state = evolve(state, filling=False)
     for i in filled:
-        if run.gens[i] not in work.idle:
-            left = run.base[i] - run.sched[i] - (run.ids[i] in state.paused)
+        if run.gens[i] not in work.skipped:
+            left = run.base[i] - run.scheduled[i] - (run.ids[i] in state.paused)
             each = token_cost(work.config, run.seqs[i].request)
             more = max(0, min(work.room // each, left - 1))
             work.shares[run.gens[i]] = 1 + more

@@ -23,7 +23,7 @@ PASSAGE: Final = (
         "weights."
     ),
     (
-        " Requests come and go, share their prefixes, and wait in line as they would in "
+        " Requests come and go, share their prefixes, and queue up as they would in "
         "earnest."
     ),
     " When you have seen enough, start again with a model.\n",

@@ -29,9 +29,9 @@ from minfer.records.messages import (
     Admitted,
     Finish,
     Finished,
-    Held,
     Missed,
     Preempted,
+    QueueBlocked,
 )
 from minfer.records.plan import Logprobs, Pooled
 from minfer.records.request import Request
@@ -39,7 +39,7 @@ from minfer.records.sequence import Place, SampleIds
 
 # What the engine reports of a request besides its tokens and its end, with the time of
 # the outputs that it is in.
-RequestReason = Admitted | Held | Preempted | Missed
+RequestReason = Admitted | QueueBlocked | Preempted | Missed
 
 
 @frozen(kw_only=True)

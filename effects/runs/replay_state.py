@@ -31,9 +31,9 @@ def render_state(journal: Journal) -> str:
             "policy", f"{_plain(config.policy)}, its state {_plain(state.policy)}"
         ),
     ]
-    if state.held and state.waiting:
+    if state.blocked and state.waiting:
         lines.append(
-            summary_line("held", f"the head of the queue waits for {state.held.cause}")
+            summary_line("held", f"the head of the queue waits for {state.blocked.cause}")
         )
     return "\n".join([*lines, *_running(state), *_waiting(state)])
 
@@ -72,10 +72,10 @@ def _running(state: EngineState) -> Iterator[str]:
     run = state.running
     yield summary_line("running", f"{len(run)} sequences, in rank order")
     for i, seq in enumerate(run.seqs[:_MANY]):
-        filled = " (its prompt)" if run.sched[i] < run.base[i] else ""
+        filled = " (its prompt)" if run.scheduled[i] < run.base[i] else ""
         yield (
             f"  {_name(seq)}: row {run.rows[i]}, knows {run.known[i]} of up to "
-            f"{run.last[i] + 1} tokens, planned to {run.sched[i]}{filled}, "
+            f"{run.last[i] + 1} tokens, planned to {run.scheduled[i]}{filled}, "
             f"{len(run.tables[i])} blocks, {run.chains[i].sealed} published"
         )
 

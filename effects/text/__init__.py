@@ -1,1 +1,1 @@
-"""Text: tokenizer, chat templates, assembly of outputs."""
+"""Text: tokenizer, chat templates, output processor."""

@@ -11,7 +11,7 @@ from itertools import compress, count, islice, repeat
 from operator import add, ge, le, ne, sub
 
 from minfer.committing.discard import discard
-from minfer.lifecycle.ending import end_samples, leaver
+from minfer.lifecycle.ending import end_samples, ending_sample
 from minfer.lifecycle.publish import publish_blocks
 from minfer.lifecycle.retire import free_fenced_blocks
 from minfer.lifecycle.transitions import Cause
@@ -69,8 +69,10 @@ def _commit_results(
     advanced, new = _advance(state.running, plan, event.yields, sizes)
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
     state = _update_statistics(config, state, plan, sizes)
-    ripe = tuple(compress(range(len(advanced)), map(ge, advanced.known, advanced.ripe)))
-    ends = _endings(state, tokens, new, ripe) | _silent_ends(advanced, plan)
+    ripe = tuple(
+        compress(range(len(advanced)), map(ge, advanced.known, advanced.publish_at))
+    )
+    ends = _endings(state, tokens, new, ripe) | _prompt_only_ends(advanced, plan)
     if ends:
         run, new = _drop_after_ends(advanced, new, ends)
         state = evolve(state, running=run)
@@ -101,11 +103,11 @@ def _advance(
     if plan.gens != run.gens:  # sequences came or left since this was planned
         new = align_yields(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)
         grown = tuple(map(len, new))
-    sched = run.sched
-    # rows yielded fewer: `sched` of later plans was an upper bound
+    scheduled = run.scheduled
+    # rows yielded fewer: `scheduled` of later plans was an upper bound
     if sizes != plan.most:
         short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))
-        sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))
+        scheduled = tuple(map(sub, scheduled, map(short.get, run.gens, repeat(0))))
     tails = run.tails
     fresh = new
     if plan.step % thresholds.FRESH_STEPS:
@@ -120,10 +122,10 @@ def _advance(
         starts=run.starts,
         base=run.base,
         known=tuple(map(add, run.known, grown)),
-        sched=sched,
+        scheduled=scheduled,
         last=run.last,
-        ripe=run.ripe,
-        mark=run.mark,
+        publish_at=run.publish_at,
+        grow_at=run.grow_at,
         tables=run.tables,
         chains=run.chains,
         tails=tails,
@@ -155,7 +157,7 @@ def align_yields(
     `window` are compared whole; a dictionary of all would cost five times as much. It is
     made if many skipped the step.
     """
-    if len(now) - len(before) > thresholds.SAT_OUT:
+    if len(now) - len(before) > thresholds.SKIPPED_ROWS:
         of = dict(zip(before, yields, strict=True))
         return tuple(map(of.get, now, repeat(())))
     out: list[tuple[int, ...]] = []
@@ -211,7 +213,7 @@ def _kept_pooled(plan: Plan, pooled: Pooled, run: Running) -> Pooled:
     return tuple(of.get(gen, b"") for gen in run.gens)
 
 
-def _silent_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
+def _prompt_only_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
     """The sequences that end with their prompt, whose last input was in this plan: as
     `_endings`.
     """
@@ -252,7 +254,8 @@ def _end(
     """End the sequences of `ends` (see `_endings`), in the order of their positions."""
     run = state.running
     leavers = [
-        leaver(run, i, Cause.COMPLETED, reason) for i, (_, reason) in sorted(ends.items())
+        ending_sample(run, i, Cause.COMPLETED, reason)
+        for i, (_, reason) in sorted(ends.items())
     ]
     return end_samples(config, state, leavers)
 

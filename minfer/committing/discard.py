@@ -6,7 +6,7 @@ an error, and one that is close to it runs alone first, so that it does not end 
 fault of another sequence.
 """
 
-from minfer.lifecycle.ending import end_samples, leaver
+from minfer.lifecycle.ending import end_samples, ending_sample
 from minfer.lifecycle.preempt import restart
 from minfer.lifecycle.retire import free_fenced_blocks
 from minfer.lifecycle.transitions import Cause
@@ -53,7 +53,7 @@ def _end_failed_samples(
     lost = [i for i, name in enumerate(run.ids) if faults.get(name, 0) >= most]
     if not lost:
         return Transition(state, (), (reason,))
-    leavers = [leaver(run, i, Cause.FAILED, "error", why) for i in lost]
+    leavers = [ending_sample(run, i, Cause.FAILED, "error", why) for i in lost]
     state, finished = end_samples(config, state, leavers)
-    turn = emit(state, finished)
-    return evolve(turn, reasons=(reason, *turn.reasons))
+    ended = emit(state, finished)
+    return evolve(ended, reasons=(reason, *ended.reasons))

@@ -21,7 +21,7 @@ from minfer.sampling.params import MAX_SAMPLES
 from minfer.values.record import evolve
 
 
-def objection(
+def rejection_reason(
     config: EngineConfig, state: EngineState, request: Request, coming: int = 0
 ) -> str:
     """Why a request could never run here, or nothing; `coming` samples arrive
@@ -110,7 +110,7 @@ class _Arrivals:
         if request.id in self.live:  # its end would be taken for that of the other one
             self.reasons.append(Ignored("submit", id_in_use(request.id)))
             return
-        why = objection(config, self.state, request, len(self.new))
+        why = rejection_reason(config, self.state, request, len(self.new))
         if why:
             for sample in range(max(1, min(request.n, MAX_SAMPLES))):
                 self.rejected.append(Finished(request.id, sample, "rejected", 0, why))

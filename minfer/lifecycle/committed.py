@@ -23,7 +23,7 @@ def all_committed(
     # start of its first plan in flight.
     rest = {run.gens[i]: i for i in spots if run.known[i] == run.base[i]}
     for i in rest.values():
-        sure[i] = run.sched[i]
+        sure[i] = run.scheduled[i]
     for plan in reversed(state.inflight) if rest else ():
         copied = {copy.target for copy in plan.copies}
         for gen, start in zip(plan.gens, plan.starts, strict=True):

@@ -19,7 +19,7 @@ from minfer.values.record import evolve
 
 
 @frozen
-class Leaver:
+class EndingSample:
     """A sample to be ended, with its position."""
 
     seq: Sequence
@@ -36,13 +36,15 @@ class Leaver:
         return move(Stage.RUNNING if runs else waiting_stage(self.seq), self.cause)
 
 
-def leaver(run: Running, i: int, cause: Cause, reason: str, error: str = "") -> Leaver:
+def ending_sample(
+    run: Running, i: int, cause: Cause, reason: str, error: str = ""
+) -> EndingSample:
     """The running sample at `i`, to be ended with all its known tokens."""
-    return Leaver(run.seqs[i], run.known[i], cause, reason, error, i)
+    return EndingSample(run.seqs[i], run.known[i], cause, reason, error, i)
 
 
 def end_samples(
-    config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
+    config: EngineConfig, state: EngineState, leavers: Iterable[EndingSample]
 ) -> tuple[EngineState, tuple[Finished, ...]]:
     """End samples, waiting or running, in this order; the blocks of running ones stay
     cached.
@@ -63,7 +65,7 @@ def end_samples(
 
 
 def _count_ended(
-    config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
+    config: EngineConfig, state: EngineState, leavers: Iterable[EndingSample]
 ) -> tuple[EngineState, tuple[Finished, ...]]:
     """Count samples as ended; a request is removed with its last one."""
     requests, finished, gone = state.requests.mutate(), list[Finished](), set[SampleId]()

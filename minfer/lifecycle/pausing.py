@@ -59,7 +59,7 @@ def _positions(
     return [i for i, name in enumerate(ids) if name in names]
 
 
-def isolated_suspects(config: EngineConfig, state: EngineState) -> list[SampleId]:
+def suspects(config: EngineConfig, state: EngineState) -> list[SampleId]:
     """The suspects, whose next failure could end them: each has to run alone, so that it
     does not end by the fault of another sequence.
     """
@@ -72,11 +72,11 @@ def paused_rows(config: EngineConfig, state: EngineState) -> list[int]:
     paused suspects.
     """
     run = state.running
-    alone = isolated_suspects(config, state) if state.faults else ()
+    alone = suspects(config, state) if state.faults else ()
     return [
         run.gens[i]
         for i in _positions(run.ids, state.paused)
-        if run.sched[i] + 1 >= run.base[i] or run.ids[i] in alone
+        if run.scheduled[i] + 1 >= run.base[i] or run.ids[i] in alone
     ]
 
 
@@ -91,4 +91,4 @@ def skips_as_suspect(config: EngineConfig, state: EngineState, name: SampleId) -
     """Whether a newcomer is admitted but skips the step that is being planned: a suspect,
     which has to run alone.
     """
-    return name in isolated_suspects(config, state)
+    return name in suspects(config, state)

@@ -32,7 +32,7 @@ def preempt(
     if rank != seq.place[0]:
         state = evolve(state, requests=_with_rank(state.requests, seq, rank))
     state = retire(config, state, (i,))
-    return evolve(state, waiting=state.waiting.insert(back), held=None), reason
+    return evolve(state, waiting=state.waiting.insert(back), blocked=None), reason
 
 
 def _with_rank(
@@ -60,8 +60,10 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
         gens={i: gen for gen, i in enumerate(spots, state.next_gen)},
         starts=starts,
         base={i: run.known[i] for i in spots},
-        sched=starts,
-        ripe={i: publish_mark(config, run.known[i] // size, run.last[i]) for i in spots},
+        scheduled=starts,
+        publish_at={
+            i: publish_mark(config, run.known[i] // size, run.last[i]) for i in spots
+        },
     )
     return evolve(state, running=run, next_gen=state.next_gen + len(spots), filling=True)
 

@@ -67,7 +67,7 @@ def publish_blocks(
     change = Transaction(state.blocks)
     chains: dict[int, Chain] = {}
     tails: dict[int, tuple[int, ...]] = {}
-    ripe: dict[int, int] = {}
+    publish_at: dict[int, int] = {}
     for i, count in upto.items():
         chain, tails[i] = compute_keys(config, run, i, count)
         if config.window:
@@ -76,9 +76,9 @@ def publish_blocks(
         else:
             chains[i] = _publish_chain(change.prefix, chain, run.tables[i], count)
         whole = max(count, run.base[i] // config.block_size)
-        ripe[i] = publish_mark(config, whole, run.last[i])
+        publish_at[i] = publish_mark(config, whole, run.last[i])
     fresh: dict[int, tuple[int, ...]] = dict.fromkeys(tails, ())
-    run = edited(run, chains=chains, tails=tails, fresh=fresh, ripe=ripe)
+    run = edited(run, chains=chains, tails=tails, fresh=fresh, publish_at=publish_at)
     return evolve(state, blocks=change.done(), running=run)
 
 

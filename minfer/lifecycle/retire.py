@@ -44,7 +44,7 @@ def retire(
         if until is None:
             free_blocks(change, left)
         else:
-            fences.append(Fence(until, left.held, left.private))
+            fences.append(Fence(until, left.published, left.private))
     return evolve(
         state,
         blocks=change.done(),
@@ -58,7 +58,7 @@ def retire(
 class Released:
     """The blocks that a sequence leaves behind."""
 
-    held: Keys  # keys of the published blocks that it holds
+    published: Keys  # keys of the published blocks that it holds
     private: tuple[int, ...]
 
 
@@ -102,16 +102,18 @@ def _publish_tail(
     block = run.tables[i][sure // config.block_size]
     if config.window:
         change.prefix.publish_alone(key, block)
-        held = (*left.held, key)
+        published = (*left.published, key)
     else:
-        leaf, _ = change.prefix.publish(left.held[0], (key,), (block,))
-        held = (leaf,)
-    return Released(held, tuple(one for one in left.private if one != block))
+        leaf, _ = change.prefix.publish(left.published[0], (key,), (block,))
+        published = (leaf,)
+    return Released(published, tuple(one for one in left.private if one != block))
 
 
 def free_blocks(change: Transaction, left: Released | Fence) -> None:
     """Release the blocks that a sequence had."""
-    for key in reversed(left.held):  # the last ones are evicted first, as the least used
+    for key in reversed(
+        left.published
+    ):  # the last ones are evicted first, as the least used
         change.prefix.release(key)
     change.pool.give(left.private)
 

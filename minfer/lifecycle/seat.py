@@ -1,8 +1,8 @@
 """The columns of a sequence that joins the running ones.
 
-Two of them find the sequences with something to do by one comparison per column: `mark`,
-the position at which the table should grow, and `ripe`, the number of tokens at which a
-block can be published or the sequence has its last token.
+Two of them find the sequences with something to do by one comparison per column:
+`grow_at`, the position at which the table should grow, and `publish_at`, the number of
+tokens at which a block can be published or the sequence has its last token.
 """
 
 from minfer.records.config import EngineConfig
@@ -49,10 +49,10 @@ def new_columns(
         starts=(start,),
         base=(base,),
         known=(base,),
-        sched=(start,),
+        scheduled=(start,),
         last=(last,),
-        ripe=(publish_mark(config, whole, last),),
-        mark=(growth_mark(config, len(table), last),),
+        publish_at=(publish_mark(config, whole, last),),
+        grow_at=(growth_mark(config, len(table), last),),
         tables=(table,),
         chains=(chain,),
         tails=(seq.history[whole * config.block_size :],),

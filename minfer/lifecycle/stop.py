@@ -7,7 +7,7 @@ and the columns are rebuilt once.
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from minfer.lifecycle.ending import Leaver, end_samples, leaver
+from minfer.lifecycle.ending import EndingSample, end_samples, ending_sample
 from minfer.lifecycle.transitions import Cause
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -36,7 +36,7 @@ def stop_samples(
     names = {stop.id for stop in stops}
     seats = {one: i for i, one in enumerate(state.running.ids) if one[0] in names}
     left = set[SampleId]()
-    leavers = list[list[Leaver]]()
+    leavers = list[list[EndingSample]]()
     for stop in stops:
         leavers.append(
             [one for one in _samples_of(state, stop, seats) if one.seq.id not in left]
@@ -58,7 +58,7 @@ def stop_samples(
 
 def _samples_of(
     state: EngineState, stop: Stop, seats: dict[SampleId, int]
-) -> Iterator[Leaver]:
+) -> Iterator[EndingSample]:
     """The samples to end, waiting ones first; those that have ended are not found."""
     live = state.requests.get(stop.id)
     if live is None:
@@ -74,9 +74,9 @@ def _samples_of(
         if at is not None:
             running.append(at)
         elif seq := state.waiting.find(live.place_of(sample)):
-            yield Leaver(seq, len(seq.history), cause, reason, error)
+            yield EndingSample(seq, len(seq.history), cause, reason, error)
     for at in sorted(running):
-        yield leaver(state.running, at, cause, reason, error)
+        yield ending_sample(state.running, at, cause, reason, error)
 
 
 def _with_length(stop: Stop, done: Finished) -> Finished:

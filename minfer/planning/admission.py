@@ -8,13 +8,13 @@ now (`Policy.holds_back`) are passed by those of other clients.
 from math import inf
 
 from minfer.lifecycle.pausing import skips_as_suspect
-from minfer.planning.admit import Admission, admit, load, preempt_last
+from minfer.planning.admit import Admission, admit, current_load, preempt_last
 from minfer.planning.work import Work, row_cost, token_cost
 from minfer.policies import consult
-from minfer.records.messages import Held, Reason, WakeAt
+from minfer.records.messages import QueueBlocked, Reason, WakeAt
 from minfer.records.policy import Load
 from minfer.records.sequence import Sequence
-from minfer.records.state import Hold
+from minfer.records.state import BlockedHead
 from minfer.values.record import evolve
 
 
@@ -27,22 +27,22 @@ def admit_from_queue(work: Work) -> None:
         seq = _next_admissible(work, deferred)
         if seq is None:
             first = work.state.waiting.first()
-            _report_blocked(work, first, Held(*first.id, "share"))
+            _report_blocked(work, first, QueueBlocked(*first.id, "share"))
             break
         if work.room <= 0:
-            gave_way = _preempt_for_tokens(work, seq)
-            if gave_way is None:
-                _report_blocked(work, seq, Held(*seq.id, "budget"))
+            preempted = _preempt_for_tokens(work, seq)
+            if preempted is None:
+                _report_blocked(work, seq, QueueBlocked(*seq.id, "budget"))
                 break
-            work.reasons.append(gave_way)
+            work.reasons.append(preempted)
             continue
         work.state, got = admit(work.config, work.state, seq, work.newcomers)
-        if isinstance(got, Held):
-            gave_way = _preempt_for_blocks(work, seq, got)
-            if gave_way is None:
+        if isinstance(got, QueueBlocked):
+            preempted = _preempt_for_blocks(work, seq, got)
+            if preempted is None:
                 _report_blocked(work, seq, got)
                 break
-            work.reasons.append(gave_way)
+            work.reasons.append(preempted)
             continue
         _add_to_step(work, seq, got)
         deferred.clear()  # after an admission, the policy may allow a client more
@@ -77,9 +77,9 @@ def _next_admissible(work: Work, deferred: set[str]) -> Sequence | None:
 
 def _load(work: Work) -> Load:
     """The load that a policy may look at, with the sequences admitted in this step."""
-    now = load(work.config, work.state, len(work.newcomers))
+    now = current_load(work.config, work.state, len(work.newcomers))
     joined = now.paused and any(
-        not work.idle.issuperset(one.seat.gens) for one in work.newcomers
+        not work.skipped.issuperset(one.seat.gens) for one in work.newcomers
     )
     return evolve(now, paused=False) if joined else now
 
@@ -92,11 +92,11 @@ def _add_to_step(work: Work, seq: Sequence, got: Admission) -> None:
     work.came[seq.request.client] += 1
     work.reasons += got.reasons
     seat, (gen,), (name,) = got.seat, got.seat.gens, got.seat.ids
-    inputs = seat.base[0] - seat.sched[0] - (name in work.state.paused)
+    inputs = seat.base[0] - seat.scheduled[0] - (name in work.state.paused)
     most = 1 + (work.room - 1) // token_cost(work.config, seq.request)
     share = 0 if skips_as_suspect(work.config, work.state, name) else min(most, inputs)
     if not share:
-        work.idle.add(gen)
+        work.skipped.add(gen)
         return
     work.shares[gen] = share
     work.room -= row_cost(work.config, seq.request, share)
@@ -117,18 +117,18 @@ def _policy_delays(work: Work) -> bool:
         return False
     if start < inf:
         work.wakes = (WakeAt(start),)
-    _report_blocked(work, first, Held(*first.id, "policy"))
+    _report_blocked(work, first, QueueBlocked(*first.id, "policy"))
     return True
 
 
-def _preempt_for_blocks(work: Work, seq: Sequence, held: Held) -> Reason | None:
+def _preempt_for_blocks(work: Work, seq: Sequence, why: QueueBlocked) -> Reason | None:
     """Preempt the last running sequence for its blocks or its row, if the policy agrees
     and no blocks are about to be freed; returns the reason, if it did.
     """
-    if held.cause not in ("blocks", "rows") or work.state.fences:
+    if why.cause not in ("blocks", "rows") or work.state.fences:
         return None
-    work.state, gave_way = preempt_last(work.config, work.state, seq)
-    return gave_way
+    work.state, preempted = preempt_last(work.config, work.state, seq)
+    return preempted
 
 
 def _preempt_for_tokens(work: Work, seq: Sequence) -> Reason | None:
@@ -136,20 +136,20 @@ def _preempt_for_tokens(work: Work, seq: Sequence) -> Reason | None:
     and the policy agrees; returns the reason, if it did.
     """
     run = work.state.running
-    if work.state.fences or not len(run) or run.gens[-1] in work.idle:
+    if work.state.fences or not len(run) or run.gens[-1] in work.skipped:
         return None
     tokens = row_cost(work.config, run.seqs[-1].request, work.shares.get(run.gens[-1], 1))
     if work.room + tokens <= 0:
         return None
-    work.state, gave_way = preempt_last(work.config, work.state, seq)
-    if gave_way is not None:
+    work.state, preempted = preempt_last(work.config, work.state, seq)
+    if preempted is not None:
         work.room += tokens
-    return gave_way
+    return preempted
 
 
-def _report_blocked(work: Work, seq: Sequence, held: Held) -> None:
+def _report_blocked(work: Work, seq: Sequence, why: QueueBlocked) -> None:
     """Record which sequence waits and why; the reason is reported if that changed."""
-    now = Hold(seq.place, held.cause)
-    if work.state.held != now:
-        work.state = evolve(work.state, held=now)
-        work.reasons.append(held)
+    now = BlockedHead(seq.place, why.cause)
+    if work.state.blocked != now:
+        work.state = evolve(work.state, blocked=now)
+        work.reasons.append(why)

@@ -27,7 +27,7 @@ from minfer.planning.prefix_hit import (
 )
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Admitted, Held, Missed, Reason
+from minfer.records.messages import Admitted, Missed, QueueBlocked, Reason
 from minfer.records.plan import Copy
 from minfer.records.policy import Load
 from minfer.records.sequence import Chain, Running, Sequence
@@ -47,7 +47,7 @@ class Admission:
     source: Key = ROOT
 
 
-def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
+def current_load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
     """The load that a policy may look at; this plan has admitted `newcomers` already."""
     waiting, running = len(state.waiting), len(state.running) + newcomers
     first = state.waiting.first().arrived if waiting else state.time
@@ -61,12 +61,12 @@ def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
 
 def admit(
     config: EngineConfig, state: EngineState, seq: Sequence, others: list[Admission]
-) -> tuple[EngineState, Admission | Held]:
+) -> tuple[EngineState, Admission | QueueBlocked]:
     """Admit `seq`, the head of the queue, if possible; this plan has admitted `others`
     already. The caller joins a newcomer to `state.running`.
     """
     if not state.free_rows:
-        return state, Held(*seq.id, "rows")
+        return state, QueueBlocked(*seq.id, "rows")
     sibling = None
     if seq.request.n > 1 and len(seq.history) == len(seq.request.prompt):
         # of running samples, whose prompt it can share
@@ -75,11 +75,11 @@ def admit(
         if sibling is None and any(
             o.seat.seqs[0].request.id == seq.request.id for o in others
         ):
-            return state, Held(*seq.id, "sibling")
+            return state, QueueBlocked(*seq.id, "sibling")
     if sibling is not None:
         shared = len(seq.history) - 1
         if committed(config, state, sibling) < shared:
-            return state, Held(*seq.id, "sibling")
+            return state, QueueBlocked(*seq.id, "sibling")
         state = publish_blocks(config, state, {sibling: shared // config.block_size})
     return _allocate(config, state, seq, sibling, len(others))
 
@@ -106,7 +106,7 @@ def _allocate(
     seq: Sequence,
     sibling: int | None,
     others: int,
-) -> tuple[EngineState, Admission | Held]:
+) -> tuple[EngineState, Admission | QueueBlocked]:
     """Give `seq` a row and blocks, if there are enough; `sibling` is the position of a
     running sample with its prompt; this plan has admitted `others` already.
     """
@@ -143,14 +143,14 @@ def _allocate(
     )
     reasons = _reasons(state, seq, hit.blocks, full, size, copy)
     if not seq.preempted:
-        now = load(config, state, others)
+        now = current_load(config, state, others)
         state = consult.admitted(config, state, seq.place[0], seq.request, now)
     return _leave_queue(state, seq, change.done()), Admission(seat, copy, reasons, source)
 
 
 def _shortage(
     config: EngineConfig, state: EngineState, seq: Sequence, *, alone: bool
-) -> Held | None:
+) -> QueueBlocked | None:
     """Why there are not enough blocks to admit `seq`, if so; `alone`: no other sequence
     runs.
     """
@@ -158,7 +158,7 @@ def _shortage(
     if blocks_if_uncached(config, seq, alone=alone) <= room:
         return None
     needs = blocks_needed(config, state.blocks, seq, alone=alone)
-    return Held(*seq.id, "blocks", needs, room) if needs > room else None
+    return QueueBlocked(*seq.id, "blocks", needs, room) if needs > room else None
 
 
 def _sibling_tail(

@@ -38,8 +38,8 @@ def build_plan(work: Work) -> Plan:
     """Build the plan, and add it to the state's plans in flight."""
     config, state = work.config, work.state
     run = state.running
-    special = positions(run, work.idle.union(work.shares))
-    out = [i for i in special if run.gens[i] in work.idle]
+    special = positions(run, work.skipped.union(work.shares))
+    out = [i for i in special if run.gens[i] in work.skipped]
     chunks = [*_chunks(work, run, special, out)]
     ahead = work.most or ones(len(run))  # how far the step advances each sequence
     gens = less(run.gens, out)
@@ -51,7 +51,7 @@ def build_plan(work: Work) -> Plan:
         step=state.next_step,
         gens=gens,
         rows=less(run.rows, out),
-        starts=less(run.sched, out),
+        starts=less(run.scheduled, out),
         counts=counts,
         most=most,
         fills=tuple([_fill(config, run, chunk) for chunk in chunks]),
@@ -65,7 +65,7 @@ def build_plan(work: Work) -> Plan:
     )
     work.state = evolve(
         state,
-        running=evolve(run, sched=tuple(map(add, run.sched, ahead))),
+        running=evolve(run, scheduled=tuple(map(add, run.scheduled, ahead))),
         inflight=(*state.inflight, plan),
         next_step=plan.step + 1,
     )
@@ -81,7 +81,7 @@ def _chunks(
     for i in special:
         share = work.shares.get(run.gens[i])
         if share is not None:
-            start = run.sched[i]
+            start = run.scheduled[i]
             yield Chunk(i, i - bisect_left(out, i), start, start + share)
 
 

@@ -1,6 +1,6 @@
 """Growth of block tables; if blocks run out, preemption.
 
-A table is grown a little before it ends (`mark`), for a bounded number of sequences a
+A table is grown a little before it ends (`grow_at`), for a bounded number of sequences a
 step, so that a batch whose blocks end together causes no spike; early growth never takes
 the last blocks. Growth that is due now takes the blocks that are available. If there are
 none, the sequence waits for blocks behind fences; only if none are behind fences, the
@@ -27,23 +27,25 @@ Grown = dict[int, Grow]  # generation -> the blocks added to its table
 
 
 def grow(
-    config: EngineConfig, state: EngineState, due: tuple[int, ...], idle: set[int]
+    config: EngineConfig, state: EngineState, due: tuple[int, ...], skipped: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
-    """Grow the tables that end soon: of the positions `due`, those that are not idle.
+    """Grow the tables that end soon: of the positions `due`, those that are not skipped.
 
-    Adds to `idle` the generations that must wait for blocks.
+    Adds to `skipped` the generations that must wait for blocks.
     """
     run = state.running
     ends = {
-        i: len(run.tables[i]) * config.block_size for i in due if run.gens[i] not in idle
+        i: len(run.tables[i]) * config.block_size
+        for i in due
+        if run.gens[i] not in skipped
     }
     ends = {i: end for i, end in ends.items() if end < run.last[i]}
     if not ends:
         return state, {}, ()
-    now = [i for i, end in ends.items() if run.sched[i] >= end]
+    now = [i for i, end in ends.items() if run.scheduled[i] >= end]
     if len(now) > state.blocks.available:
-        return _grow_or_preempt(config, state, now, idle)
-    soon = [i for i, end in ends.items() if run.sched[i] < end]
+        return _grow_or_preempt(config, state, now, skipped)
+    soon = [i for i, end in ends.items() if run.scheduled[i] < end]
     soon = soon[: deferrable_blocks(config, len(run))]
     if len(now) + len(soon) + len(run) > state.blocks.available:
         soon = []
@@ -104,21 +106,21 @@ def _extend_tables(
     """Extend the tables with their `new` blocks, which were taken in `change`."""
     run = state.running
     tables: dict[int, Table] = {}
-    mark: dict[int, int] = {}
+    grow_at: dict[int, int] = {}
     grown: Grown = {}
     for i, some in new.items():
         table = run.tables[i]
         tables[i] = table.extended(some, thresholds.RECENT_ENTRIES)
-        mark[i] = growth_mark(config, len(table) + len(some), run.last[i])
+        grow_at[i] = growth_mark(config, len(table) + len(some), run.last[i])
         # else the row's `Open`, still to be sent, has the whole table
-        if run.sched[i] > run.starts[i]:
+        if run.scheduled[i] > run.starts[i]:
             grown[run.gens[i]] = Grow(run.rows[i], len(table), some)
-    run = edited(run, tables=tables, mark=mark)
+    run = edited(run, tables=tables, grow_at=grow_at)
     return evolve(state, blocks=change.done(), running=run), grown
 
 
 def _grow_or_preempt(
-    config: EngineConfig, state: EngineState, needy: list[int], idle: set[int]
+    config: EngineConfig, state: EngineState, needy: list[int], skipped: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
     """Serve the positions `needy` in rank order when blocks are short, and preempt the
     policy's victims.
@@ -136,15 +138,15 @@ def _grow_or_preempt(
         run = state.running
         if needy and (state.fences or len(run) == 1):
             # Blocks become free when a plan in flight ends.
-            idle.update(run.gens[i] for i in needy)
+            skipped.update(run.gens[i] for i in needy)
             break
         if needy:
             victim, state = consult.victim(config, state)
             if victim == needy[0] and _has_results_in_flight(state, run.gens[victim]):
-                idle.update(run.gens[i] for i in needy)
+                skipped.update(run.gens[i] for i in needy)
                 break
             grown.pop(run.gens[victim], None)
-            idle.discard(run.gens[victim])
+            skipped.discard(run.gens[victim])
             state, reason = preempt(config, state, victim, run.ids[needy[0]])
             reasons += (reason,)
             needy = [i - (i > victim) for i in needy if i != victim]

@@ -31,7 +31,7 @@ class Work:
 
     config: EngineConfig
     state: EngineState
-    idle: set[int] = field(factory=set)  # generations that skip this step
+    skipped: set[int] = field(factory=set)  # generations that skip this step
     grown: Grown = field(factory=dict)  # growth of tables
     shares: dict[int, int] = field(factory=dict)  # generation in prefill -> its tokens
     room: int = 0  # tokens of the budget that are left
@@ -45,7 +45,7 @@ class Work:
 
     def forget(self, gone: set[int]) -> None:
         """Remove generations that were preempted from the step."""
-        self.idle -= gone
+        self.skipped -= gone
         for gen in gone:
             self.grown.pop(gen, None)
             self.shares.pop(gen, None)

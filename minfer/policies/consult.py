@@ -72,7 +72,7 @@ def _as_it_is(answer: Any) -> Any:
     return answer  # the engine does not look into a policy's state
 
 
-def _asked(
+def _call_policy(
     config: EngineConfig,
     state: EngineState,
     question: str,
@@ -124,7 +124,7 @@ def rank(
 ) -> tuple[Rank, EngineState]:
     """The rank of a new request. First come: `last`, behind all others."""
     instead = last, state.policy
-    (found, policy), state = _asked(
+    (found, policy), state = _call_policy(
         config, state, "rank", request, state.time, read=_placing, instead=instead
     )
     return found, _with_policy(state, policy)
@@ -142,7 +142,7 @@ def again(
 
     `arrived` is a time in seconds, `done` counts its output tokens.
     """
-    found, state = _asked(
+    found, state = _call_policy(
         config, state, "again", old, request, arrived, done, read=_rank, instead=old
     )
     return min(old, found), state
@@ -152,7 +152,7 @@ def admit_from(
     config: EngineConfig, state: EngineState, load: Load
 ) -> tuple[float, EngineState]:
     """The time in seconds from which the head of the queue may start. First come: now."""
-    found, state = _asked(
+    found, state = _call_policy(
         config, state, "admit_from", load, read=_number, instead=load.time
     )
     return found, state
@@ -168,7 +168,7 @@ def holds_back(
 ) -> tuple[bool, EngineState]:
     """Whether the client of `request` is deferred. First come: no."""
     instead = False, state.policy
-    (found, policy), state = _asked(
+    (found, policy), state = _call_policy(
         config, state, "holds_back", request, load, came, read=_holding, instead=instead
     )
     return found, _with_policy(state, policy)
@@ -178,7 +178,7 @@ def admitted(
     config: EngineConfig, state: EngineState, place: Rank, request: Request, load: Load
 ) -> EngineState:
     """Notify the policy that a sample starts for the first time."""
-    policy, state = _asked(
+    policy, state = _call_policy(
         config,
         state,
         "admitted",
@@ -195,7 +195,7 @@ def ended(
     config: EngineConfig, state: EngineState, request: Request, output: int, *, ran: bool
 ) -> EngineState:
     """Notify the policy that a sample has ended after `output` tokens."""
-    policy, state = _asked(
+    policy, state = _call_policy(
         config, state, "ended", request, output, ran, read=_as_it_is, instead=state.policy
     )
     return _with_policy(state, policy)
@@ -211,7 +211,7 @@ def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:
             raise _UnusableError("chose nobody who may")
         return int(answer)
 
-    found, state = _asked(
+    found, state = _call_policy(
         config, state, "victim", ranks, read=seat, instead=len(ranks) - 1
     )
     return found, state
@@ -229,7 +229,7 @@ def displaces(
     running = state.running.seqs[-1].place
     if first > running:
         return False, state
-    found, state = _asked(
+    found, state = _call_policy(
         config, state, "displaces", first[0], running[0], read=_flag, instead=False
     )
     return found, state
@@ -242,7 +242,9 @@ def budget(
 
     While nothing runs it is at least one, or the engine would never progress.
     """
-    found, state = _asked(config, state, "budget", load, read=_count, instead=load.budget)
+    found, state = _call_policy(
+        config, state, "budget", load, read=_count, instead=load.budget
+    )
     least = 0 if len(state.running) else 1
     return max(least, min(found, config.max_num_batched_tokens)), state
 
@@ -251,5 +253,7 @@ def drafts(
     config: EngineConfig, state: EngineState, load: Load, most: int
 ) -> tuple[int, EngineState]:
     """How many drafts a row may have in a step. First come: `most`, the limit."""
-    found, state = _asked(config, state, "drafts", load, most, read=_count, instead=most)
+    found, state = _call_policy(
+        config, state, "drafts", load, most, read=_count, instead=most
+    )
     return max(0, min(found, most)), state

@@ -227,7 +227,7 @@ class Admitted(OfSample):
 
 
 @frozen
-class Held(OfSample):
+class QueueBlocked(OfSample):
     """The head of the queue has to wait; reported once until the cause changes."""
 
     # "blocks", "rows", "budget", "sibling", "policy" or "share": all waiting clients are
@@ -239,7 +239,9 @@ class Held(OfSample):
 
 @frozen
 class Preempted(OfSample):
-    """A sample released its blocks and its row, and waits at its old rank."""
+    """A sample released its blocks and its row, and waits at its old rank or a better
+    one.
+    """
 
     by: SampleId  # the sequence that needed the blocks, row or tokens
     known: int  # tokens it keeps
@@ -297,7 +299,14 @@ class PolicyOverride:
 
 
 Reason = (
-    Admitted | Held | Preempted | Missed | Ended | Discarded | Ignored | PolicyOverride
+    Admitted
+    | QueueBlocked
+    | Preempted
+    | Missed
+    | Ended
+    | Discarded
+    | Ignored
+    | PolicyOverride
 )
 MAX_TEXT: Final = 200  # characters of an error that are kept: errors may quote user data
 

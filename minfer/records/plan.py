@@ -31,15 +31,14 @@ Contract of an executor:
   prompt yields the log-probabilities of the prompt tokens that follow these inputs
   (`minfer.records.prompt_logprobs`): in the place of a vector, as such a row is never
   pooled.
-- A row in `apart` is sampled when the host sends `SampleDeferred`, with a mask of the
+- A row in `deferred` is sampled when the host sends `SampleDeferred`, with a mask of the
   allowed tokens (deferred sampling). The other rows do not wait for it, but the plan's
   results do. The next plan, with the row as a decode row, may have been made meanwhile;
   it is handed over once the host has sent the mask.
-- A row in `apart` and in `drafts` has drafts from the plan and its exact position. It has
-  a mask for each of its places: for the token after its last one, and for the token after
-  each draft. The host may allow fewer drafts than were planned: the row yields no more
-  tokens than it has masks. All rows of such a plan are sampled before the next plan is
-  handed over.
+- A row in `deferred` and in `drafts` has drafts from the plan, and a mask for each place:
+  for the token after its last one, and for the token after each draft. The core can plan
+  such rows, and kept journals have them; the torch executor refuses them, and the
+  engine's own host proposes no drafts for them.
 - A failure is reported once, for the earliest plan that failed, and after it no plan that
   had been handed over may touch the cache any more.
 """
@@ -218,7 +217,11 @@ class Mask:
 
 @frozen
 class Stand:
-    """How many drafts of a row may be accepted: for more the host has made no masks."""
+    """How many drafts of a row in `deferred` may be accepted: for more there are no
+    masks.
+
+    Only kept journals have it (see above).
+    """
 
     index: int  # in the plan's columns
     most: int
@@ -226,12 +229,12 @@ class Stand:
 
 @frozen
 class SampleDeferred:
-    """The host's message to sample the rows in `apart` of a step now."""
+    """The host's message to sample the rows in `deferred` of a step now."""
 
     step: int
     masks: tuple[Mask, ...] = ()  # of some of these rows; the others may sample any token
     # Whether all masks are in memory that the executor lent for this step, one line for
-    # each entry of `apart`. An executor behind a wire lends none.
+    # each entry of `deferred`. An executor behind a wire lends none.
     written: bool = False
     # of some rows with drafts; for others all drafts may be accepted
     stands: tuple[Stand, ...] = ()

@@ -9,7 +9,7 @@ sequences with a few passes in C and touches records only where something happen
     |-------------- carried by plans --------------|-- sampled, the device's own -|
 
 `known`  tokens whose values are committed: the prompt, and the tokens sampled since.
-`sched`  positions whose KV is computed or will be by plans in flight.
+`scheduled`  positions whose KV is computed or will be by plans in flight.
 `base`   tokens known when this *generation* started (admission, or restart after a failed
          step). Inputs below it come from the host, in plans: at admission they are
          `history`, which a restart leaves unchanged. From it on the device uses its own
@@ -19,9 +19,11 @@ sequences with a few passes in C and touches records only where something happen
 
 `last`   the index of the last token it may have: known > last ends it, and no input is
          due at it.
-`ripe`   when `known` reaches it, a block can be published, or the sequence has its last
-         token. `mark`: when `sched` reaches it, the table should grow, or nothing is left
-         to be scheduled. So a turn finds all exceptions with one comparison per column.
+`publish_at`   when `known` reaches it, a block can be published, or the sequence has its
+last
+         token. `grow_at`: when `scheduled` reaches it, the table should grow, or nothing
+         is left to be scheduled. So a turn finds all exceptions with one comparison per
+         column.
 
 A decode row has sched = known - 1 + (its tokens in flight): one input is always due.
 
@@ -111,10 +113,10 @@ class Running:
     starts: tuple[int, ...] = ()
     base: tuple[int, ...] = ()
     known: tuple[int, ...] = ()
-    sched: tuple[int, ...] = ()
+    scheduled: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
-    ripe: tuple[int, ...] = ()
-    mark: tuple[int, ...] = ()
+    publish_at: tuple[int, ...] = ()
+    grow_at: tuple[int, ...] = ()
     tables: tuple[Table, ...] = ()
     chains: tuple[Chain, ...] = ()
     tails: tuple[tuple[int, ...], ...] = ()

@@ -54,16 +54,16 @@ class Fence:
     """
 
     until: int
-    held: Keys  # of published blocks
+    published: Keys
     private: tuple[int, ...]
 
 
 @frozen
-class Hold:
+class BlockedHead:
     """The last reason why the head of the queue was not admitted."""
 
     place: Place
-    cause: str  # as in `Held`
+    cause: str  # as in `QueueBlocked`
 
 
 @frozen(slots=False)  # changed ten times a turn, and read little more often
@@ -88,7 +88,7 @@ class EngineState:
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
     paused: frozenset[SampleId] = frozenset()  # those for which the host is not ready
     drafting: Drafting = NOTHING_DRAFTED
-    held: Hold | None = None  # the last one that was reported
+    blocked: BlockedHead | None = None  # the last one that was reported
     deferred_clients: frozenset[str] = frozenset()  # clients that the last plan deferred
     overrides: tuple[PolicyOverride, ...] = ()  # within a turn; they leave it as reasons
 

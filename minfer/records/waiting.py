@@ -67,7 +67,9 @@ class WaitingQueue:
         at, old, cut = self._spot(seq.place)
         new = (*old[:cut], seq, *old[cut:])
         half = len(new) // 2
-        halves = (new,) if len(new) < thresholds.LINE_BUCKET else (new[:half], new[half:])
+        halves = (
+            (new,) if len(new) < thresholds.QUEUE_BUCKET else (new[:half], new[half:])
+        )
         buckets = (*self.buckets[:at], *halves, *self.buckets[at + 1 :])
         return WaitingQueue(buckets, self.size + 1, self._counted([seq], 1))
 
@@ -85,7 +87,7 @@ class WaitingQueue:
     def insert_many(self, seqs: Iterable[Sequence]) -> "WaitingQueue":
         """The queue with all of `seqs` at their places, which must be unoccupied."""
         new, buckets = sorted(seqs, key=_place), list(self.buckets)
-        full = thresholds.LINE_BUCKET
+        full = thresholds.QUEUE_BUCKET
         firsts = [bucket[0].place for bucket in buckets]
         groups = groupby(new, key=lambda seq: max(0, bisect_right(firsts, seq.place) - 1))
         for at, group in reversed([(at, [*group]) for at, group in groups]):

@@ -79,7 +79,7 @@ _WORDS: Final = {
     "Preempted": _Phrases("preempted", _preempted),
     "Held": _Phrases("held", _held),
     "Missed": _Phrases("missed the prefix of", _missed),
-    "Voided": _Phrases("voided", _fields),
+    "Voided": _Phrases("discarded", _fields),
     "Ignored": _Phrases("ignored", _fields),
     "Overruled": _Phrases("overruled the policy in", _fields),
 }

@@ -57,11 +57,11 @@ def good_steps(
 ) -> Iterator[Good]:
     """The steps of a turn with valid results, in their order."""
     flying = list(before.inflight)
-    void = {one.step for one in transition.reasons if isinstance(one, Discarded)}
+    discarded = {one.step for one in transition.reasons if isinstance(one, Discarded)}
     for event in events:
         if not isinstance(event, Executed | Failed) or not flying:
             continue
-        if event.step in {plan.step for plan in flying} & void:
+        if event.step in {plan.step for plan in flying} & discarded:
             flying.clear()
         elif isinstance(event, Executed) and event.step == flying[0].step:
             yield Good(flying.pop(0), event.yields)

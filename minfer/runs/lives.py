@@ -137,7 +137,7 @@ class Seen:
 
     turn: Turn
     over: tuple[Plan, ...]  # the steps that ended in it, failed ones too
-    voided: tuple[Discarded, ...]  # of the failed steps
+    discarded: tuple[Discarded, ...]  # of the failed steps
     came: Mapping[SampleId, tuple[int, ...]]  # tokens
     judged: tuple[Judged, ...]  # drafts
     ends: tuple[Finished, ...]
@@ -154,7 +154,7 @@ class Seen:
         return cls(
             turn=turn,
             over=tuple(plan for plan in turn.before.inflight if plan not in flying),
-            voided=tuple(r for r in moved.reasons if isinstance(r, Discarded)),
+            discarded=tuple(r for r in moved.reasons if isinstance(r, Discarded)),
             came=came,
             judged=judged(turn.before, turn.events, moved),
             ends=tuple(end for emit in emits for end in emit.finished),
@@ -224,7 +224,7 @@ class Followed:
             self.sure = self.life
             return
         here = place(self.config, seen.turn.before, self.life)
-        failed = () if here.gen is None else seen.voided
+        failed = () if here.gen is None else seen.discarded
         life = self._failed(seen) if failed else self._spent(seen, here)
         life = evolve(life, preempted=life.preempted + _preemptions(life.id, seen))
         self.life = self._told(life, seen, failed)

@@ -141,7 +141,7 @@ class Oracle:
         plan = self.plans[0]
         if halfway:
             list(self._run(plan))
-        for index in {row for void in self.plans for row in void.rows} & self.rows.keys():
+        for index in {row for plan in self.plans for row in plan.rows} & self.rows.keys():
             self.rows[index].last = self.rows[index].next = -1
         self.plans.clear()
         self.apart.clear()

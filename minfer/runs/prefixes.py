@@ -78,7 +78,7 @@ class Prefixes:
         """Keep the tokens of the sequences that leave in a turn."""
         run = seen.turn.before.running
         # A failed step has computed nothing.
-        done = 0 if seen.voided else len(seen.over)
+        done = 0 if seen.discarded else len(seen.over)
         left = seen.turn.before.inflight[done:]
         state = evolve(seen.turn.before, inflight=left)
         gone = {

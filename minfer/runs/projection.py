@@ -34,7 +34,7 @@ def state_digest(state: EngineState) -> bytes:
 
 def projected(state: EngineState) -> dict[str, Any]:
     """The facts of a state, in JSON types."""
-    held, prefix = state.held, state.blocks.prefix
+    blocked, prefix = state.blocked, state.blocks.prefix
     paused = [list(name) for name in sorted(state.paused)]
     drafting = _drafting(state.drafting)
     return {
@@ -52,15 +52,15 @@ def projected(state: EngineState) -> dict[str, Any]:
         "fences": [
             {
                 "until": one.until,
-                "published": [_block(prefix, key) for key in one.held],
+                "published": [_block(prefix, key) for key in one.published],
                 "private": list(one.private),
             }
             for one in state.fences
         ],
         "failed steps": [[*sample, count] for sample, count in state.faults],
         "held": None
-        if held is None
-        else {"place": list(held.place), "cause": held.cause},
+        if blocked is None
+        else {"place": list(blocked.place), "cause": blocked.cause},
         "requests": {name: _live(state.requests[name]) for name in state.requests},
         "policy": dump(state.policy),
     }
@@ -133,7 +133,7 @@ def _running(run: Running, prefix: PrefixIndex) -> Iterator[dict[str, Any]]:
             "start": run.starts[i],
             "base": run.base[i],
             "known": run.known[i],
-            "scheduled": run.sched[i],
+            "scheduled": run.scheduled[i],
             "last": run.last[i],
             "table": list(run.tables[i]),
             "sealed": run.chains[i].sealed,

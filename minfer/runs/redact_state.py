@@ -58,7 +58,7 @@ def redacted_state(
     made = _Redaction(config, secret)
     blocks = Blocks(state.blocks.pool, made.index(state.blocks.prefix))
     fences = tuple(
-        attrs.evolve(fence, held=tuple(map(made.key, fence.held)))
+        attrs.evolve(fence, published=tuple(map(made.key, fence.published)))
         for fence in state.fences
     )
     return evolve(

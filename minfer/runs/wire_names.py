@@ -17,9 +17,9 @@ from attrs import frozen
 
 from minfer.records.acceptance import Acceptance
 from minfer.records.drafting import SampleAcceptance
-from minfer.records.messages import Discarded, PolicyOverride
+from minfer.records.messages import Discarded, PolicyOverride, QueueBlocked
 from minfer.records.plan import SampleDeferred
-from minfer.records.state import LiveRequest
+from minfer.records.state import BlockedHead, LiveRequest
 from minfer.records.waiting import WaitingQueue
 
 # can read all that `REMOVED` refuses
@@ -59,6 +59,8 @@ def _freed_run(thresholds: Any) -> dict[str, Any]:
 
 # Classes whose name in journals is not their name in Python, by the name in journals.
 CLASSES: Final[dict[str, type]] = {
+    "Held": QueueBlocked,
+    "Hold": BlockedHead,
     "Learnt": SampleAcceptance,
     "Line": WaitingQueue,
     "Live": LiveRequest,
@@ -69,8 +71,14 @@ CLASSES: Final[dict[str, type]] = {
 }
 # Per record, by its name in journals: field in journals -> field in Python.
 FIELDS: Final[dict[str, dict[str, str]]] = {
-    "EngineState": {"overruled": "overrides", "shut": "deferred_clients"},
+    "EngineState": {
+        "held": "blocked",
+        "overruled": "overrides",
+        "shut": "deferred_clients",
+    },
+    "Fence": {"held": "published"},
     "Plan": {"apart": "deferred"},
+    "Running": {"mark": "grow_at", "ripe": "publish_at", "sched": "scheduled"},
 }
 # Per record and field, both by their names in journals.
 REMOVED: Final[dict[str, dict[str, Removed]]] = {

@@ -14,9 +14,9 @@ nothing is in flight, and the next one only after its results: not of other rows
 as those would then keep the drafting rows out of every second step. That cost is one of
 those by which the number of drafts is decided.
 
-So a row in lockstep with the host, for example under a grammar, may have the host's
-drafts: all tokens before them are known, and its masks can be made for each place. For a
-draft model's drafts the host could not make masks.
+A row in lockstep with the host, for example under a grammar, may have the host's drafts
+in a plan, as all tokens before them are known. The engine's own host proposes none for
+such rows (`minfer.records.plan`). For a draft model's drafts it could make no masks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.planning.admit import load
+from minfer.planning.admit import current_load
 from minfer.planning.build_plan import ones
 from minfer.planning.grow import grow_for_drafts
 from minfer.planning.work import Work
@@ -110,11 +110,11 @@ def plan_drafts(work: Work) -> None:
         return
     drafters = _drafters(work, how)
     if how.drafter == HOST and work.state.drafting.proposals:
-        work.state = _all_used(work.state)
+        work.state = _drop_proposals(work.state)
     if not drafters or work.room <= 0:
         return
     drafters, work.state = _bounded(work.config, work.state, how, drafters)
-    inputs = len(work.state.running) - len(work.idle) + sum(work.shares.values())
+    inputs = len(work.state.running) - len(work.skipped) + sum(work.shares.values())
     inputs -= len(work.shares)
     others, prompts = inputs - len(drafters), bool(work.shares)
     numbers = _numbers(how, work.state, drafters, others, work.room, prompts)
@@ -124,13 +124,13 @@ def plan_drafts(work: Work) -> None:
 def _drafters(work: Work, how: Speculation) -> Drafters:
     """The decode rows of the step that may have drafts."""
     run = work.state.running
-    if 0 < how.rows < len(run) - len(work.idle):
+    if 0 < how.rows < len(run) - len(work.skipped):
         return _NO_DRAFTERS
     if how.drafter == HOST and work.state.inflight:
         return _NO_DRAFTERS
     some = _proposed_for if how.drafter == HOST else _candidates
     found = some(how, work.state)
-    out = work.idle.union(work.shares)
+    out = work.skipped.union(work.shares)
     if not out:
         return found
     return found.only([run.gens[i] not in out for i in found.at])
@@ -139,7 +139,7 @@ def _drafters(work: Work, how: Speculation) -> Drafters:
 def _candidates(how: Speculation, state: EngineState) -> Drafters:
     """The running samples that could have drafts of a draft model."""
     run = state.running
-    left = map(sub, map(sub, run.last, run.sched), ones(len(run)))
+    left = map(sub, map(sub, run.last, run.scheduled), ones(len(run)))
     most = tuple(map(min, left, repeat(how.drafts)))
     chosen = tuple(map(gt, most, repeat(0)))
     # else all are decode rows, and none is in lockstep
@@ -175,7 +175,7 @@ def _bounded(
     """
     if not drafters:
         return drafters, state
-    most, state = consult.drafts(config, state, load(config, state), how.drafts)
+    most, state = consult.drafts(config, state, current_load(config, state), how.drafts)
     if most < how.drafts:
         fewer = tuple(map(min, drafters.most, repeat(most)))
         drafters = evolve(drafters, most=fewer)
@@ -187,8 +187,8 @@ def _to_be_filled(state: EngineState) -> int:
     run = state.running
     if not state.filling:
         return 0
-    each = zip(run.base, run.sched, strict=True)
-    return sum(max(0, base - sched - 1) for base, sched in each)
+    each = zip(run.base, run.scheduled, strict=True)
+    return sum(max(0, base - scheduled - 1) for base, scheduled in each)
 
 
 def _numbers(
@@ -228,7 +228,7 @@ def _fitting(drafts: tuple[int, ...], room: int) -> tuple[int, ...]:
     return tuple(min(one, each) for one in drafts)
 
 
-def _all_used(state: EngineState) -> EngineState:
+def _drop_proposals(state: EngineState) -> EngineState:
     """The state without proposals: they are for one step."""
     drafting = state.drafting
     return evolve(state, drafting=evolve(drafting, proposals=Map()))
@@ -255,12 +255,12 @@ def _assign(work: Work, drafters: Drafters) -> None:
 
 def _in_tables(work: Work, drafters: Drafters) -> Drafters:
     """Drafters with as many drafts as their tables have room for. There is room if the
-    drafts end before the position at which the table should grow (`mark`).
+    drafts end before the position at which the table should grow (`grow_at`).
     """
     run, at = work.state.running, drafters.at
-    sched = tuple(map(run.sched.__getitem__, at))
-    ends = tuple(map(add, map(add, sched, drafters.most), ones(len(at))))
-    tight = [*compress(range(len(at)), map(gt, ends, map(run.mark.__getitem__, at)))]
+    scheduled = tuple(map(run.scheduled.__getitem__, at))
+    ends = tuple(map(add, map(add, scheduled, drafters.most), ones(len(at))))
+    tight = [*compress(range(len(at)), map(gt, ends, map(run.grow_at.__getitem__, at)))]
     if not tight:
         return drafters
     upto = {at[place]: ends[place] for place in tight}
@@ -268,6 +268,6 @@ def _in_tables(work: Work, drafters: Drafters) -> Drafters:
     tables, size = work.state.running.tables, work.config.block_size
     numbers = list(drafters.most)
     for place in tight:
-        room = len(tables[at[place]]) * size - sched[place] - 1
+        room = len(tables[at[place]]) * size - scheduled[place] - 1
         numbers[place] = max(0, min(numbers[place], room))
     return drafters.with_numbers(tuple(numbers))

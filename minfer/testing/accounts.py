@@ -27,7 +27,7 @@ class Seat:
     gen: int
     row: int  # device row
     base: int  # tokens known when it began
-    sched: int  # positions that are computed, or will be by plans in flight
+    scheduled: int  # positions that are computed, or will be by plans in flight
     kv: int  # positions whose KV is computed
     table: tuple[int, ...]  # blocks, as the device knows them
     opened: bool = False  # an `Open` was sent to the device
@@ -78,7 +78,7 @@ class TurnReport:
     pooled: dict[SampleId, bytes] = field(factory=dict)
     finished: list[Finished] = field(factory=list)  # without errors
     ignored: list[str] = field(factory=list)  # kinds of events
-    voided: list[Discarded] = field(factory=list)  # without errors
+    discarded: list[Discarded] = field(factory=list)  # without errors
     progress: bool = False  # a running sample has the results of a good step
 
 

@@ -83,10 +83,10 @@ class Books:
                 gen=gen,
                 row=run.rows[i],
                 base=run.base[i],
-                sched=run.sched[i],
+                scheduled=run.scheduled[i],
                 kv=committed(config, state, i),
                 table=tuple(run.tables[i]),
-                opened=run.sched[i] > run.starts[i],
+                opened=run.scheduled[i] > run.starts[i],
             )
             books.seats[gen] = one.seat
         for plan in state.inflight:
@@ -154,7 +154,7 @@ class Books:
             gen=NOT_SEEN,
             row=old.row,
             base=len(one.known),
-            sched=kv,
+            scheduled=kv,
             kv=kv,
             table=old.table,
         )
@@ -172,7 +172,9 @@ class Books:
         for gen in plan.gens:
             seat = self.seats.get(gen)
             if seat is None:
-                seat = Seat(unknown, gen, row=NOT_SEEN, base=0, sched=0, kv=0, table=())
+                seat = Seat(
+                    unknown, gen, row=NOT_SEEN, base=0, scheduled=0, kv=0, table=()
+                )
             seats.append(seat)
         blocks = [
             touched(self.config, seat, start)

@@ -85,7 +85,7 @@ class _Reader:
             gen=plan.gens[at],
             row=plan.rows[at],
             base=len(one.known),
-            sched=got.hit + got.copied,
+            scheduled=got.hit + got.copied,
             kv=got.hit,
             table=next(opened.tables[0] for opened in plan.opens if opened.index == at),
         )
@@ -108,7 +108,7 @@ class _Reader:
             gen=NOT_SEEN,
             row=NOT_SEEN if at is None else run.rows[at],
             base=len(one.known),
-            sched=got.hit,
+            scheduled=got.hit,
             kv=got.hit,
             table=() if at is None else tuple(run.tables[at]),
         )
@@ -150,7 +150,7 @@ class _Reader:
         }
         running = [other.id for other in self.books.running]
         if one.id == max(running, key=lambda name: places.get(name, ())):
-            self.planning.gave_way.add(one.id)
+            self.planning.last_victims.add(one.id)
         self.books.move(one, Cause.PREEMPTED)
         if one.seat is not None:
             known, kv = len(one.known), one.seat.kv
@@ -174,7 +174,9 @@ class _Reader:
         check_plan(books, plan, self.turn.state, self.planning)
         fills = {fill.index for fill in plan.fills}
         for at, gen in enumerate(plan.gens):
-            books.seats[gen].sched += plan.counts[at] if at in fills else plan.most[at]
+            books.seats[gen].scheduled += (
+                plan.counts[at] if at in fills else plan.most[at]
+            )
         books.flights.append(books.flight(plan))
         self.planning.launched(plan)
 

@@ -90,11 +90,11 @@ def _right(
 ) -> None:
     """Check that a row may have drafts, this many, and these."""
     one, count = seat.account, plan.counts[at] - 1
-    may = _may(how, one) and seat.sched >= seat.base and not one.paused
+    may = _may(how, one) and seat.scheduled >= seat.base and not one.paused
     require(may, "drafts", f"{one.id} must not have any")
     if not 0 < count <= how.drafts or 0 < how.rows < len(plan.gens):
         raise InvariantError("drafts", f"{one.id} has {count}")
-    said, known = one.proposed, seat.sched + 1
+    said, known = one.proposed, seat.scheduled + 1
     right = how.drafter != HOST and not tokens
     if how.drafter == HOST and said is not None:
         same = said.tokens[:count] == tokens and len(tokens) == count
@@ -167,11 +167,11 @@ def _expected_drafts(
     for at, due in _shared(config, how, seats, room).items():
         seat, size = here[at], config.block_size
         one = seat.account
-        ends = len(seat.table) * size - seat.sched - 1
+        ends = len(seat.table) * size - seat.scheduled - 1
         has = len(range(1, plan.counts[at]))
         require(has == min(due, ends), "drafts", f"{one.id} has {has} of {due}, {ends}")
         if ends < due:
-            lacks += -(-(seat.sched + due + 1) // size) - len(seat.table)
+            lacks += -(-(seat.scheduled + due + 1) // size) - len(seat.table)
     plenty = lacks and lacks + len(after.running) <= after.blocks.available
     require(not plenty, "drafts", f"{lacks} blocks are not taken, though there are")
 
@@ -185,7 +185,7 @@ def _shared(
     found, left = dict[int, int](), room
     for at, seat in seats.items():
         one = seat.account
-        most = min(how.drafts, one.last - seat.sched - 1) if _may(how, one) else 0
+        most = min(how.drafts, one.last - seat.scheduled - 1) if _may(how, one) else 0
         found[at] = min(left, _of_host(how, one) if by_host(config) else max(0, most))
         left -= found[at]
     deepest = room // max(1, sum(map(bool, found.values())))
@@ -196,6 +196,8 @@ def _only_decodes(config: EngineConfig, books: Books) -> bool:
     """Whether no row is in prefill, and there are tokens for drafts."""
     running, how = books.running, config.speculation
     seats = [one.seat for one in running if one.seat is not None]
-    decode = all(seat.sched >= seat.base for seat in seats) and len(seats) == len(running)
+    decode = all(seat.scheduled >= seat.base for seat in seats) and len(seats) == len(
+        running
+    )
     few = how is not None and not 0 < how.rows < len(running)
     return decode and few and len(running) < config.max_num_batched_tokens

@@ -168,7 +168,7 @@ def _commit(books: Books, event: Executed, report: TurnReport) -> None:
         books.move(one, Cause.ADVANCED)
         if event.pooled and event.pooled[at]:
             report.pooled[one.id] = report.pooled.get(one.id, b"") + event.pooled[at]
-        seat.sched -= plan.most[at] - len(tokens)
+        seat.scheduled -= plan.most[at] - len(tokens)
         kept, why = _cut(one, tokens)
         one.known += kept
         if kept:
@@ -204,7 +204,7 @@ def _void(books: Books, step: int, report: TurnReport) -> None:
             if seat.account.seat is seat:
                 hurt[seat.account.id] = seat.account
                 seat.account.faults += flight.plan.step == step
-    report.voided.append(Discarded(step, "", plans=len(books.flights), rows=len(hurt)))
+    report.discarded.append(Discarded(step, "", plans=len(books.flights), rows=len(hurt)))
     for one in hurt.values():
         books.restart(one)
     books.flights.clear()
@@ -268,8 +268,12 @@ def _reasons(report: TurnReport, turn: Transition, finished: list[Finished]) -> 
     ended = [r for r in turn.reasons if isinstance(r, Ended)]
     right = [Ended(one.id, one.sample, one.reason, one.error) for one in finished]
     require(Counter(ended) == Counter(right), "reason", f"{ended}, not {right}")
-    voided = [evolve(r, error="") for r in turn.reasons if isinstance(r, Discarded)]
-    require(voided == report.voided, "reason", f"voided {voided}, not {report.voided}")
+    discarded = [evolve(r, error="") for r in turn.reasons if isinstance(r, Discarded)]
+    require(
+        discarded == report.discarded,
+        "reason",
+        f"discarded {discarded}, not {report.discarded}",
+    )
     ignored = Counter(r.event for r in turn.reasons if isinstance(r, Ignored))
     due = Counter(report.ignored)
     require(ignored == due, "reason", f"ignored {ignored}, not {report.ignored}")

@@ -108,7 +108,7 @@ def _forest(state: EngineState, window: int) -> None:
     require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
     users, run = Counter[Key](), state.running
     stands = [held_keys(own, window) for own in run.chains]
-    for key in chain(*stands, *(fence.held for fence in state.fences)):
+    for key in chain(*stands, *(fence.published for fence in state.fences)):
         while key != ROOT:
             require(key in nodes, "refcount", f"{key.hex()} is held but not cached")
             users[key] += 1
@@ -148,7 +148,9 @@ def _columns(config: EngineConfig, state: EngineState) -> None:
     )
     past = {gen for gen in run.gens if gen < state.next_gen}
     require(len(past) == len(run), "generations", "not unique, or from the future")
-    behind = any(start < base for start, base in zip(run.sched, run.base, strict=True))
+    behind = any(
+        start < base for start, base in zip(run.scheduled, run.base, strict=True)
+    )
     require(
         state.filling or not behind, "filling", "inputs from the host are not looked for"
     )
@@ -166,11 +168,11 @@ def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
     tokens, done = run.tokens(i, size), committed(config, state, i)
     require(run.ids[i] == run.seqs[i].id, "columns", "ids and records disagree")
     _known(run, i, tokens)
-    last, sched, table = run.last[i], run.sched[i], run.tables[i]
+    last, scheduled, table = run.last[i], run.scheduled[i], run.tables[i]
     right = 0 <= done < run.known[i] <= last + 1
     require(right, "coverage", f"{done} of {run.known[i]}")
-    require(done <= sched <= last, "coverage", "more is planned than may be")
-    holds = sched <= len(table) * size
+    require(done <= scheduled <= last, "coverage", "more is planned than may be")
+    holds = scheduled <= len(table) * size
     require(holds, "coverage", "more is planned than the table holds")
     _published(config, state, i, tokens, done)
     _marks(run, i, size)
@@ -220,10 +222,12 @@ def _marks(run: Running, i: int, size: int) -> None:
     late.
     """
     grows = min(run.last[i], len(run.tables[i]) * size)
-    require(run.mark[i] <= grows, "mark", f"{run.mark[i]} is past {grows}")
+    require(run.grow_at[i] <= grows, "grow_at", f"{run.grow_at[i]} is past {grows}")
     sealable = max(len(run.chains[i].keys), run.base[i] // size)
     fills = min(run.last[i], (sealable + 1) * size) + 1
-    require(run.ripe[i] <= fills, "ripe", f"{run.ripe[i]} is past {fills}")
+    require(
+        run.publish_at[i] <= fills, "publish_at", f"{run.publish_at[i]} is past {fills}"
+    )
 
 
 def _ahead(state: EngineState, i: int) -> None:
@@ -235,8 +239,8 @@ def _ahead(state: EngineState, i: int) -> None:
     ahead = sum(plan.most[plan.gens.index(gen)] for plan in its)
     # it is never ahead: it only has its prompt
     silent = not run.seqs[i].request.max_tokens
-    if run.sched[i] >= run.base[i]:
-        right = run.sched[i] == run.known[i] - 1 + ahead + silent
+    if run.scheduled[i] >= run.base[i]:
+        right = run.scheduled[i] == run.known[i] - 1 + ahead + silent
         require(right, "coverage", "tokens ahead miscounted")
     else:
         right = not ahead and run.known[i] == run.base[i]

@@ -157,8 +157,8 @@ class Ledger:
         """
         passed = holds(self.config)
         left = measure(self.books.accounts, after, passed=passed)
-        usual = all(one in planning.gave_way for one, _ in planning.preempted)
+        usual = all(one in planning.last_victims for one, _ in planning.preempted)
         anew = passed and planning.fresh
         if due and usual and not anew:
-            check_progress(self.measure, left, planning.gave_way)
+            check_progress(self.measure, left, planning.last_victims)
         self.measure = left

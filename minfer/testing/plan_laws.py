@@ -40,7 +40,7 @@ class Planning:
     sitting: set[SampleId] = field(factory=set)
     # (victim, for which sample)
     preempted: list[tuple[SampleId, SampleId]] = field(factory=list)
-    gave_way: set[SampleId] = field(factory=set)  # victims that were the last running
+    last_victims: set[SampleId] = field(factory=set)  # victims that were the last running
     # whether a first admission happened, or a new sample caused a preemption
     fresh: bool = False
     plans: list[Plan | None] = field(factory=list)  # None: the last try made none
@@ -75,9 +75,9 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     _apart(config, plan, here)
     _paused(config, plan, here)
     budget = planning.budget(config, len(planning.plans))
-    gave_way = bool(planning.preempted)
+    preempted = bool(planning.preempted)
     planning.used = row_cost(config, plan, here)
-    check_drafts(books, plan, here, after, budget, preempted=gave_way)
+    check_drafts(books, plan, here, after, budget, preempted=preempted)
     _copies(books, plan, here, planning, after)
     _members(books, plan, here, after, planning)
     _budget(config, plan, here, planning)
@@ -156,7 +156,11 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         count = plan.counts[at]
         most = plan.most[at]
         filled = fills.get(at)
-        require(start == seat.sched, "plan", f"a row starts at {start}, not {seat.sched}")
+        require(
+            start == seat.scheduled,
+            "plan",
+            f"a row starts at {start}, not {seat.scheduled}",
+        )
         by_host = start < seat.base
         right = (filled is not None) == by_host
         require(right, "feed", "host or device, not both")

@@ -57,17 +57,17 @@ def measure(
             found.append((seq.id, (tokens, known, 2 + behind)))
         else:
             left = known - seat.kv
-            found.append((seq.id, (tokens, left, int(seat.sched == seat.kv))))
+            found.append((seq.id, (tokens, left, int(seat.scheduled == seat.kv))))
             behind += 1
     return dict(reversed(found))
 
 
 def check_progress(
-    before: Measure, after: Measure, gave_way: Container[SampleId] = ()
+    before: Measure, after: Measure, last_victims: Container[SampleId] = ()
 ) -> None:
     """Raise InvariantError unless less is left than before a good step.
 
-    `gave_way` are the samples that were preempted in this turn.
+    `last_victims` are the samples that were preempted in this turn.
     """
     flying = False  # a sample before in rank is in flight, for the turns to come
     for name, was in before.items():
@@ -75,7 +75,7 @@ def check_progress(
         if now == was:
             flying = flying or now[2] == 0
         else:
-            if now > was and not (flying and name in gave_way):
+            if now > was and not (flying and name in last_victims):
                 raise InvariantError(
                     "progress", f"of {name} {now} is left, and was {was}"
                 )

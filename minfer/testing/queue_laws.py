@@ -15,9 +15,9 @@ from minfer.blocks.keys import Key
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import Node, PrefixIndex, every_node
 from minfer.lifecycle.committed import committed
-from minfer.planning.admit import load
+from minfer.planning.admit import current_load
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Execute, Held, PolicyOverride, WakeAt
+from minfer.records.messages import Execute, PolicyOverride, QueueBlocked, WakeAt
 from minfer.records.sequence import SampleId, Sequence
 from minfer.records.state import EngineState, Transition
 from minfer.testing.books import Books
@@ -64,7 +64,7 @@ def _waits(config: EngineConfig, turn: Transition) -> None:
     planned = any(isinstance(command, Execute) for command in turn.commands)
     overruled = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
     if waits and not (planned or overruled):  # it was called in this state
-        due = config.policy.admit_from(after.policy, load(config, after))
+        due = config.policy.admit_from(after.policy, current_load(config, after))
         right = waits[-1].time == due
         require(right, "wake", f"at {waits[-1].time}; the policy said {due}")
     # Paused samples keep their blocks and rows, for which others may have to wait.
@@ -177,7 +177,10 @@ def _shares(books: Books, turn: Transition, planning: Planning) -> None:
     before = after if last is None else evolve(after, next_step=last.step)
     paused = last is None and _all_rest(books)
     for client, seq in firsts.items():
-        now, many = evolve(load(config, before), paused=paused), come.count(client)
+        now, many = (
+            evolve(current_load(config, before), paused=paused),
+            come.count(client),
+        )
         counts = range(many, many + sat.count(client) + 1)
         each = (
             config.policy.holds_back(after.policy, seq.request, now, n) for n in counts
@@ -212,7 +215,7 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
     config, after = books.config, turn.state
     if tried:  # one more try, which made no plan
         planning.launched(None)
-    found, said = _next(after), after.held
+    found, said = _next(after), after.blocked
     seq = found or next(iter(after.waiting))
     if said is None or said.place != seq.place:
         raise InvariantError("held", f"{seq.id} is next in line, and nothing holds it")
@@ -301,8 +304,8 @@ def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str
 
 
 def _figures(turn: Transition, seq: Sequence, wants: int, there: int) -> None:
-    """Check the figures of the last `Held`."""
-    for one in [r for r in turn.reasons if isinstance(r, Held)][-1:]:
+    """Check the figures of the last `QueueBlocked`."""
+    for one in [r for r in turn.reasons if isinstance(r, QueueBlocked)][-1:]:
         if (one.id, one.sample) == seq.id and one.cause == "blocks":
             right = (one.needs, one.available) == (wants, there)
             require(right, "reason", f"{one}: it needs {wants} of {there}")
@@ -385,16 +388,16 @@ def _same_block(were: dict[Key, Node], nodes: dict[Key, Node], key: Key) -> bool
 
 
 def _news(before: EngineState, turn: Transition) -> None:
-    """Check that `Held` is reported when it changed, and truly."""
-    after, report = turn.state, [r for r in turn.reasons if isinstance(r, Held)]
+    """Check that `QueueBlocked` is reported when it changed, and truly."""
+    after, report = turn.state, [r for r in turn.reasons if isinstance(r, QueueBlocked)]
     for one in report:
         require(one.cause in _CAUSES, "reason", f"{one}: what cause is that?")
         true = one.cause != "blocks" or one.needs > one.available
         require(true, "reason", f"{one} is not held")
-    if after.held is not None and after.held != before.held:
-        place, cause = after.held.place, after.held.cause
+    if after.blocked is not None and after.blocked != before.blocked:
+        place, cause = after.blocked.place, after.blocked.cause
         right = report and report[-1].cause == cause and place[2] == report[-1].sample
-        news = f"{after.held} is news, but the last word is {report[-1:]}"
+        news = f"{after.blocked} is news, but the last word is {report[-1:]}"
         require(right, "reason", news)
     plans = sum(isinstance(c, Execute) for c in turn.commands)
     require(len(report) <= 1 + plans, "reason", f"{report}")

@@ -36,7 +36,7 @@ def is_paused(config: EngineConfig, one: SampleAccount, seat: Seat) -> bool:
     """Whether nothing of a paused sample may be planned: only its yielding inputs are
     left, or it would have to run alone.
     """
-    return seat.sched >= seat.base - 1 or one.faults >= few_failures(config)
+    return seat.scheduled >= seat.base - 1 or one.faults >= few_failures(config)
 
 
 def skips_step(config: EngineConfig, one: SampleAccount, after: EngineState) -> str:
@@ -44,9 +44,9 @@ def skips_step(config: EngineConfig, one: SampleAccount, after: EngineState) -> 
     token in flight, or for its mask); nothing if it could run.
     """
     seat = one.seat
-    if seat is None or seat.sched >= one.last:
+    if seat is None or seat.scheduled >= one.last:
         return "end"
-    if one.request.lockstep and seat.sched >= len(one.known) + most_ahead(config):
+    if one.request.lockstep and seat.scheduled >= len(one.known) + most_ahead(config):
         return "host"
     if one.paused and is_paused(config, one, seat):
         return "host"
@@ -54,4 +54,4 @@ def skips_step(config: EngineConfig, one: SampleAccount, after: EngineState) -> 
     table = len(seat.table)
     if not seat.opened and one.id in run.ids:  # its growth since is in no plan
         table = len(run.tables[run.ids.index(one.id)])
-    return "blocks" if seat.sched >= table * config.block_size else ""
+    return "blocks" if seat.scheduled >= table * config.block_size else ""

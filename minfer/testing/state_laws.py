@@ -70,9 +70,11 @@ def _running(books: Books, after: EngineState, i: int) -> None:
     books.seen(seat, gen)
     require(gen == seat.gen, "generations", f"{one.id}: {gen}, not {seat.gen}")
     require(run.rows[i] == seat.row, "rows", f"{one.id} is in row {run.rows[i]}")
-    sched = run.sched[i]
-    right = (run.base[i], sched) == (seat.base, seat.sched)
-    require(right, "coverage", f"{one.id} is scheduled to {sched}, not {seat.sched}")
+    scheduled = run.scheduled[i]
+    right = (run.base[i], scheduled) == (seat.base, seat.scheduled)
+    require(
+        right, "coverage", f"{one.id} is scheduled to {scheduled}, not {seat.scheduled}"
+    )
     kv = committed(config, after, i)
     require(kv == seat.kv, "committed", f"{one.id} has KV of {seat.kv}, not of {kv}")
     table = tuple(run.tables[i])

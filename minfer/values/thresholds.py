@@ -6,11 +6,11 @@ patch them, since small tests never take a path that begins at 64 entries.
 
 from typing import Final
 
-LINE_BUCKET: Final = 128  # entries of a bucket of the waiting queue, which then is split
+QUEUE_BUCKET: Final = 128  # entries of a bucket of the waiting queue, which then is split
 RECENT_ENTRIES: Final = 64  # of a log; then they join the old ones
 # generations compared at once, of the plan with the running ones
 ALIGNED_WINDOW: Final = 64
-SAT_OUT: Final = 16  # rows more than a plan had; then results are looked up by row
+SKIPPED_ROWS: Final = 16  # rows more than a plan had; then results are looked up by row
 FRESH_STEPS: Final = 8  # after which fresh tokens join the tails
 STOP_IDS: Final = 256  # known ones, before those of sequences that left are removed
 LONG_PREFIX: Final = 32  # blocks of a hit that may be copied from another running table

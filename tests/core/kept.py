@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from minfer.records.messages import Cancel, Discarded, Held, Preempted, Submit
+from minfer.records.messages import Cancel, Discarded, Preempted, QueueBlocked, Submit
 from minfer.runs.journal import FORMAT
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
@@ -55,7 +55,9 @@ def content() -> Counter[str]:
             )
             for reason in turn.transition.reasons:
                 seen["preemptions"] += isinstance(reason, Preempted)
-                seen["shares"] += isinstance(reason, Held) and reason.cause == "share"
+                seen["shares"] += (
+                    isinstance(reason, QueueBlocked) and reason.cause == "share"
+                )
                 seen["failures"] += isinstance(reason, Discarded)
     return seen
 

@@ -109,7 +109,7 @@ BUGS: Final = (
         "committing/commit.py",
         "_publishable",
         "upto[i] = done[run.gens[i]]",
-        "upto[i] = min(run.sched[i], run.base[i]) // size",
+        "upto[i] = min(run.scheduled[i], run.base[i]) // size",
     ),
     Bug(
         "retired before it is written",
@@ -117,7 +117,7 @@ BUGS: Final = (
         "lifecycle/retire.py",
         "retire",
         "sure // config.block_size",
-        "run.sched[i] // config.block_size",
+        "run.scheduled[i] // config.block_size",
     ),
     Bug(
         "last sampled token counted as KV",
@@ -166,11 +166,12 @@ BUGS: Final = (
         "v#41951: who was preempted queues up behind all others",
         "lifecycle/preempt.py",
         "preempt",
-        "return evolve(state, waiting=state.waiting.insert(back), held=None), reason",
+        "return evolve(state, waiting=state.waiting.insert(back), blocked=None), reason",
         (
             "back = evolve(back, place=(seq.place[0], state.arrivals, seq.sample))\n"
             "state = evolve(state, arrivals=state.arrivals + 1)\n"
-            "return evolve(state, waiting=state.waiting.insert(back), held=None), reason"
+            "waiting = state.waiting.insert(back)\n"
+            "return evolve(state, waiting=waiting, blocked=None), reason"
         ),
     ),
     Bug(
@@ -239,8 +240,8 @@ BUGS: Final = (
         "prototype: the prompt's last token alone in a chunk is taken for a decode row",
         "schedule.py",
         "_share_tokens",
-        "run.gens[i] not in work.idle",
-        "run.gens[i] not in work.idle and run.base[i] - run.sched[i] > 1",
+        "run.gens[i] not in work.skipped",
+        "run.gens[i] not in work.skipped and run.base[i] - run.scheduled[i] > 1",
     ),
     Bug(
         "fence ignored",
@@ -313,8 +314,8 @@ BUGS: Final = (
         "s#22819: the table grows when position k*size has been planned, not before",
         "planning/grow.py",
         "grow",
-        "now = [i for i, end in ends.items() if run.sched[i] >= end]",
-        "now = [i for i, end in ends.items() if run.sched[i] > end]",
+        "now = [i for i, end in ends.items() if run.scheduled[i] >= end]",
+        "now = [i for i, end in ends.items() if run.scheduled[i] > end]",
     ),
     Bug(
         "no block for the last position",
@@ -384,8 +385,8 @@ BUGS: Final = (
             "    gens={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
             "    starts=starts,\n"
             "    base={i: run.known[i] for i in spots},\n"
-            "    sched=starts,\n"
-            "    ripe={\n"
+            "    scheduled=starts,\n"
+            "    publish_at={\n"
             "        i: publish_mark(config, run.known[i] // size, run.last[i])\n"
             "        for i in spots\n"
             "    },\n"
@@ -397,7 +398,7 @@ BUGS: Final = (
             "    gens={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
             "    starts=starts,\n"
             "    base={i: run.known[i] for i in spots},\n"
-            "    ripe={\n"
+            "    publish_at={\n"
             "        i: publish_mark(config, run.known[i] // size, run.last[i])\n"
             "        for i in spots\n"
             "    },\n"
@@ -409,7 +410,7 @@ BUGS: Final = (
         "v#48245: positions reserved ahead are not given back when fewer tokens come",
         "committing/commit.py",
         "_advance",
-        "sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))",
+        "scheduled = tuple(map(sub, scheduled, map(short.get, run.gens, repeat(0))))",
         "del short",
     ),
     Bug(
@@ -417,7 +418,7 @@ BUGS: Final = (
         "budgets: running rows are not counted against that of tokens",
         "schedule.py",
         "_share_tokens",
-        "budget - (len(run) - len(work.idle))",
+        "budget - (len(run) - len(work.skipped))",
         "budget",
     ),
     Bug(
@@ -441,7 +442,7 @@ BUGS: Final = (
         "v#39734, v#35541: a request longer than the whole cache is queued and blocks "
         "the line",
         "lifecycle/arrive.py",
-        "objection",
+        "rejection_reason",
         "needs > config.num_blocks",
         "needs > 4 * config.num_blocks",
     ),
@@ -491,7 +492,7 @@ BUGS: Final = (
         "neighbours blamed",
         "one bad request fatal to all: whoever shares its steps ends with it",
         "lifecycle/pausing.py",
-        "isolated_suspects",
+        "suspects",
         "count >= few",
         "count > 9",
     ),
@@ -508,7 +509,7 @@ BUGS: Final = (
         "a mask that takes long keeps the whole batch waiting",
         "lifecycle/pausing.py",
         "paused_rows",
-        "run.sched[i] + 1 >= run.base[i] or run.ids[i] in alone",
+        "run.scheduled[i] + 1 >= run.base[i] or run.ids[i] in alone",
         "run.ids[i] in alone",
     ),
     Bug(
@@ -516,16 +517,16 @@ BUGS: Final = (
         "the last input of a prompt is planned, though its mask is not there",
         "schedule.py",
         "_share_tokens",
-        "run.base[i] - run.sched[i] - (run.ids[i] in state.paused)",
-        "run.base[i] - run.sched[i]",
+        "run.base[i] - run.scheduled[i] - (run.ids[i] in state.paused)",
+        "run.base[i] - run.scheduled[i]",
     ),
     Bug(
         "a paused newcomer yields",
         "a mask is wanted of who was let in, though the host is not ready for it",
         "planning/admission.py",
         "_add_to_step",
-        "seat.base[0] - seat.sched[0] - (name in work.state.paused)",
-        "seat.base[0] - seat.sched[0]",
+        "seat.base[0] - seat.scheduled[0] - (name in work.state.paused)",
+        "seat.base[0] - seat.scheduled[0]",
     ),
     Bug(
         "who waits cannot be paused",
@@ -612,7 +613,7 @@ BUGS: Final = (
         "pooled prompt ends with its first chunk",
         "a kind: the embedding of a long prompt is that of its beginning",
         "committing/commit.py",
-        "_silent_ends",
+        "_prompt_only_ends",
         "run.seqs[i].request.ends_with_prompt and upto[run.gens[i]] == run.base[i]",
         "run.seqs[i].request.ends_with_prompt",
     ),
@@ -668,24 +669,24 @@ BUGS: Final = (
         "a kind: the KV of drafts is written where a table has no block",
         "speculate/plan_drafts.py",
         "_in_tables",
-        "len(tables[at[place]]) * size - sched[place] - 1",
-        "len(tables[at[place]]) * size - sched[place]",
+        "len(tables[at[place]]) * size - scheduled[place] - 1",
+        "len(tables[at[place]]) * size - scheduled[place]",
     ),
     Bug(
         "drafts where tables end soon",
         "a kind: that a table ends is seen when the row is there, not its drafts",
         "speculate/plan_drafts.py",
         "_in_tables",
-        "map(gt, ends, map(run.mark.__getitem__, at))",
-        "map(gt, sched, map(run.mark.__getitem__, at))",
+        "map(gt, ends, map(run.grow_at.__getitem__, at))",
+        "map(gt, scheduled, map(run.grow_at.__getitem__, at))",
     ),
     Bug(
         "drafts beyond the last token",
         "a kind: what was accepted goes past max_tokens",
         "speculate/plan_drafts.py",
         "_candidates",
-        "map(sub, map(sub, run.last, run.sched), ones(len(run)))",
-        "map(sub, run.last, run.sched)",
+        "map(sub, map(sub, run.last, run.scheduled), ones(len(run)))",
+        "map(sub, run.last, run.scheduled)",
     ),
     Bug(
         "the host's drafts beyond the last token",
@@ -707,7 +708,7 @@ BUGS: Final = (
         "drafts are used twice",
         "a kind: what was proposed stays after the step that it was for",
         "speculate/plan_drafts.py",
-        "_all_used",
+        "_drop_proposals",
         "evolve(drafting, proposals=Map())",
         "drafting",
     ),
@@ -789,15 +790,15 @@ BUGS: Final = (
         "a kind: a row that is being filled has drafts behind its chunk",
         "speculate/plan_drafts.py",
         "_drafters",
-        "work.idle.union(work.shares)",
-        "work.idle",
+        "work.skipped.union(work.shares)",
+        "work.skipped",
     ),
     Bug(
         "drafts for who sits out",
         "a kind: the batch has drafts of rows that it has not",
         "speculate/plan_drafts.py",
         "_drafters",
-        "work.idle.union(work.shares)",
+        "work.skipped.union(work.shares)",
         "set(work.shares)",
     ),
     Bug(
@@ -813,8 +814,8 @@ BUGS: Final = (
         "a kind: verification slows a busy batch down, though it was switched off there",
         "speculate/plan_drafts.py",
         "_drafters",
-        "0 < how.rows < len(run) - len(work.idle)",
-        "0 < how.rows < len(run) - len(work.idle) - 1",
+        "0 < how.rows < len(run) - len(work.skipped)",
+        "0 < how.rows < len(run) - len(work.skipped) - 1",
     ),
     Bug(
         "blocks are kept from drafts",
@@ -886,8 +887,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "lifecycle/pausing.py",
         "paused_rows",
-        "run.sched[i] + 1 >= run.base[i] or run.ids[i] in alone",
-        "run.sched[i] + 1 >= run.base[i]",
+        "run.scheduled[i] + 1 >= run.base[i] or run.ids[i] in alone",
+        "run.scheduled[i] + 1 >= run.base[i]",
         "lifecycle/test_pausing.py",
     ),
     Bug(
@@ -1033,8 +1034,8 @@ ESCAPED: Final = (
         "_policy_delays",
         "state = work.state",
         "state = work.state\n"
-        "if state.held and state.held.cause == 'blocks' and len(state.running):\n"
-        "    if state.held.place == state.waiting.first().place:\n"
+        "if state.blocked and state.blocked.cause == 'blocks' and len(state.running):\n"
+        "    if state.blocked.place == state.waiting.first().place:\n"
         "        return True",
         "test_stories.py",
     ),
@@ -1088,7 +1089,7 @@ ESCAPED: Final = (
         "all wait for who is paused and has to run alone",
         "one bad request fatal to all: a suspect that cannot run lets nobody run",
         "schedule.py",
-        "suspect_to_isolate",
+        "isolated_generation",
         "sample in run.ids and sample not in state.paused",
         "sample in run.ids",
         "lifecycle/test_pausing.py",

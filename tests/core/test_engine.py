@@ -18,9 +18,9 @@ from minfer.records.messages import (
     Failed,
     Finish,
     Finished,
-    Held,
     Ignored,
     Preempted,
+    QueueBlocked,
     Submit,
     Tick,
     WakeAt,
@@ -227,7 +227,7 @@ def test_samples_fork_the_prompt_and_copy_its_tail() -> None:
     bench = Bench()
     request = ask("a", 10, 5, n=3, sampling=SamplingParams(temperature=1))
     bench.give(Submit(request))
-    assert [h.cause for h in bench.reasons_of(Held)] == ["sibling"]
+    assert [h.cause for h in bench.reasons_of(QueueBlocked)] == ["sibling"]
     bench.turn()
     plan = bench.plans[-1]
     assert plan.counts == (1, 1, 1)
@@ -425,10 +425,10 @@ def test_priority_displaces_for_a_row_and_for_blocks() -> None:
 def test_watermark_keeps_blocks_for_those_who_run() -> None:
     bench = Bench(evolve(CONFIG, num_blocks=7, watermark=4))
     bench.give(Submit(ask("a", 8, 4)), Submit(ask("bb", 8, 4)))
-    assert [h.cause for h in bench.reasons_of(Held)] == ["blocks"]
-    assert bench.reasons_of(Held)[0].needs == 6
+    assert [h.cause for h in bench.reasons_of(QueueBlocked)] == ["blocks"]
+    assert bench.reasons_of(QueueBlocked)[0].needs == 6
     bench.turn()
-    assert len(bench.reasons_of(Held)) == 1, "said once"
+    assert len(bench.reasons_of(QueueBlocked)) == 1, "said once"
     bench.drain()
 
 

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from minfer.blocks.keys import block_keys
 from minfer.engine import step
-from minfer.lifecycle.arrive import objection
+from minfer.lifecycle.arrive import rejection_reason
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
@@ -36,7 +36,7 @@ STATE = initial(CONFIG)
 def objected(
     request: Request, config: EngineConfig = CONFIG, state: EngineState = STATE
 ) -> str:
-    return objection(config, state, request)
+    return rejection_reason(config, state, request)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from attrs import evolve, frozen
 
 from minfer.policies.builtin import Priority
-from minfer.records.messages import Admitted, Held, Submit
+from minfer.records.messages import Admitted, QueueBlocked, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request
-from minfer.records.state import Hold
+from minfer.records.state import BlockedHead
 from minfer.schedule import queue_blocked_by
 from minfer.values import thresholds
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -50,7 +50,7 @@ def test_chunks_share_what_running_rows_leave_of_the_budget() -> None:
     last = bench.plans[-4:]
     assert [plan.counts for plan in last] == [(1, 15), (1, 15), (1, 10, 5), (1, 1, 14)]
     assert [plan.most for plan in last] == [(1, 0), (1, 0), (1, 1, 0), (1, 1, 0)]
-    assert bench.reasons_of(Held) == [Held("ccc", 0, "budget")]
+    assert bench.reasons_of(QueueBlocked) == [QueueBlocked("ccc", 0, "budget")]
     bench.drain()
 
 
@@ -107,7 +107,7 @@ def test_the_cause_is_that_of_who_is_next_and_not_of_who_is_passed() -> None:
     first, second = bench.state.waiting
     state = evolve(bench.state, deferred_clients=frozenset("a"))
     for held, cause in ((second, "rows"), (first, "step")):
-        found = evolve(state, held=Hold(held.place, "rows"))
+        found = evolve(state, blocked=BlockedHead(held.place, "rows"))
         assert queue_blocked_by(bench.config, found) == cause
 
 

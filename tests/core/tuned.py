@@ -23,14 +23,14 @@ def tuned(**sizes: int) -> Iterator[None]:
 def tiny(rng: Random) -> dict[str, int]:
     """Sizes at which every large path begins at once."""
     return {
-        "LINE_BUCKET": rng.choice((2, 3, 4)),
+        "QUEUE_BUCKET": rng.choice((2, 3, 4)),
         "RECENT_ENTRIES": rng.choice((1, 2, 3)),
         "ALIGNED_WINDOW": rng.choice((1, 2, 3)),
         "FRESH_STEPS": rng.choice((2, 3, 5)),
         "STOP_IDS": rng.choice((0, 2, 3)),
         "LONG_PREFIX": rng.choice((1, 2)),
         "NEIGHBOURS": rng.choice((1, 2, 3)),
-        "SAT_OUT": rng.choice((0, 1, 16)),
+        "SKIPPED_ROWS": rng.choice((0, 1, 16)),
     }
 
 

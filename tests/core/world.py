@@ -605,7 +605,7 @@ class World:
             told = {(e.id, e.sample) for e in self.inbox if isinstance(e, Pause)}
             for name in sorted(self.state.paused | told):
                 self.inbox.append(Pause(*name, paused=False))
-            assert self.turns < bound, f"not drained: {self.state.held}"
+            assert self.turns < bound, f"not drained: {self.state.blocked}"
             self.turn()
         check(self.config, self.state)
         assert self.state.blocks.available == self.config.num_blocks

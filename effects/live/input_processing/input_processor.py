@@ -3,8 +3,8 @@ the wrong field.
 
 All is decided here, before anything runs: token ids
 (`minfer.effects.live.input_processing.prompts`), seeds, stop ids, lengths, content keys.
-The engine's own `objection` is checked last, so a request that passes here is not refused
-later.
+The engine's own `rejection_reason` is checked last, so a request that passes here is not
+refused later.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from minfer.effects.live.input_processing.prompts import wrong_kind
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars
-from minfer.lifecycle.arrive import objection
+from minfer.lifecycle.arrive import rejection_reason
 from minfer.records.plan import MEAN, POOLINGS
 from minfer.records.request import Request, SamplingParams
 from minfer.records.state import initial
@@ -161,7 +161,7 @@ def make_request(
         keys=block_keys(root, prompt, config.block_size),
         reads_cache=params.prompt_logprobs is None,
     )
-    if why := objection(config, initial(config), request):
+    if why := rejection_reason(config, initial(config), request):
         raise RequestError(why)
     return request
 
@@ -193,7 +193,7 @@ def make_search(given: RequestInput, search: BeamSearchParams) -> SearchRequest:
         how=search.how,
         block_size=config.block_size,
     )
-    if why := objection(config, initial(config), evolve(request, n=1)):
+    if why := rejection_reason(config, initial(config), evolve(request, n=1)):
         raise RequestError(why)
     return request
 
@@ -228,7 +228,7 @@ def make_pooled_request(given: RequestInput, pooling: str) -> Request:
         pooling=pooling,
         reads_cache=pooling != MEAN,
     )
-    if why := objection(config, initial(config), request):
+    if why := rejection_reason(config, initial(config), request):
         raise RequestError(why)
     return request
 

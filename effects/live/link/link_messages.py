@@ -17,9 +17,9 @@ from minfer.records.messages import (
     Admitted,
     Finish,
     Finished,
-    Held,
     Missed,
     Preempted,
+    QueueBlocked,
 )
 from minfer.records.plan import Logprobs, Pooled
 from minfer.records.request import Request
@@ -142,7 +142,7 @@ class AdmittedReason(Struct, tag="admitted", frozen=True):
 class HeldReason(Struct, tag="held", frozen=True):
     """See `AdmittedReason`."""
 
-    reason: Held
+    reason: QueueBlocked
 
 
 class PreemptedReason(Struct, tag="preempted", frozen=True):
@@ -160,7 +160,7 @@ class MissedReason(Struct, tag="missed", frozen=True):
 WireReason: TypeAlias = AdmittedReason | HeldReason | PreemptedReason | MissedReason
 REASONS: Final = {
     Admitted: AdmittedReason,
-    Held: HeldReason,
+    QueueBlocked: HeldReason,
     Preempted: PreemptedReason,
     Missed: MissedReason,
 }

@@ -112,11 +112,11 @@ class Run:
     def _present(self, before: EngineState) -> None:
         """Enter the samples that are there: a recording may begin within a run."""
         run = before.running
-        rows = zip(run.seqs, run.gens, run.sched, run.base, strict=True)
-        for seq, gen, sched, base in rows:
+        rows = zip(run.seqs, run.gens, run.scheduled, run.base, strict=True)
+        for seq, gen, scheduled, base in rows:
             number = self._sample(seq.request, seq.sample)
             self.gens[gen] = number
-            self._note("Present", number, 1 + (sched >= base))
+            self._note("Present", number, 1 + (scheduled >= base))
         for seq in before.waiting:
             number = self._sample(seq.request, seq.sample)
             self._note("Present", number, 3 * bool(seq.preempted))

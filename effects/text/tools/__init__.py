@@ -4,7 +4,7 @@ Models are trained to write both into their text, between markers, each family i
 of its own. A parser takes the text as it comes and separates content, reasoning and
 calls:
 
-    text ---> Source ---> a format's reader ---> Outlet ---> deltas
+    text ---> Source ---> a format's reader ---> DeltaWriter ---> deltas
 
 A reader is a generator: it is written as if the whole text were there, takes characters
 one after the other, and yields where there are none yet. So its result does not depend on

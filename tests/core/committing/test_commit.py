@@ -139,7 +139,7 @@ def test_rows_short_of_their_most_give_back_what_was_reserved() -> None:
     after = bench.state.running
     ahead = sum(plan.most[0] for plan in bench.state.inflight)
     assert after.known[0] == run.known[0] + 1
-    assert after.sched[0] == after.known[0] - 1 + ahead
+    assert after.scheduled[0] == after.known[0] - 1 + ahead
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

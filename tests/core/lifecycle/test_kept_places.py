@@ -9,7 +9,7 @@ from attrs import evolve
 
 from minfer.policies.builtin import POLICIES, Static, Window, policy_named
 from minfer.policies.fair_queue import FairQueue
-from minfer.records.messages import Admitted, Held, Submit
+from minfer.records.messages import Admitted, QueueBlocked, Submit
 from minfer.records.request import Request
 from minfer.values.checks import ParameterError
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -100,7 +100,7 @@ def test_no_window_is_waited_for() -> None:
     assert admitted(bench) == ["first", "next"]
     bench.turn(Submit(ask("new")))
     assert admitted(bench) == ["first", "next"]
-    assert [one.cause for one in bench.reasons_of(Held)] == ["policy"]
+    assert [one.cause for one in bench.reasons_of(QueueBlocked)] == ["policy"]
 
 
 def test_fair_shares_charge_its_prompt_once() -> None:

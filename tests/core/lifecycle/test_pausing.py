@@ -33,7 +33,7 @@ from minfer.runs.projection import projected, state_digest
 from minfer.runs.redact import redacted
 from minfer.runs.redact_state import redacted_state
 from minfer.runs.replay import Journal, open_segments
-from minfer.schedule import suspect_to_isolate
+from minfer.schedule import isolated_generation
 from minfer.testing.ledger import Ledger
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -142,7 +142,7 @@ def test_a_prompt_is_filled_up_to_the_input_that_yields() -> None:
     bench.give(Submit(bound("a", 11)), Pause("a", 0))
     for _ in range(6):
         bench.turn()
-    assert bench.state.running.sched == (10,)
+    assert bench.state.running.scheduled == (10,)
     assert [plan.counts for plan in bench.plans] == [(4,), (4,), (2,)]
     assert not any(plan.most != (0,) for plan in bench.plans)
     bench.turn(Pause("a", 0, False))
@@ -175,7 +175,7 @@ def test_one_that_is_paused_in_line_holds_up_nobody_behind_it() -> None:
     turn = bench.give(Submit(again), Pause("b", 0), Submit(ask("ccc")))
     assert planned(bench, turn) == {"ccc"}
     assert bench.state.running.ids == (("b", 0), ("ccc", 0))
-    assert bench.state.running.sched[0] == 8
+    assert bench.state.running.scheduled[0] == 8
     bench.turn(Pause("b", 0, False))
     assert bench.plans[-1].opens[0].name == ("b", 0)
     bench.drain()
@@ -194,7 +194,7 @@ def test_who_gives_way_stays_paused_and_may_come_back() -> None:
         bench.turn()
     for _ in range(4):
         bench.turn()
-    assert bench.state.running.sched == (bench.state.running.base[0] - 1,)
+    assert bench.state.running.scheduled == (bench.state.running.base[0] - 1,)
     bench.turn(Pause("bb", 0, False))
     bench.drain()
     assert bench.out["bb", 0] == bench.right(bound("bb", 9, 20))
@@ -216,7 +216,7 @@ def test_ends_clear_it(end: Event, waits: bool) -> None:
 
 def test_a_last_token_clears_it() -> None:
     bench = begun(bound("a", max_tokens=2), turns=0)
-    while bench.state.running.sched[0] < bench.state.running.last[0]:
+    while bench.state.running.scheduled[0] < bench.state.running.last[0]:
         bench.turn()
     bench.give(Pause("a", 0))
     bench.turn()
@@ -243,13 +243,13 @@ def test_who_has_to_run_alone_and_is_paused_is_not_filled_either() -> None:
     bench = begun(bound("a", 40), config=config, turns=0)
     (gen,), paused = bench.state.running.gens, frozenset({("a", 0)})
     state = evolve(bench.state, paused=paused)
-    assert state.running.sched[0] + 1 < state.running.base[0], "a chunk is due"
+    assert state.running.scheduled[0] + 1 < state.running.base[0], "a chunk is due"
     assert list(paused_rows(config, state)) == []
     for count, rests in ((1, []), (2, [gen])):
         at_fault = evolve(state, faults=((("a", 0), count),))
         assert list(paused_rows(config, at_fault)) == rests
-        assert suspect_to_isolate(config, at_fault) is None
-        assert suspect_to_isolate(config, evolve(at_fault, paused=frozenset())) == (
+        assert isolated_generation(config, at_fault) is None
+        assert isolated_generation(config, evolve(at_fault, paused=frozenset())) == (
             gen if rests else None
         )
 

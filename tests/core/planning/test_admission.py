@@ -6,7 +6,7 @@ from typing import Any
 from attrs import evolve
 
 from minfer.policies.builtin import Priority
-from minfer.records.messages import Execute, Held, Preempted, Submit, WakeAt
+from minfer.records.messages import Execute, Preempted, QueueBlocked, Submit, WakeAt
 from minfer.records.policy import FirstCome, Load
 from minfer.schedule import queue_blocked_by
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -27,7 +27,7 @@ def test_a_policy_that_waits_is_woken_at_its_time_and_said_once() -> None:
     bench = Bench(evolve(CONFIG, policy=Late(4.0)))
     assert bench.give(Submit(ask("a", 4, 2))).commands == (WakeAt(4.0),)
     assert bench.give().commands == (WakeAt(4.0),)
-    assert bench.reasons_of(Held) == [Held("a", 0, "policy")]
+    assert bench.reasons_of(QueueBlocked) == [QueueBlocked("a", 0, "policy")]
     assert queue_blocked_by(bench.config, bench.state) == "policy"
     bench.give()
     turn = bench.give()
@@ -42,7 +42,7 @@ def test_waiting_for_something_else_to_happen_is_heeded_only_while_somebody_runs
     bench = Bench(evolve(CONFIG, policy=Late(math.inf)))
     bench.give(Submit(ask("a", 4, 3)))
     bench.turn(Submit(ask("b", 4, 3)))
-    assert bench.reasons_of(Held) == [Held("b", 0, "policy")]
+    assert bench.reasons_of(QueueBlocked) == [QueueBlocked("b", 0, "policy")]
     assert not any(isinstance(c, WakeAt) for c in bench.turn().commands)
     bench.drain()
     assert set(bench.ended) == {("a", 0), ("b", 0)}
@@ -56,9 +56,10 @@ def test_who_waits_is_said_again_when_the_cause_is_another() -> None:
         causes.append(queue_blocked_by(bench.config, bench.state))
         bench.turn()
     assert causes == ["rows"] * 4 + ["blocks"] * 16
-    assert [held.cause for held in bench.reasons_of(Held)] == ["rows", "blocks"], (
-        "each said once"
-    )
+    assert [held.cause for held in bench.reasons_of(QueueBlocked)] == [
+        "rows",
+        "blocks",
+    ], "each said once"
     bench.drain()
 
 
@@ -98,7 +99,7 @@ def test_nobody_is_displaced_for_tokens_that_are_not_enough() -> None:
     bench = Bench(evolve(CONFIG, policy=Tight()))
     bench.give(*(Submit(ask(f"r{rank}", 4, 9, priority=rank)) for rank in (1, 2)))
     bench.turn(Submit(ask("urgent", 4, 9)))
-    assert bench.reasons_of(Held) == [Held("urgent", 0, "budget")]
+    assert bench.reasons_of(QueueBlocked) == [QueueBlocked("urgent", 0, "budget")]
     assert not bench.reasons_of(Preempted)
     bench.drain()
 

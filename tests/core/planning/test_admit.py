@@ -5,9 +5,9 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.planning.admit import load
+from minfer.planning.admit import current_load
 from minfer.planning.prefix_hit import blocks_needed
-from minfer.records.messages import Admitted, Executed, Held, Missed, Submit
+from minfer.records.messages import Admitted, Executed, Missed, QueueBlocked, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import SamplingParams
 from minfer.values import thresholds
@@ -29,11 +29,17 @@ def test_what_a_policy_may_look_at() -> None:
     assert available < CONFIG.num_blocks
     step = state.next_step
     assert step > 1
-    assert load(bench.config, state) == Load(3.0, 2, 1, available, 2.0, 16, 1, step)
-    assert load(bench.config, state, 3) == Load(3.0, 2, 4, available, 2.0, 16, 1, step)
-    assert not load(bench.config, evolve(state, paused=frozenset({("b", 0)}))).paused
+    assert current_load(bench.config, state) == Load(
+        3.0, 2, 1, available, 2.0, 16, 1, step
+    )
+    assert current_load(bench.config, state, 3) == Load(
+        3.0, 2, 4, available, 2.0, 16, 1, step
+    )
+    assert not current_load(
+        bench.config, evolve(state, paused=frozenset({("b", 0)}))
+    ).paused
     bench.drain()
-    assert load(bench.config, bench.state).arrived == bench.state.time, (
+    assert current_load(bench.config, bench.state).arrived == bench.state.time, (
         "now, if nobody waits"
     )
 
@@ -117,10 +123,10 @@ def test_a_hit_is_not_missed_and_a_preempted_one_counts_no_prompt_again() -> Non
 def test_who_waits_for_a_row_or_for_blocks_says_so() -> None:
     bench = Bench(evolve(CONFIG, max_num_seqs=1))
     bench.give(Submit(ask("a", 6, 9)), Submit(ask("b", 6, 9)))
-    assert bench.reasons_of(Held) == [Held("b", 0, "rows")]
+    assert bench.reasons_of(QueueBlocked) == [QueueBlocked("b", 0, "rows")]
     bench = Bench(evolve(CONFIG, num_blocks=4))
     bench.give(Submit(ask("a", 6, 9)), Submit(ask("bb", 9, 2)))
-    assert bench.reasons_of(Held) == [Held("bb", 0, "blocks", 3, 2)]
+    assert bench.reasons_of(QueueBlocked) == [QueueBlocked("bb", 0, "blocks", 3, 2)]
 
 
 def test_all_available_blocks_may_be_taken_and_no_more() -> None:
@@ -135,13 +141,13 @@ def test_who_ends_a_block_with_more_to_come_needs_one_more_beside_others() -> No
     """Or it would be sent back after its first step; alone it may take the last block."""
     bench = Bench(evolve(CONFIG, num_blocks=4))
     bench.give(Submit(ask("a", 6, 2)), Submit(ask("bb", 8, 2)))
-    assert bench.reasons_of(Held) == [Held("bb", 0, "blocks", 3, 2)]
+    assert bench.reasons_of(QueueBlocked) == [QueueBlocked("bb", 0, "blocks", 3, 2)]
     bench = Bench(evolve(CONFIG, num_blocks=4))
     bench.give(Submit(ask("a", 6, 2)), Submit(ask("bb", 8, 1)))
-    assert not bench.reasons_of(Held), "its only token is never an input"
+    assert not bench.reasons_of(QueueBlocked), "its only token is never an input"
     bench = Bench(evolve(CONFIG, num_blocks=2))
     bench.give(Submit(ask("bb", 8, 1)))
-    assert not bench.reasons_of(Held)
+    assert not bench.reasons_of(QueueBlocked)
 
 
 def test_what_others_stand_on_costs_nothing_and_what_is_idle_costs_itself() -> None:
@@ -182,9 +188,12 @@ def test_a_sample_waits_for_its_sibling_in_the_same_plan_and_while_that_is_fille
     bench = Bench()
     hot = SamplingParams(temperature=1)
     bench.give(Submit(ask("a", 20, 5, n=2, sampling=hot)))  # more than one step's budget
-    assert [held.cause for held in bench.reasons_of(Held)] == ["budget"]
+    assert [held.cause for held in bench.reasons_of(QueueBlocked)] == ["budget"]
     bench.turn()
-    assert [held.cause for held in bench.reasons_of(Held)] == ["budget", "sibling"]
+    assert [held.cause for held in bench.reasons_of(QueueBlocked)] == [
+        "budget",
+        "sibling",
+    ]
     bench.turn()
     assert len(bench.state.running) == 2
     (copy,) = bench.plans[-1].copies

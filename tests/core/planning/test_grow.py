@@ -155,7 +155,7 @@ def test_what_a_table_gets_twice_in_a_step_is_told_as_one() -> None:
     bench = Bench(evolve(CONFIG, block_size=2, num_blocks=64))
     bench.turn(Submit(ask("a", 4, 30)), Submit(ask("bb", 6, 30)))
     config, run = bench.config, bench.state.running
-    first, second = ({i: run.sched[i] + more for i in range(2)} for more in (3, 7))
+    first, second = ({i: run.scheduled[i] + more for i in range(2)} for more in (3, 7))
     first.pop(1)
     state, grown = grow_for_drafts(config, bench.state, first, {})
     entries = len(run.tables[0])
@@ -172,7 +172,7 @@ def test_where_blocks_are_few_nothing_more_is_taken() -> None:
     bench = Bench(evolve(CONFIG, num_blocks=4))
     bench.turn(Submit(ask("a", 4, 8)))
     run = bench.state.running
-    upto = {0: run.sched[0] + 20}
+    upto = {0: run.scheduled[0] + 20}
     assert grow_for_drafts(bench.config, bench.state, upto, {}) == (bench.state, {})
 
 
@@ -207,5 +207,5 @@ def test_a_table_that_reaches_far_enough_gets_no_news() -> None:
     bench = Bench(WIDE)
     bench.turn(Submit(ask("a", 3, 9)))
     bench.turn()
-    upto = {0: bench.state.running.sched[0] + 1}
+    upto = {0: bench.state.running.scheduled[0] + 1}
     assert grow_for_drafts(bench.config, bench.state, upto, {}) == (bench.state, {})

@@ -109,7 +109,7 @@ def run(arrivals: list[Arrival], policy: Policy, rows: int = 1) -> Run:
     )
     while coming or state.requests:
         turns += 1
-        assert turns < 4000, f"not drained: {state.held}"
+        assert turns < 4000, f"not drained: {state.blocked}"
         events: list[Event] = [Tick(now)]
         events += [oracle.collect()] if oracle.plans else []
         while coming and coming[0].time <= now:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.planning.admit import load
+from minfer.planning.admit import current_load
 from minfer.policies import consult
 from minfer.policies.builtin import Priority
 from minfer.records.messages import PolicyOverride, Submit
@@ -48,7 +48,7 @@ def crowd() -> EngineState:
 def asked(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
     """What a question comes to, and why it was overruled."""
     config, state = evolve(CONFIG, policy=Says(answer)), crowd()
-    request, now = ask("new", 4, 9, priority=2), load(CONFIG, state)
+    request, now = ask("new", 4, 9, priority=2), current_load(CONFIG, state)
     found: Any
     after: Any
     if question == "rank":
@@ -221,7 +221,7 @@ def test_a_new_rank_brings_the_policys_new_state() -> None:
 
 def test_who_holds_back_learns_from_being_asked() -> None:
     state = crowd()
-    now, request = load(CONFIG, state), ask("new", 4, 9)
+    now, request = current_load(CONFIG, state), ask("new", 4, 9)
     says = evolve(CONFIG, policy=Says((True, "new")))
     assert consult.holds_back(says, state, request, now, 0)[1].policy == "new"
     wrong = evolve(CONFIG, policy=Says((1, "new")))
@@ -264,7 +264,7 @@ def test_a_victim_is_chosen_by_the_ranks_of_all_that_run() -> None:
 def test_while_nothing_runs_a_step_takes_a_token() -> None:
     config = evolve(CONFIG, policy=Tells())
     state = Bench(config).state
-    assert consult.budget(config, state, load(config, state))[0] == 1
+    assert consult.budget(config, state, current_load(config, state))[0] == 1
     bench = Bench(config)
     bench.give(Submit(ask("a", 4, 2)))
     bench.drain()

@@ -12,7 +12,7 @@ from minfer.planning.work import Work
 from minfer.policies.builtin import policy_named
 from minfer.policies.fair_queue import FairQueue
 from minfer.policies.fair_seats import JOIN_EVERY, LINGER, STALE, Beside, FairSeats, Seats
-from minfer.records.messages import Admitted, Cancel, Held, Pause, Submit
+from minfer.records.messages import Admitted, Cancel, Pause, QueueBlocked, Submit
 from minfer.records.policy import Load
 from minfer.records.request import Request
 from minfer.records.state import initial
@@ -178,7 +178,7 @@ def test_others_pass_a_client_that_has_its_share_and_it_is_told() -> None:
         bench.turn()
     assert (seats(bench, "a"), seats(bench, "b")) == (4, 2)
     assert queue_blocked_by(bench.config, bench.state) == "share"
-    assert bench.reasons_of(Held)[-1].cause == "share"
+    assert bench.reasons_of(QueueBlocked)[-1].cause == "share"
     assert bench.state.deferred_clients == {"a"}
     first = bench.state.waiting.first()
     bench.turn(*asks("c", 1))

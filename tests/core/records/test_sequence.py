@@ -82,7 +82,7 @@ def test_a_column_of_which_nothing_goes_stays_itself() -> None:
 
 def test_cells_are_changed_and_nothing_else_is() -> None:
     run = running(0, 1, 2)
-    new = edited(run, known={0: 50, 2: 52}, sched={})
+    new = edited(run, known={0: 50, 2: 52}, scheduled={})
     assert new.known == (50, run.known[1], 52)
     assert all(
         getattr(new, name) is getattr(run, name) for name in COLUMNS if name != "known"

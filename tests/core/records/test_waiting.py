@@ -61,7 +61,7 @@ def test_a_line_of_tiny_buckets_is_a_sorted_list(
     moves: list[tuple[bool, int]], full: int
 ) -> None:
     """So that heads of buckets are looked for as often as what is inside them."""
-    with tuned(LINE_BUCKET=full):
+    with tuned(QUEUE_BUCKET=full):
         line, model = WaitingQueue(), dict[int, Sequence]()
         for add, number in moves:
             seq = entry(number)
@@ -83,7 +83,7 @@ def test_a_line_of_tiny_buckets_is_a_sorted_list(
                 assert (line.first(), line.last()) == (everybody[0], everybody[-1])
 
 
-@tuned(LINE_BUCKET=8)
+@tuned(QUEUE_BUCKET=8)
 def test_a_full_bucket_is_split_in_the_middle() -> None:
     line = WaitingQueue()
     for number in range(7, 7 * 9, 7):  # one rank: in order of arrival
@@ -94,7 +94,7 @@ def test_a_full_bucket_is_split_in_the_middle() -> None:
 
 @pytest.mark.long
 @given(st.lists(st.tuples(st.sets(st.integers(0, 200)), st.booleans()), max_size=12))
-@tuned(LINE_BUCKET=4)
+@tuned(QUEUE_BUCKET=4)
 def test_many_at_once_are_as_one_by_one(moves: list[tuple[set[int], bool]]) -> None:
     many, single, here = WaitingQueue(), WaitingQueue(), set[int]()
     for numbers, add in moves:
@@ -116,7 +116,7 @@ def test_many_at_once_are_as_one_by_one(moves: list[tuple[set[int], bool]]) -> N
         assert all(many.find(seq.place) is seq for seq in many)
 
 
-@tuned(LINE_BUCKET=4)
+@tuned(QUEUE_BUCKET=4)
 def test_many_share_the_buckets_that_they_do_not_touch() -> None:
     line = WaitingQueue().insert_many(map(entry, range(0, 70, 7)))  # all of one rank
     longer = line.insert_many([entry(700), entry(707)])
@@ -124,7 +124,7 @@ def test_many_share_the_buckets_that_they_do_not_touch() -> None:
     assert longer.remove_many([entry(700).place]).buckets[0] is line.buckets[0]
 
 
-@tuned(LINE_BUCKET=8)
+@tuned(QUEUE_BUCKET=8)
 def test_many_that_do_not_fill_a_bucket_stay_together() -> None:
     line = WaitingQueue().insert_many(entry(7 * number) for number in range(1, 8))
     assert [len(bucket) for bucket in line.buckets] == [7]
@@ -155,7 +155,7 @@ def test_the_first_who_is_not_held_back_with_its_client(
         model[number] = evolve(one, request=request, preempted=int(number in back))
     left = [seq for number, seq in model.items() if number not in gone]
     some = sorted(number for number in gone if number in model)
-    with tuned(LINE_BUCKET=full):
+    with tuned(QUEUE_BUCKET=full):
         line = WaitingQueue().insert_many(model.values())
         for number in some[::2]:
             line = line.remove(model[number].place)

@@ -44,7 +44,7 @@ MOST = 8  # names in a sentence
         (
             [["Voided", 3, 1, 4]],
             [["Voided", 3, 2, 4]],
-            "then voided step 3 plans 1 rows 4, now step 3 plans 2 rows 4",
+            "then discarded step 3 plans 1 rows 4, now step 3 plans 2 rows 4",
         ),
     ],
 )

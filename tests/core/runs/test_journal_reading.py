@@ -285,7 +285,7 @@ def later(change: Callable[[dict[str, Any]], None]) -> bytes:
 def renamed(told: dict[str, Any]) -> None:
     """The sequences that run were columns of other names."""
     run = told["state"]["running"]
-    run["scheduled"] = run.pop("sched")
+    run["planned"] = run.pop("sched")
 
 
 def unknown(told: dict[str, Any]) -> None:
@@ -339,9 +339,7 @@ def test_a_snapshot_that_reads_as_another_state_is_refused() -> None:
 
 
 def test_a_snapshot_names_the_record_that_does_not_fit() -> None:
-    with pytest.raises(
-        JournalError, match=r"Running: .*unexpected keyword .*'scheduled'"
-    ):
+    with pytest.raises(JournalError, match=r"Running: .*unexpected keyword .*'planned'"):
         opened(later(renamed))
     with pytest.raises(JournalError, match="there is no record 'Heap' here"):
         opened(later(unknown))

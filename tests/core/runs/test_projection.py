@@ -8,7 +8,7 @@ import attrs
 from minfer.blocks.prefix import every_node
 from minfer.records.acceptance import Acceptance
 from minfer.records.drafting import Drafting, Proposed, SampleAcceptance
-from minfer.records.state import EngineState, Hold, LiveRequest
+from minfer.records.state import BlockedHead, EngineState, LiveRequest
 from minfer.runs.projection import state_digest
 from minfer.values.pmap import Map
 from tests.core.recorded import recorded
@@ -62,7 +62,7 @@ def apart(state: Any) -> Iterator[EngineState]:
     }
     moved = {"place": ((), 999, 0)}
     lines = [rest, *(rest.insert(one) for one in each(first, **seqs, **moved))]
-    columns = ("gens", "rows", "starts", "base", "known", "sched", "last")
+    columns = ("gens", "rows", "starts", "base", "known", "scheduled", "last")
     runs = [
         *each(run, **{name: with_first(getattr(run, name), 999) for name in columns}),
         attrs.evolve(
@@ -113,7 +113,7 @@ def apart(state: Any) -> Iterator[EngineState]:
     plans = [with_first(state.inflight, one) for one in each(plan, step=999, **cells)]
     fences = [
         with_first(state.fences, one)
-        for one in each(fence, until=99, held=(other,), private=(99,))
+        for one in each(fence, until=99, published=(other,), private=(99,))
     ]
     parts = {
         "waiting": lines,
@@ -121,7 +121,7 @@ def apart(state: Any) -> Iterator[EngineState]:
         "blocks": every,
         "inflight": plans,
         "fences": fences,
-        "held": [None, Hold(((0,), 99, 0), "blocks")],
+        "blocked": [None, BlockedHead(((0,), 99, 0), "blocks")],
         "free_rows": [(*state.free_rows, 9)],
         "time": [99.5],
         "next_step": [999],
@@ -160,8 +160,8 @@ def full_state() -> EngineState:
         and len(one.running) > 1
         and one.inflight
         and one.fences
-        and not one.fences[0].held
+        and not one.fences[0].published
         and one.blocks.prefix.nodes
-        and one.held
+        and one.blocked
         and len(one.waiting.first().history) > 1 < len(one.running.seqs[0].history)
     )

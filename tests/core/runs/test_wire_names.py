@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Held
-from minfer.records.state import Hold, Transition
+from minfer.records.messages import QueueBlocked
+from minfer.records.state import BlockedHead, Transition
 from minfer.runs import wire_names
 from minfer.runs.codec import RECORDS, CodecError, dump, load
 from minfer.runs.decisions import chained, columns_of, compact, facts
@@ -49,9 +49,9 @@ def renamed(kind: type, name: str, **fields: str) -> Any:
 
 @pytest.fixture
 def deferred(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`Held`, were it renamed, and two of its fields."""
+    """`QueueBlocked`, were it renamed, and two of its fields."""
     names = {"cause": "blocked_by", "needs": "missing"}
-    kind = renamed(Held, "Deferred", **names)
+    kind = renamed(QueueBlocked, "Deferred", **names)
     monkeypatch.setitem(wire_names.CLASSES, "Held", kind)
     monkeypatch.setitem(wire_names.FIELDS, "Held", names)
     return kind
@@ -62,11 +62,11 @@ def test_facts_of_a_renamed_reason_are_the_same(deferred: Any) -> None:
     turn = next(
         turn
         for turn in turns
-        if any(isinstance(one, Held) for one in turn.transition.reasons)
+        if any(isinstance(one, QueueBlocked) for one in turn.transition.reasons)
     )
     was = turn.transition
     reasons: Any = [
-        deferred(*attrs.astuple(one)) if isinstance(one, Held) else one
+        deferred(*attrs.astuple(one)) if isinstance(one, QueueBlocked) else one
         for one in was.reasons
     ]
     now = Transition(was.state, was.commands, tuple(reasons))
@@ -81,15 +81,15 @@ def test_a_snapshot_with_a_renamed_record_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config, turns = recorded(8)
-    state = next(turn.before for turn in turns if turn.before.held)
-    hold: Any = state.held
+    state = next(turn.before for turn in turns if turn.before.blocked)
+    hold: Any = state.blocked
     told, digest = dump(state), state_digest(state)
     written = head_record(Head(config=config, turn=1, state=state))
-    kind = renamed(Hold, "Deferral", place="position")
+    kind = renamed(BlockedHead, "Deferral", place="position")
     kind.place = property(lambda self: self.position)  # for code that is as it was
     monkeypatch.setitem(wire_names.CLASSES, "Hold", kind)
     monkeypatch.setitem(wire_names.FIELDS, "Hold", {"place": "position"})
-    now = attrs.evolve(state, held=kind(hold.place, hold.cause))
+    now = attrs.evolve(state, blocked=kind(hold.place, hold.cause))
     assert json.dumps(dump(now)) == json.dumps(told)
     assert state_digest(now) == digest
     assert head_record(Head(config=config, turn=1, state=now)) == written

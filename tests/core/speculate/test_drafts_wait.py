@@ -94,7 +94,7 @@ def test_while_a_prompt_takes_all_of_the_budget_nothing_waits() -> None:
     while not bench.state.filling:
         bench.turn()
     seen = 0
-    while bench.state.running.base[1] - bench.state.running.sched[1] > 8:
+    while bench.state.running.base[1] - bench.state.running.scheduled[1] > 8:
         bench.turn()
         seen += 1
         assert bench.deep == 2
@@ -111,7 +111,7 @@ def test_what_prompts_leave_is_waited_for(more: int, waits: bool) -> None:
     bench.turn(Submit(ask("long", 40, 4)))
     bench.turn()
     run = bench.state.running
-    left = run.base[1] - run.sched[1]
+    left = run.base[1] - run.scheduled[1]
     assert left > 8
     told = [Propose("a", 0, run.known[0], (1,))]
     state = keep_proposals(bench.config, bench.state, told).state

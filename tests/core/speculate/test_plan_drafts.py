@@ -112,7 +112,7 @@ def test_nobody_waits_for_drafts_of_who_waits_for_its_mask() -> None:
 def test_who_is_being_filled_has_none(how: Speculation) -> None:
     config = evolve(ALONE, max_num_batched_tokens=10)
     bench = begun(how, ask("a", 6, 30), ask("long", 40, 9), config=config)
-    while any(start < 40 for start in bench.state.running.sched[1:]):
+    while any(start < 40 for start in bench.state.running.scheduled[1:]):
         assert "long" not in bench.drafts(bench.plans[-1])
         bench.turn()
     bench.drain()
@@ -372,6 +372,6 @@ def test_inputs_of_prompts_are_counted_besides_one_of_each_row() -> None:
     bench = Bench(evolve(CONFIG, max_num_batched_tokens=4))
     bench.give(Submit(ask("a", 11, 9)))
     assert bench.state.filling
-    assert bench.state.running.sched == (4,)
+    assert bench.state.running.scheduled == (4,)
     assert _to_be_filled(bench.state) == 6
     assert _to_be_filled(evolve(bench.state, filling=False)) == 0

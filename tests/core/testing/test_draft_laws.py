@@ -72,16 +72,16 @@ def test_as_it_is_it_is_right(how: Speculation) -> None:
 def fewer(turn: Turn, *counts: int) -> Transition:
     """The rows that have drafts have so many, and the state knows it."""
     (plan,) = plans(turn)
-    had, sched = plan.counts, [*turn.transition.state.running.sched]
+    had, scheduled = plan.counts, [*turn.transition.state.running.scheduled]
     columns, drafts = [*had], list[Draft]()
     for draft, count in zip(plan.drafts, counts, strict=True):
         columns[draft.index] = 1 + count
-        sched[draft.index] -= had[draft.index] - 1 - count
+        scheduled[draft.index] -= had[draft.index] - 1 - count
         if count:
             drafts.append(evolve(draft, tokens=draft.tokens[:count]))
     column = tuple(columns)
     wrong = planned(turn, counts=column, most=column, drafts=tuple(drafts))
-    run = evolve(wrong.state.running, sched=tuple(sched))
+    run = evolve(wrong.state.running, scheduled=tuple(scheduled))
     return evolve(wrong, state=evolve(wrong.state, running=run))
 
 

@@ -123,7 +123,7 @@ BITES = (
     ),
     Bite("reason", has(Ended), lambda t: reasoned(t, Ended)),
     Bite(
-        "reason: voided",
+        "reason: discarded",
         has(Discarded),
         lambda t: reasoned(t, Discarded, rows=7),
         script=FAILED,

@@ -93,13 +93,13 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
         "rows": lambda s: run_with(s, rows=(s.running.rows[1], *s.running.rows[1:])),
         "generations": lambda s: run_with(s, gens=(999, *s.running.gens[1:])),
         "coverage": lambda s: run_with(
-            s, sched=(s.running.sched[0] + 1, *s.running.sched[1:])
+            s, scheduled=(s.running.scheduled[0] + 1, *s.running.scheduled[1:])
         ),
         "conservation": lambda s: evolve(s, requests=s.requests.delete("x")),
         "depth": lambda s: evolve(s, inflight=s.inflight[::-1]),
         "fence": lambda s: evolve(s, fences=(Fence(77, (), ()),)),
-        "mark": lambda s: run_with(s, mark=(99, *s.running.mark[1:])),
-        "ripe": lambda s: run_with(s, ripe=(99, *s.running.ripe[1:])),
+        "grow_at": lambda s: run_with(s, grow_at=(99, *s.running.grow_at[1:])),
+        "publish_at": lambda s: run_with(s, publish_at=(99, *s.running.publish_at[1:])),
         "faults": lambda s: evolve(s, faults=((("nobody", 0), 1),)),
         "paused": lambda s: evolve(s, paused=frozenset({("x", 0)})),
         "time": lambda s: evolve(s, time=0.0),
@@ -107,7 +107,8 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
         "history": lambda s: first_waits(s, history=(1, 2, 3)),
         "stops": _also_stops,
         "filling": lambda s: run_with(
-            evolve(s, filling=False), base=(s.running.sched[0] + 1, *s.running.base[1:])
+            evolve(s, filling=False),
+            base=(s.running.scheduled[0] + 1, *s.running.base[1:]),
         ),
         "keys": lambda s: _first_chain(s, keys=Log((b"x" * 32,) * 9)),
         "window": lambda s: _first_chain(s, low=1),

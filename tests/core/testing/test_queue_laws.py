@@ -12,14 +12,14 @@ from minfer.policies.builtin import Priority
 from minfer.policies.fair_seats import JOIN_EVERY, FairSeats
 from minfer.records.messages import (
     Admitted,
-    Held,
     Preempted,
+    QueueBlocked,
     Submit,
     WakeAt,
 )
 from minfer.records.policy import FirstCome, Load
 from minfer.records.sequence import Sequence
-from minfer.records.state import Fence, Hold, Turn
+from minfer.records.state import BlockedHead, Fence, Turn
 from minfer.testing.accounts import TurnReport
 from minfer.testing.books import Books
 from minfer.testing.decision_laws import read_decisions
@@ -64,7 +64,7 @@ SHARED = (
 def shared(turn: Turn) -> bool:
     """Somebody waits as its client has its share of seats, and would be let in else."""
     state = turn.transition.state
-    told = state.held is not None and state.held.cause == "share"
+    told = state.blocked is not None and state.blocked.cause == "share"
     step = state.inflight[-1].step if state.inflight else 1
     return told and len(state.running) > 2 and step % JOIN_EVERY == 0
 
@@ -86,17 +86,17 @@ BITES = (
     ),
     Bite(
         "held: .* nothing holds",
-        has(Held),
-        lambda t: stated(t, held=None),
+        has(QueueBlocked),
+        lambda t: stated(t, blocked=None),
         TIGHT,
         (FULL,),
     ),
     Bite(
         "held: .* it is blocks",
-        has(Held),
+        has(QueueBlocked),
         lambda t: (
-            stated(t, held=evolve(t.transition.state.held, cause="rows"))
-            if t.transition.state.held
+            stated(t, blocked=evolve(t.transition.state.blocked, cause="rows"))
+            if t.transition.state.blocked
             else as_it_is(t)
         ),
         TIGHT,
@@ -104,7 +104,7 @@ BITES = (
     ),
     Bite(
         "held: .* but it needs",
-        has(Held),
+        has(QueueBlocked),
         as_it_is,
         evolve(TIGHT, watermark=4),
         (FULL,),
@@ -113,14 +113,20 @@ BITES = (
     Bite(
         "reason: .* it needs",
         short,
-        lambda t: reasoned(t, Held, needs=77),
+        lambda t: reasoned(t, QueueBlocked, needs=77),
         TIGHT,
         (FULL,),
     ),
-    Bite("reason: .* is news", has(Held), lambda t: reasoned(t, Held), TIGHT, (FULL,)),
+    Bite(
+        "reason: .* is news",
+        has(QueueBlocked),
+        lambda t: reasoned(t, QueueBlocked),
+        TIGHT,
+        (FULL,),
+    ),
     Bite(
         "held: .* for budget",
-        has(Held),
+        has(QueueBlocked),
         as_it_is,
         evolve(CONFIG, max_num_batched_tokens=9),
         judged=CONFIG,
@@ -128,7 +134,7 @@ BITES = (
     ),
     Bite(
         "inversion",
-        has(Held),
+        has(QueueBlocked),
         as_it_is,
         evolve(CONFIG, num_blocks=12, policy=Meek()),
         (RANKED, (), (), (Submit(ask("urgent", 20, 4)),)),
@@ -145,7 +151,9 @@ BITES = (
     Bite(
         "held: .* for rows",
         shared,
-        lambda t: stated(t, held=Hold(t.transition.state.waiting.first().place, "rows")),
+        lambda t: stated(
+            t, blocked=BlockedHead(t.transition.state.waiting.first().place, "rows")
+        ),
         evolve(CONFIG, policy=FairSeats(least=1)),
         SHARED,
     ),

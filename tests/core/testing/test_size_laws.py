@@ -26,7 +26,7 @@ from minfer.records.policy import Policy
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, HOST, Speculation
-from minfer.records.state import EngineState, Hold, initial
+from minfer.records.state import BlockedHead, EngineState, initial
 from minfer.testing.invariants import InvariantError
 from minfer.testing.size_laws import bounds, check_sizes, of_policy
 from minfer.values.log import Log
@@ -85,7 +85,7 @@ def _grown(state: EngineState) -> list[EngineState]:
         evolve(state, paused=frozenset(many)),
         evolve(state, drafting=drafting),
         evolve(state, deferred_clients=frozenset({"gone"})),
-        evolve(state, overrides=(Hold((), ""),)),  # type: ignore[arg-type]  # counted only
+        evolve(state, overrides=(BlockedHead((), ""),)),  # type: ignore[arg-type]  # counted only
         evolve(state, policy=Shares(tags=Map({"a": 0.0, "b": 0.0}), limit=1)),
         evolve(state, policy=Seats(times=Map({0: 1.0}))),
         evolve(state, policy=Seats(beside=Map({"gone": Beside(1, 0.0)}))),

@@ -20,12 +20,12 @@ from minfer.records.messages import (
     Execute,
     Failed,
     Finish,
-    Held,
+    QueueBlocked,
     Submit,
     Tick,
 )
 from minfer.records.plan import Plan, SampleDeferred
-from minfer.records.state import EngineState, Hold, Transition, Turn, initial
+from minfer.records.state import BlockedHead, EngineState, Transition, Turn, initial
 from minfer.runs.oracle import Oracle
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
@@ -154,15 +154,15 @@ def without_row(turn: Turn) -> Transition:
     names = ("gens", "rows", "starts", "counts", "most")
     moved = planned(turn, **{name: getattr(plan, name)[1:] for name in names})
     run = moved.state.running
-    sched = (run.sched[0] - plan.most[0], *run.sched[1:])
-    return evolve(moved, state=run_with(moved.state, sched=sched))
+    scheduled = (run.scheduled[0] - plan.most[0], *run.scheduled[1:])
+    return evolve(moved, state=run_with(moved.state, scheduled=scheduled))
 
 
 def without_plan(turn: Turn) -> Transition:
     """Nothing was planned, and the state knows it."""
     (plan,), moved = plans(turn), turn.transition
-    sched = tuple(map(sub, moved.state.running.sched, plan.most))
-    state = evolve(run_with(moved.state, sched=sched), inflight=())
+    scheduled = tuple(map(sub, moved.state.running.scheduled, plan.most))
+    state = evolve(run_with(moved.state, scheduled=scheduled), inflight=())
     return evolve(moved, state=state, commands=tuple(moved.commands[:-1]))
 
 
@@ -187,8 +187,8 @@ def earlier(turn: Turn) -> Transition:
     """The first in line has a better place than whoever was let in."""
     state, first = turn.transition.state, turn.transition.state.waiting.first()
     place = ((-1.0,), *first.place[1:])
-    held = Hold(place, state.held.cause if state.held else "")
-    state = evolve(first_waits(state, place=place), held=held)
+    held = BlockedHead(place, state.blocked.cause if state.blocked else "")
+    state = evolve(first_waits(state, place=place), blocked=held)
     live = evolve(state.requests[first.request.id], moved=((first.sample, (-1.0,)),))
     requests = state.requests.set(first.request.id, live)
     return evolve(turn.transition, state=evolve(state, requests=requests))
@@ -246,7 +246,8 @@ def as_it_is(turn: Turn) -> Transition:
 
 def short(turn: Turn) -> bool:
     return any(
-        isinstance(r, Held) and r.cause == "blocks" for r in turn.transition.reasons
+        isinstance(r, QueueBlocked) and r.cause == "blocks"
+        for r in turn.transition.reasons
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from minfer import LLM, SamplingParams
 from minfer.effects.live.client import EngineDied, EngineMessage, Snapshot, TurnOutputs
-from minfer.records.messages import Admitted, Held, Missed, Preempted
+from minfer.records.messages import Admitted, Missed, Preempted, QueueBlocked
 from tests.effects.tiny_model import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,8 +70,8 @@ def test_messages_are_frozen_and_plain(
     )
     assert {type(one) for one in news} == {TurnOutputs}
     reasons = [r for one in news if isinstance(one, TurnOutputs) for r in one.reasons]
-    assert {type(one) for one in reasons} >= {Admitted, Held, Preempted}
-    assert {type(one) for one in reasons} <= {Admitted, Held, Preempted, Missed}
+    assert {type(one) for one in reasons} >= {Admitted, QueueBlocked, Preempted}
+    assert {type(one) for one in reasons} <= {Admitted, QueueBlocked, Preempted, Missed}
     for one in (*messages, *snapshots):
         assert is_plain(one), one
         with pytest.raises(attrs.exceptions.FrozenInstanceError):

@@ -8,7 +8,7 @@ from minfer.effects.live.client import EngineDied, EngineMessage, TurnOutputs
 from minfer.effects.live.engine.reporting import OutputReporter
 from minfer.engine import step
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Admitted, Event, Execute, Held, Submit, Tick
+from minfer.records.messages import Admitted, Event, Execute, QueueBlocked, Submit, Tick
 from minfer.records.request import Request
 from minfer.records.state import Transition, initial
 from minfer.runs.drafts import Drafted
@@ -108,7 +108,7 @@ def test_what_does_not_start_is_told_afterwards() -> None:
     assert world.before_step == 0
     (held,) = world.news()
     assert held.arrived == ("b",)
-    assert Held in map(type, held.reasons)
+    assert QueueBlocked in map(type, held.reasons)
 
 
 def test_seconds_are_counted_by_what_the_next_in_line_waited_for() -> None:

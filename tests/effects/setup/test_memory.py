@@ -37,7 +37,7 @@ from minfer.effects.setup.memory import (
 )
 from minfer.effects.setup.prepare import prepare
 from minfer.kernels.shape import ShapingState
-from minfer.lifecycle.arrive import objection
+from minfer.lifecycle.arrive import rejection_reason
 from minfer.records.config import EngineConfig
 from minfer.records.request import Request
 from minfer.records.state import initial
@@ -81,7 +81,7 @@ def test_blocks_of_a_sequence_are_those_the_engine_asks_for(
 ) -> None:
     config = EngineConfig(num_blocks=blocks, block_size=size, max_model_len=200)
     request = Request(id="r", prompt=(0,) * prompt, max_tokens=output)
-    fits = objection(config, initial(config), request) == ""
+    fits = rejection_reason(config, initial(config), request) == ""
     assert fits == (blocks_for(prompt + output, size) <= blocks)
 
 
@@ -120,7 +120,7 @@ def test_largest_context_and_batch_are_admitted_and_one_more_is_not() -> None:
         (made.largest_context + 1, False),
     ):
         request = Request(id="r", prompt=(0,) * (context - 1), max_tokens=1)
-        assert (objection(config, initial(config), request) == "") == fits
+        assert (rejection_reason(config, initial(config), request) == "") == fits
     assert made.largest_batch(17) == 8  # one block each; max_num_seqs is 8
     assert made.largest_batch(18) == 4
     assert made.largest_batch(146) == 0

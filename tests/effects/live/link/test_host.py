@@ -11,7 +11,7 @@ from minfer.effects.live.link.host import PATIENCE, STAGE, Host
 from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.quarantine import CLEARING_TOKENS
 from minfer.effects.live.totals import Totals
-from minfer.records.messages import Finish, Finished, Held
+from minfer.records.messages import Finish, Finished, QueueBlocked
 from minfer.records.request import SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.live.link.ends import IDLE, READY, Ends, MadeUp, linked, request
@@ -78,7 +78,7 @@ def test_each_front_hears_of_its_own_rows_and_ids_only_when_they_change() -> Non
 def test_news_of_nobody_here_are_told_to_nobody() -> None:
     ends = linked(2)
     ends.remotes[0].submit([request("a")])
-    ends.engine.say(TurnOutputs(time=0.0, reasons=(Held("a", 0, "blocks"),)))
+    ends.engine.say(TurnOutputs(time=0.0, reasons=(QueueBlocked("a", 0, "blocks"),)))
     ends.engine.say(TurnOutputs(time=0.0, finished=(Finished("stranger", 0, "stop", 1),)))
     assert len(ends.said(0, wire.FrontOutputs)) == 1
     assert not ends.said(1, wire.FrontOutputs)

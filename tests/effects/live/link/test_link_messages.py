@@ -14,9 +14,9 @@ from minfer.records.messages import (
     Admitted,
     Finish,
     Finished,
-    Held,
     Missed,
     Preempted,
+    QueueBlocked,
 )
 from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request, SamplingParams
@@ -110,7 +110,9 @@ REASONS = (
         cached=4,
         prompt=5,
     ),
-    other(Held("", 0, ""), id="a", sample=1, cause="blocks", needs=3, available=2),
+    other(
+        QueueBlocked("", 0, ""), id="a", sample=1, cause="blocks", needs=3, available=2
+    ),
     other(
         Preempted("", 0, ("", 0), 0, 0),
         id="a",

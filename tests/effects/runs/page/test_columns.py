@@ -92,7 +92,9 @@ def test_a_recording_may_begin_in_the_middle() -> None:
     before, said = turns[middle].before, entries(data)
     present = [(name, cells[0]) for _, kind, name, cells in said if kind == "Present"]
     run = before.running
-    fills = [sched < base for sched, base in zip(run.sched, run.base, strict=True)]
+    fills = [
+        scheduled < base for scheduled, base in zip(run.scheduled, run.base, strict=True)
+    ]
     running = [
         (seq.request.id, 1 if fill else 2)
         for seq, fill in zip(run.seqs, fills, strict=True)

@@ -28,11 +28,11 @@ def truth(turn: Turn) -> dict[tuple[str, int], set[int]]:
         [one.plan for one in turn.transition.commands if isinstance(one, Execute)],
     )
     filled = {plan.gens[fill.index] for plan in plans for fill in plan.fills}
-    columns = zip(run.seqs, run.gens, run.starts, run.sched, run.base, strict=True)
-    for seq, gen, start, sched, base in columns:
-        found[seq.id] = {FILL} if gen in filled or sched < base else {DECODE}
+    columns = zip(run.seqs, run.gens, run.starts, run.scheduled, run.base, strict=True)
+    for seq, gen, start, scheduled, base in columns:
+        found[seq.id] = {FILL} if gen in filled or scheduled < base else {DECODE}
         if (
-            start == sched < base
+            start == scheduled < base
         ):  # again after a failed step, and without a plan: as it was
             found[seq.id] = {FILL, DECODE}
     return found | {seq.id: {AGAIN if seq.preempted else WAIT} for seq in state.waiting}
