@@ -65,6 +65,8 @@ def test_layout_and_comments_of_the_place_do_not_matter() -> None:
 
 @pytest.mark.long
 def test_core_that_breaks_at_once_is_no_catch() -> None:
-    broken = Bug("broken", "", "keys.py", "extend_keys", "list(keys)", "list(nothing)")
+    broken = Bug(
+        "broken", "", "blocks/keys.py", "extend_keys", "list(keys)", "list(nothing)"
+    )
     with pytest.raises(RuntimeError, match=r"the hunt itself failed[^$]*nothing"):
         find(broken)

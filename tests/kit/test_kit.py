@@ -370,8 +370,8 @@ def test_stories_are_tight() -> None:
     preempted = cancelled = 0
     drafted = {HOST: NO_DRAFTS, DEVICE: NO_DRAFTS}
 
-    # The same stories always: an unlucky seed's are much alike, and 3 of 50 then preempt.
-    @settings(max_examples=50, deadline=None, derandomize=True)
+    # The same stories always: an unlucky seed's are much alike.
+    @settings(max_examples=100, deadline=None, derandomize=True)
     @given(configs(FirstCome()), traces())
     def lived(config: EngineConfig, trace: Any) -> None:
         nonlocal preempted, cancelled
@@ -400,7 +400,7 @@ def test_stories_are_tight() -> None:
         assert 0 < sum(drafts.accepted) < sum(drafts.proposed)
         assert drafts.rows >= 20
         assert len(drafts.proposed) > 1
-    assert preempted >= 5  # of 50
+    assert preempted >= 5  # of 100
     assert cancelled >= 5
 
 

@@ -279,12 +279,16 @@ def test_every_equivalent_is_there_and_argued() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "keys.py | block_key | term | parent + array('I', tokens).tobytes() -> parent",
-        *long(["waiting.py | Line.first | offset | 0 -> 1"]),
+        (
+            "blocks/keys.py | block_key | term | "
+            "parent + array('I', tokens).tobytes() -> parent"
+        ),
+        *long(["records/waiting.py | WaitingQueue.first | offset | 0 -> 1"]),
     ],
 )
 def test_a_mutant_is_killed_in_a_process_of_its_own(key: str) -> None:
     fate = runner.run(catalogue.named(key), "tests")
     assert fate.outcome == "killed"
-    assert fate.by.startswith(f"tests/core/test_{key.partition('.')[0]}.py::")
+    folder, _, name = key.partition(".")[0].rpartition("/")
+    assert fate.by.startswith(f"tests/core/{folder}/test_{name}.py::")
     assert 0 < fate.cpu < 30

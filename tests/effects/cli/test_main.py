@@ -292,12 +292,12 @@ def test_version_and_help_are_complete() -> None:
 
 
 def helped(*command: str) -> str:
-    """What `minfer COMMAND --help` says, in a process that may import nothing heavy."""
+    """What `minfer COMMAND --help-all` says, where nothing heavy may be imported."""
     code = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({sorted(HEAVY)}))\n"
         "from minfer.effects.cli.main import main\n"
-        f"main([*{command!r}, '--help'])"
+        f"main([*{command!r}, '--help-all'])"
     )
     said = subprocess.run(
         [sys.executable, "-c", code],

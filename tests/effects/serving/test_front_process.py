@@ -20,13 +20,13 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
 from minfer.effects.serving.processes import front_process
-from minfer.effects.serving.processes.server import HttpOptions, bound
+from minfer.effects.serving.processes.server import HttpOptions, listen_at
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.engine_args import EngineArgs
 from tests.effects.live.link.ends import MadeUp
 
 args = EngineArgs(executor="dry", num_gpu_blocks_override=64)
-(listener,) = bound("127.0.0.1", 0)
+(listener,) = listen_at("127.0.0.1", 0)
 host = Host(1)
 path = Path({path!r})
 server = LinkServer(path, host)

@@ -141,7 +141,7 @@ def test_of_one_that_had_drafts() -> None:
     """The second time what the first one was answered is looked up."""
     how = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
     settings: dict[str, Any] = {
-        "num_gpu_blocks_finishedride": 400,
+        "num_gpu_blocks_override": 400,
         "speculative_config": how,
     }
     with serving(executor="oracle", **settings) as served:

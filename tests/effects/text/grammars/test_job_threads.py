@@ -85,8 +85,8 @@ def ends(program: str) -> tuple[float, str]:
 def test_a_program_that_ends_waits_for_what_has_begun_alone() -> None:
     took, _ = ends(
         "import time\n"
-        "from minfer.effects.text.grammars.job_threads import Threads\n"
-        "threads = Threads(2, 'test')\n"
+        "from minfer.effects.text.grammars.job_threads import JobThreads\n"
+        "threads = JobThreads(2, 'test')\n"
         f"jobs = [threads.submit(time.sleep, {SECONDS}) for _ in range(40)]"
     )
     assert took < 10 * SECONDS, "all of them take twice as long"
