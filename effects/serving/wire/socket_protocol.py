@@ -57,6 +57,11 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._late = _cancel(self._late)
         self.read_paused = False  # else uvicorn resumes it, for messages in its queue
         super().connection_lost(exc)
+        # An incomplete message is freed now: this object and its task refer to each
+        # other, and collections of such cycles are rare.
+        self._part = memoryview(b"")
+        self.frames = []
+        self.conn.reader.buffer.clear()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
         """The buffer for the next bytes: a view, as TLS is written to slices of it."""

@@ -393,3 +393,17 @@ def test_a_large_frame_is_read_in_large_parts_and_small_ones_are_not() -> None:
             assert max(sizes) == PART
 
     asyncio.run(conversation())
+
+
+def test_an_incomplete_message_is_freed_as_its_connection_ends() -> None:
+    data = frame(Opcode.TEXT, b"x" * 200_000)[:-1]
+
+    async def conversation() -> None:
+        async with open_socket() as peer:
+            await peer.send(data)
+            reader = peer.protocol.conn.reader
+            assert len(reader.buffer) >= 199_000
+            peer.protocol.connection_lost(None)
+            assert not reader.buffer
+
+    asyncio.run(conversation())
