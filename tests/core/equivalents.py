@@ -47,6 +47,11 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: without it they are looked up."
     ),
+    "planning/prefix_hit.py | _blocks_of_chain | offset | 1 -> 0 | 1": (
+        "A neighbour's table is a shortcut: a published block has one place in every "
+        "table that holds it, so that it is not found one place behind, and the blocks "
+        "are looked up one by one."
+    ),
     "planning/prefix_hit.py | _blocks_of_chain | swap | hit - 1 -> 1 - hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: a published block has one place in every table that holds it, so that a "

@@ -5,8 +5,18 @@ from typing import Any
 
 from attrs import evolve
 
+from minfer.planning.admission import _load
+from minfer.planning.admit import Admission, current_load
+from minfer.planning.work import Work
 from minfer.policies.builtin import Priority
-from minfer.records.messages import Execute, Preempted, QueueBlocked, Submit, WakeAt
+from minfer.records.messages import (
+    Execute,
+    Pause,
+    Preempted,
+    QueueBlocked,
+    Submit,
+    WakeAt,
+)
 from minfer.records.policy import FirstCome, Load
 from minfer.schedule import queue_blocked_by
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -125,3 +135,17 @@ def test_the_last_that_runs_is_displaced_for_its_blocks() -> None:
     ]
     assert bench.state.running.ids == (("urgent", 0),)
     bench.drain()
+
+
+def test_a_load_is_not_paused_once_an_admitted_sequence_runs_in_the_step() -> None:
+    bench = Bench(CONFIG)
+    bench.give(Submit(evolve(ask("x", 5, 9), lockstep=True)))
+    bench.turn(Pause("x", 0))
+    bench.turn()
+    state = bench.state
+    assert current_load(bench.config, state, 1).paused
+    work = Work(bench.config, state)
+    work.newcomers.append(Admission(state.running, None, ()))
+    assert not _load(work).paused
+    work.skipped.update(state.running.gens)
+    assert _load(work).paused
