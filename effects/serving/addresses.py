@@ -6,7 +6,6 @@ front. So the end of a path decides: the longest end that is an address here, as
 below /v1. Other wrong addresses may be typos of a few letters.
 """
 
-from difflib import get_close_matches
 from typing import Final
 
 from attrs import frozen
@@ -14,6 +13,7 @@ from attrs import frozen
 from minfer.effects.serving.description import BODYLESS
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.setup.nearest import nearest
 
 ANTHROPIC: Final = "/v1/messages"  # the address of its endpoint, and of all below
 NOT_FOUND: Final = 404
@@ -49,8 +49,8 @@ def suggest_address(path: str) -> Suggestion | None:
             likely = "/".join((base, *parts[i:]))
             if likely != path and _is_address(likely):
                 return Suggestion(likely, rebased=bool(i or base))
-    near = get_close_matches(path, _WHOLE, 1, _ALIKE)
-    return Suggestion(near[0], rebased=False) if near else None
+    near = nearest(path, _WHOLE, _ALIKE)
+    return None if near is None else Suggestion(near, rebased=False)
 
 
 def _is_address(path: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 ALIKE: Final = 0.75
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a word is a typo of, if it is one."""
-    near = get_close_matches(word, list(known), 1, ALIKE)
+def nearest(word: str, known: Iterable[str], alike: float = ALIKE) -> str | None:
+    """The known word that a word is a typo of, if one is at least so much `alike`."""
+    near = get_close_matches(word, list(known), 1, alike)
     return near[0] if near else None
