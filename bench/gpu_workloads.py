@@ -33,6 +33,7 @@ from bench.shapes import SHAPES, qwen
 from minfer import LLM, SamplingParams
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.kernels import activation, attention, linear, norm, rope, sample
+from minfer.kernels.leaves import Linear, Norm
 from minfer.kernels.sample_reference import SamplingValues
 
 Figures = dict[str, dict[str, Any]]
@@ -398,9 +399,11 @@ def kernels(_lab: Lab, model: str) -> Figures:
 
     def product(function: object, outs: int, ins: int, tokens: int) -> tuple[Any, ...]:
         x, weight = t(tokens, ins), t(outs, ins)
-        return (
-            (t(tokens, outs), x, weight) if function is add else (x, t(ins), eps, weight)
-        )
+        leaf = Linear(weight=weight, parts=(outs,))
+        return (t(tokens, outs), x, leaf) if function is add else (x, scale(ins), leaf)
+
+    def scale(size: int) -> Norm:
+        return Norm(t(size), eps)
 
     unfiltered, rotate = partial(sample.sample, filtered=False), rope.rope_and_cache
     plain, gated, add = linear.norm_linear, linear.norm_gated, linear.linear_add
@@ -409,7 +412,7 @@ def kernels(_lab: Lab, model: str) -> Figures:
         "RMSNorm of a sum, 4096 tokens": (
             norm.rms_norm,
             8 * many * hidden,
-            lambda: (t(many, hidden), t(hidden), eps, t(many, hidden)),
+            lambda: (t(many, hidden), scale(hidden), t(many, hidden)),
         ),
         "RoPE and cache, 4096 tokens": (
             rotate,
@@ -426,7 +429,7 @@ def kernels(_lab: Lab, model: str) -> Figures:
             ),
         ),
         "SiLU times up, 4096 tokens": (
-            activation.silu_mul,
+            activation.gated_mul,
             6 * many * inner,
             lambda: (t(many, 2 * inner),),
         ),

@@ -4,7 +4,7 @@ products.
 Theory. The product itself, twice as wide as the result, is not written to memory, and the
 kernel is as fast as cuBLAS's. But its tiles are large: two processors make 256 rows of
 192 columns together, and the number of waves is rounded up. If those are filled to 76 %
-or more, it took 0.65 to 0.90 of the time of cuBLAS and silu_mul, below 75 % 0.98 to 1.68
+or more, it took 0.65 to 0.90 of the time of cuBLAS and gated_mul, below 75 % 0.98 to 1.68
 (192 to 8,192 tokens at the shapes of Qwen2.5 0.5B, 1.5B and 7B, H200, 2026-11-22). For
 products added to the residual cuBLAS is faster.
 """
@@ -13,6 +13,7 @@ from importlib import import_module
 
 from torch import Tensor
 
+from minfer.kernels.leaves import Linear
 from minfer.kernels.packages import QUACK
 
 # rows and columns of a tile
@@ -23,20 +24,21 @@ FILLED = 0.76  # share of the tiles' places that are used, from which on it is f
 
 
 def pays(tokens: int, inter: int) -> bool:
-    """Whether `gated` is faster than cuBLAS and silu_mul."""
+    """Whether `gated` is faster than cuBLAS and gated_mul."""
     tiles = -(-tokens // ROWS) * -(-2 * inter // COLUMNS)
     rounds = -(-tiles // PAIRS)
     return tokens * 2 * inter >= FILLED * rounds * PAIRS * ROWS * COLUMNS
 
 
-def gated(x: Tensor, gate_up: Tensor) -> Tensor:
+def gated(x: Tensor, gate_up: Linear) -> Tensor:
     """silu(gate) * up [tokens, inter] of [gate, up] = x @ gate_up.T: [tokens, hidden], [2
-    * inter, hidden], one dtype. Call it before a CUDA graph captures it.
+    * inter, hidden] without bias, one dtype. Call it before a CUDA graph captures it.
     """
-    out = x.new_empty(x.shape[0], gate_up.shape[0] // 2)
+    weight = gate_up.weight
+    out = x.new_empty(x.shape[0], weight.shape[0] // 2)
     import_module(QUACK).gemm_act(
         x,
-        gate_up.t(),
+        weight.t(),
         activation="swiglu",
         postact_out=out,
         store_preact=False,

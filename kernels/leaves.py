@@ -24,8 +24,10 @@ class Scheme:
     storage: str  # the dtype of the numbers
     scales: str  # what a scale belongs to
     arithmetic: str  # the dtype that products are computed in
-    cpu: str  # the module of kernels on the CPU
+    cpu: str  # the module of this folder on the CPU; empty: there is none
     gpu: str
+    cpu_experts: str  # of products with the matrices of experts
+    gpu_experts: str
 
 
 PLAIN: Final = Scheme(
@@ -33,8 +35,10 @@ PLAIN: Final = Scheme(
     storage="the activations' dtype: float32, bfloat16 or float16",
     scales="none",
     arithmetic="the activations' dtype, summed in float32",
-    cpu="minfer.kernels.plain",
-    gpu="minfer.kernels.linear",
+    cpu="plain",
+    gpu="linear",
+    cpu_experts="plain_experts",
+    gpu_experts="experts",
 )
 
 
@@ -66,6 +70,24 @@ class Linear:
     scales: "Tensor | None" = None  # factors for the numbers of `weight`
     shard: Shard = Shard.NONE
     parts: tuple[int, ...]  # outputs of each matrix fused in it
+
+
+@frozen(eq=False)
+class HeadWeights:
+    """What belongs to the heads of a layer. None: the model has none."""
+
+    q_norm: Norm | None = None  # [head_dim], of each query head
+    k_norm: Norm | None = None
+    sinks: "Tensor | None" = None  # [heads] float32
+
+
+@frozen(eq=False)
+class LatentWeights:
+    """What belongs to the latents of a layer."""
+
+    norm: Norm  # [rank]
+    # Keys and values of latents: of each head its key, not rotated, then its value.
+    expansion: Linear
 
 
 # What the gate of a gated product goes through: silu, gelu by tanh, or "clamped":

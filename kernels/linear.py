@@ -14,13 +14,13 @@ cache.
 """
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from minfer.kernels import on_triton, plain
-from minfer.kernels.activation import silu_mul
+from minfer.kernels.activation import gated_mul
 from minfer.kernels.gated import gated, pays
+from minfer.kernels.leaves import Activation, Linear, Norm
 from minfer.kernels.linear_kernels import product
 from minfer.kernels.linear_tunes import Tune, tune_of
 from minfer.kernels.norm import rms_norm
@@ -34,86 +34,79 @@ HELD_WEIGHTS = 12e6
 THREADS = 32  # of a warp
 
 
-def norm_linear(
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    tune: Tune | None = None,
-) -> Tensor:
+def norm_linear(x: Tensor, norm: Norm, by: Linear, tune: Tune | None = None) -> Tensor:
     """rms_norm(x) @ weight.T + bias: x [tokens, hidden], weight [out, hidden] -> [tokens,
     out].
 
     One dtype. Call it before a CUDA graph captures it. tune: constants instead of the
     table's (linear_tunes.py).
     """
-    tune = tune or tune_of("norm_linear", x, weight)
-    if tune is not None and _fits(x, weight):
-        return _launch(x, weight, bias, tune, norm=norm_weight, eps=eps)
-    return F.linear(rms_norm(x, norm_weight, eps), weight, bias)
+    tune = tune or tune_of("norm_linear", x, by.weight)
+    if tune is not None and _fits(x, by):
+        return _launch(x, by, tune, norm=norm)
+    return plain.linear(rms_norm(x, norm), by)
 
 
-def linear_add(
-    residual: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    tune: Tune | None = None,
-) -> None:
+def linear(x: Tensor, by: Linear) -> Tensor:
+    """x @ weight.T + bias, by cuBLAS."""
+    return plain.linear(x, by)
+
+
+def linear_add(residual: Tensor, x: Tensor, by: Linear, tune: Tune | None = None) -> None:
     """residual [tokens, out] += x [tokens, in] @ weight.T + bias; else as above."""
-    tune = tune or tune_of("linear_add", x, weight)
-    if tune is not None and _fits(x, weight) and residual.is_contiguous():
-        _launch(x, weight, bias, tune, out=residual)
+    tune = tune or tune_of("linear_add", x, by.weight)
+    if tune is not None and _fits(x, by) and residual.is_contiguous():
+        _launch(x, by, tune, out=residual)
     else:
-        plain.linear_add(residual, x, weight, bias)
+        plain.linear_add(residual, x, by)
 
 
 def norm_gated(
     x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    gate_up: Tensor,
-    bias: Tensor | None = None,
+    norm: Norm,
+    gate_up: Linear,
+    activation: Activation = "silu",
     fused: bool = False,
     tune: Tune | None = None,
 ) -> Tensor:
-    """silu(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias; else as above.
+    """activation(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias; else as
+    above.
 
     fused: use gated.py where it is faster.
     """
-    tune = tune or tune_of("norm_gated", x, gate_up)
+    if activation != "silu":
+        return gated_mul(norm_linear(x, norm, gate_up), activation)
+    tune = tune or tune_of("norm_gated", x, gate_up.weight)
     if tune is not None and _fits(x, gate_up, gated=True):
-        return _launch(x, gate_up, bias, tune, norm=norm_weight, eps=eps, gated=True)
-    normed = rms_norm(x, norm_weight, eps)
-    if fused and bias is None and pays(x.shape[0], gate_up.shape[0] // 2):
+        return _launch(x, gate_up, tune, norm=norm, gated=True)
+    normed, inter = rms_norm(x, norm), gate_up.weight.shape[0] // 2
+    if fused and gate_up.bias is None and pays(x.shape[0], inter):
         return gated(normed, gate_up)
-    return silu_mul(F.linear(normed, gate_up, bias))
+    return gated_mul(plain.linear(normed, gate_up))
 
 
-def _fits(x: Tensor, weight: Tensor, *, gated: bool = False) -> bool:
+def _fits(x: Tensor, by: Linear, *, gated: bool = False) -> bool:
     """Whether the kernel takes such tensors: contiguous, with sizes that are multiples of
     16.
     """
     tokens, size = x.shape
-    columns = len(weight) // (1 + gated)
+    columns = len(by.weight) // (1 + gated)
     aligned = size % 16 == columns % 16 == 0
-    together = x.is_contiguous() and weight.is_contiguous()
+    together = x.is_contiguous() and by.weight.is_contiguous()
     return tokens > 0 and aligned and together and on_triton(x)
 
 
 def _launch(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    by: Linear,
     tune: Tune,
     *,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
+    norm: Norm | None = None,
     gated: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Run the kernel into a new tensor, or add to `out`."""
+    weight = by.weight
     tokens, size = x.shape
     columns = len(weight) // (1 + gated)
     row_tiles = triton.cdiv(tokens, tune.rows)
@@ -129,13 +122,13 @@ def _launch(
         out = x.new_empty(tokens, columns)
     product[row_tiles, column_tiles * tune.splits](
         x=x,
-        norm=norm,
+        norm=None if norm is None else norm.weight,
         weight=weight,
-        bias=bias,
+        bias=by.bias,
         out=out,
         parts=parts,
         arrivals=counts,
-        eps=eps,
+        eps=0.0 if norm is None else norm.eps,
         tokens=tokens,
         columns=columns,
         gated=gated,

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.kernels import on_triton, plain
+from minfer.kernels.leaves import Norm
 from minfer.kernels.pdl import early, follow
 
 TILE = 4096  # elements of a program
@@ -45,30 +46,27 @@ def _rms_norm(
         value += tl.load(there, mask=inside, other=0.0)
         tl.store(there, value, mask=inside)
     wide = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 1) / size + eps)[:, None]
-    tl.store(
-        out + row * out_stride + lane,
-        (wide * scale).to(value.dtype) * factor,
-        mask=inside,
-    )
+    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 1) / size + eps)[:, None]
+    if factor.dtype != tl.float32:
+        scaled = scaled.to(value.dtype)
+    tl.store(out + row * out_stride + lane, scaled * factor, mask=inside)
 
 
 def rms_norm(
     x: Tensor,
-    weight: Tensor,
-    eps: float,
+    norm: Norm,
     residual: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Normalise rows of `x` [tokens, hidden]; with `residual`, add `x` to it and
     normalise that.
 
-    float32 inside, rounded as in transformers. One dtype, rows contiguous; `out` may be
-    `x`. On the CPU, `x` may have more dimensions.
+    float32 inside, rounded as in transformers. One dtype, or factors in float32; rows
+    contiguous; `out` may be `x`. On the CPU, `x` may have more dimensions.
     """
     if not on_triton(x):
         summed = x if residual is None else residual.add_(x)
-        return plain.rms_norm(summed, weight, eps, out)
+        return plain.rms_norm(summed, norm, out)
     if out is None:
         out = torch.empty_like(x)
     rows, size = x.shape
@@ -77,14 +75,14 @@ def rms_norm(
     more = x if residual is None else residual  # a kernel needs a tensor: x is not read
     _rms_norm[triton.cdiv(rows, height),](
         x=x,
-        weight=weight,
+        weight=norm.weight,
         residual=more,
         out=out,
         x_stride=x.stride(0),
         residual_stride=more.stride(0),
         out_stride=out.stride(0),
         rows=rows,
-        eps=eps,
+        eps=norm.eps,
         size=size,
         pad=pad,
         height=height,

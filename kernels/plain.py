@@ -7,26 +7,32 @@ of a small model's step is that of its launches.
 
 import functools
 import math
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minfer.kernels.leaves import Activation, Linear, Norm
 from minfer.kernels.row_state import RowTensors, StepInputs
 
+CLAMP: Final = 7.0  # of the clamped activation
+STEEPNESS: Final = 1.702
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+
+def rms_norm(x: Tensor, norm: Norm, out: Tensor | None = None) -> Tensor:
     """Normalise over the last dimension of `x` (Zhang and Sennrich 2019); see
     `norm.rms_norm`.
     """
-    plain = x.dtype is torch.float32
+    plain, weight = x.dtype is torch.float32, norm.weight
     wide = x if plain else x.float()
     # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(eps * n)) / sqrt(n): two launches fewer.
-    floor, root = _constants(eps, x.shape[-1])
+    floor, root = _constants(norm.eps, x.shape[-1])
     size: Tensor = torch.linalg.vector_norm(wide, 2, -1, True)
     scaled = wide.div(size.hypot_(floor).mul_(root))
-    if plain and out is None:
-        return scaled.mul_(weight)
+    if weight.dtype is torch.float32:  # and so is the product
+        scaled.mul_(weight)
+        return scaled.to(x.dtype) if out is None else out.copy_(scaled)
     return torch.mul(scaled.to(x.dtype), weight, out=out)
 
 
@@ -35,36 +41,46 @@ def _constants(eps: float, size: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(math.sqrt(eps * size)), torch.tensor(1 / math.sqrt(size))
 
 
-def norm_linear(
-    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """rms_norm(x) @ weight.T + bias: [tokens, hidden] -> [tokens, out]."""
-    return F.linear(rms_norm(x, norm_weight, eps), weight, bias)
+def linear(x: Tensor, by: Linear) -> Tensor:
+    """x @ weight.T + bias: [tokens, in] -> [tokens, out]."""
+    return F.linear(x, by.weight, by.bias)
 
 
-def linear_add(
-    residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> None:
+def norm_linear(x: Tensor, norm: Norm, by: Linear) -> Tensor:
+    """`linear` of rms_norm(x)."""
+    return linear(rms_norm(x, norm), by)
+
+
+def linear_add(residual: Tensor, x: Tensor, by: Linear) -> None:
     """residual [tokens, out] += x [tokens, in] @ weight.T + bias, within the product."""
-    residual.addmm_(x, weight.t())
-    if bias is not None:
-        residual.add_(bias)
+    residual.addmm_(x, by.weight.t())
+    if by.bias is not None:
+        residual.add_(by.bias)
 
 
 def norm_gated(
     x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    gate_up: Tensor,
-    bias: Tensor | None = None,
+    norm: Norm,
+    gate_up: Linear,
+    activation: Activation = "silu",
     fused: bool = False,
 ) -> Tensor:
-    """silu(gate) * up [tokens, intermediate], with [gate, up] = norm_linear(x) (Shazeer
-    2020). `fused` is for the GPU.
+    """activation(gate) * up [tokens, intermediate], with [gate, up] = norm_linear(x)
+    (Shazeer 2020). `fused` is for the GPU.
     """
     del fused
-    gate, up = norm_linear(x, norm_weight, eps, gate_up, bias).chunk(2, -1)
-    return F.silu(gate).mul_(up)
+    return gated_mul(norm_linear(x, norm, gate_up), activation)
+
+
+def gated_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+    """activation(gate) * up [tokens, inter] of gates and ups [tokens, 2 * inter]."""
+    gate, up = gate_up.chunk(2, -1)
+    if activation == "silu":
+        return F.silu(gate).mul_(up)
+    if activation == "gelu_tanh":
+        return F.gelu(gate, approximate="tanh").mul_(up)
+    gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+    return (gate * STEEPNESS).sigmoid_().mul_(gate).mul_(up + 1)
 
 
 def scatter(arena: Tensor, pairs: Tensor) -> None:

@@ -4,10 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minfer.kernels.leaves import Activation, Choice, Experts, Router
-
-CLAMP = 7.0  # of the clamped activation
-STEEPNESS = 1.702
+from minfer.kernels.leaves import Choice, Experts, Router
+from minfer.kernels.plain import gated_mul
 
 
 def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
@@ -19,7 +17,7 @@ def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
     scores = logits.sigmoid() if rule.scores == "sigmoid" else logits.softmax(-1)
     ranked = scores if router.correction is None else scores + router.correction
     if rule.groups > rule.kept_groups:
-        by_group = ranked.unflatten(-1, (rule.groups, -1))
+        by_group = ranked.view(len(ranked), rule.groups, -1)
         best = by_group.topk(1 + (rule.ranked_by == "best_two"), -1).values.sum(-1)
         kept = _first_of(best, rule.kept_groups)
         allowed = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, True)
@@ -36,7 +34,8 @@ def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
 
 def _first_of(scores: Tensor, count: int) -> Tensor:
     """Returns the ids of the largest scores, of equal ones the lowest."""
-    return scores.sort(-1, descending=True, stable=True).indices[:, :count]
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
+    return order[:, :count]
 
 
 def add_experts(residual: Tensor, x: Tensor, experts: Experts, choice: Choice) -> None:
@@ -45,10 +44,12 @@ def add_experts(residual: Tensor, x: Tensor, experts: Experts, choice: Choice) -
     """
     chosen = choice.ids.flatten()
     order = chosen.argsort(stable=True)
-    hit, counts = chosen[order].unique_consecutive(return_counts=True)
+    hit, counts = torch.unique(chosen, return_counts=True)
     weights, top_k = choice.weights.flatten(), choice.ids.shape[1]
     total = torch.zeros_like(residual, dtype=torch.float32)
-    for expert, places in zip(hit.tolist(), order.split(counts.tolist()), strict=True):
+    for expert, places in zip(
+        hit.tolist(), torch.split(order, counts.tolist()), strict=True
+    ):
         if expert < 0:
             continue
         tokens = places // top_k
@@ -63,16 +64,5 @@ def expert_feed(x: Tensor, experts: Experts, expert: int) -> Tensor:
         None if bias is None else bias[expert]
         for bias in (experts.gate_up_bias, experts.down_bias)
     )
-    inner = activated(F.linear(x, experts.gate_up[expert], up_bias), experts.activation)
+    inner = gated_mul(F.linear(x, experts.gate_up[expert], up_bias), experts.activation)
     return F.linear(inner, experts.down[expert], down_bias)
-
-
-def activated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """Returns the gated product [tokens, inter] of gates and ups [tokens, 2 * inter]."""
-    gate, up = gate_up.chunk(2, -1)
-    if activation == "silu":
-        return F.silu(gate) * up
-    if activation == "gelu_tanh":
-        return F.gelu(gate, approximate="tanh") * up
-    gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
-    return (up + 1) * gate * (gate * STEEPNESS).sigmoid()

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.kernels import on_triton
+from minfer.kernels.leaves import Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import early, follow
 
@@ -65,8 +66,14 @@ def _rope(
     if normed:  # rounded as in transformers: normalised value, product
         squares = tl.sum(first * first + second * second, 1) / (2 * half)
         scale = tl.rsqrt(squares + eps)[:, None]
-        first = (first * scale).to(left.dtype) * low_norm
-        second = (second * scale).to(left.dtype) * high_norm
+        first *= scale
+        second *= scale
+        if low_norm.dtype != tl.float32:
+            first = first.to(left.dtype)
+            second = second.to(left.dtype)
+        # The product is rounded as well, as in transformers.
+        first = (first * low_norm).to(left.dtype).to(tl.float32)
+        second = (second * high_norm).to(left.dtype).to(tl.float32)
     place = tl.load(positions + token, mask=given, other=0).to(tl.int64)
     angle = table + place[:, None] * (2 * half) + lane
     cos = tl.load(angle, mask=wide, other=0.0)
@@ -96,9 +103,8 @@ def rope_and_cache(
     v_cache: Tensor,
     heads: int,
     kv_heads: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
 ) -> None:
     """Rotate queries in `qkv` [tokens, (heads + 2 kv_heads) * dim] in place, write keys
     and values.
@@ -120,7 +126,6 @@ def rope_and_cache(
             kv_heads,
             q_norm,
             k_norm,
-            eps,
         )
         return
     half = cos_sin.shape[1] // 2
@@ -136,9 +141,9 @@ def rope_and_cache(
         k_cache=k_cache,
         v_cache=v_cache,
         slot_stride=k_cache.stride(1),
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
+        q_norm=None if q_norm is None else q_norm.weight,
+        k_norm=None if k_norm is None else k_norm.weight,
+        eps=0.0 if q_norm is None else q_norm.eps,
         heads=heads,
         kv_heads=kv_heads,
         tokens=len(qkv),
@@ -161,15 +166,14 @@ def _reference(
     v_cache: Tensor,
     heads: int,
     kv_heads: int,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
 ) -> None:
     """`rope_and_cache` in plain torch."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
 
-    def turned(x: Tensor, weight: Tensor | None) -> Tensor:
-        normed = x if weight is None else rms_norm(x, weight, eps)
+    def turned(x: Tensor, norm: Norm | None) -> Tensor:
+        normed = x if norm is None else rms_norm(x, norm)
         first, second = normed.float().chunk(2, -1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 

@@ -88,6 +88,8 @@ class Batch:
     fused: bool = False  # as in `kernels.linear.norm_gated`
     tap: Tap | None = None
     scored: Scored | None = None
+    # [tokens] bool: False for tokens that only pad the step; None: there are none
+    real: Tensor | None = None
     # The rows with drafts: a cache may read a row's context once for all of its inputs,
     # or treat each input as a row of its own.
     verified: Verified | None = None

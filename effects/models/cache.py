@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from minfer.effects.models.batch import Batch
+    from minfer.kernels.leaves import HeadWeights, LatentWeights
 
 
 class PagedCache(Protocol):
@@ -16,13 +17,24 @@ class PagedCache(Protocol):
         batch: "Batch",
         index: int,
         qkv: "Tensor",
-        q_norm: "Tensor | None",
-        k_norm: "Tensor | None",
+        heads: "HeadWeights",
     ) -> "Tensor":
-        """`attend`, for heads that are neither normalised nor rotated yet.
+        """`attend` with the layer's scale, for heads that are neither normalised nor
+        rotated yet.
+        """
+        ...
 
-        `q_norm` and `k_norm` [head_dim] normalise each query and key head; None: they
-        are not normalised.
+    def mix_latent(
+        self,
+        batch: "Batch",
+        index: int,
+        query: "Tensor",
+        latent: "Tensor",
+        weights: "LatentWeights",
+    ) -> "Tensor":
+        """Norm and rotate latents [tokens, rank + rope_dim], rotate queries [tokens,
+        heads * query_dim], both in place, write the latents of the layer `index`, and let
+        each token attend to its context; returns [tokens, heads * value_dim].
         """
         ...
 

@@ -21,6 +21,7 @@ from minfer.effects.models.config_reader import (
 from minfer.effects.models.json_files import CorruptFileError as CorruptFileError
 from minfer.effects.models.json_files import damaged
 from minfer.effects.models.json_files import read_optional as read_optional
+from minfer.effects.models.parts import Part
 from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec
 from minfer.effects.models.weight_files import (
     INDEX_NAME,
@@ -31,7 +32,7 @@ from minfer.effects.models.weight_files import (
     list_names,
 )
 from minfer.effects.models.weight_files import shards as shards
-from minfer.effects.models.weights import Weights, empty_weights, named_parts
+from minfer.effects.models.weights import Weights, checkpoint_parts, empty_weights
 from minfer.effects.models.weights import random_weights as random_weights
 from minfer.values.checks import LARGEST_TOKEN
 
@@ -39,6 +40,7 @@ FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 # Buffers that old versions of transformers wrote although they are computed, not learned.
 HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 PREFIX = "model."  # of all names but the output head's
+STACKED = ".experts.gate_up_proj"  # ends names of matrices of all experts of a layer
 _log = logging.getLogger("minfer.weights")
 
 
@@ -90,27 +92,32 @@ def load_weights(
         found = find_tensors(Path(folder), stack)
         where = _by_model(spec, found, Path(folder))
         weights = empty_weights(spec, dtype or spec.dtype, device)
-        _fill(spec, weights, where, device)
+        parts = list(checkpoint_parts(spec, weights, stacked=_is_stacked(found)))
+        _fill(parts, where, device)
         if spec.tie_word_embeddings and LM_HEAD in where:
             _check_copy(where[LM_HEAD], weights)
     return weights
 
 
-def _fill(
-    spec: ModelSpec, weights: Weights, where: Mapping[str, TensorPlace], device: str
-) -> None:
+def _is_stacked(found: FoundTensors) -> bool:
+    """Returns whether the matrices of all experts of a layer are one tensor: both forms
+    occur.
+    """
+    return any(place.name.endswith(STACKED) for place in found.places.values())
+
+
+def _fill(parts: list[Part], where: Mapping[str, TensorPlace], device: str) -> None:
     """Copy every tensor to its place in the weights, cast where dtypes differ."""
     if device == "cpu":
-        for name, target in named_parts(spec, weights):
-            target.copy_(where[name].tensor())
+        for part in parts:
+            stored = where[part.name].tensor()
+            arranged = stored if part.arrange is None else part.arrange(stored)
+            part.place.copy_(arranged)
         return
     from minfer.effects.models.stream_weights import TensorJob, stream_weights
 
     stream_weights(
-        [
-            TensorJob(where[name].path, where[name].name, target)
-            for name, target in named_parts(spec, weights)
-        ]
+        [TensorJob(where[part.name].path, where[part.name].name, part) for part in parts]
     )
 
 
@@ -135,11 +142,14 @@ def _by_model(
     makes it one of the model's; and a tied model may store its embeddings as the output
     head.
     """
-    blank = named_parts(spec, empty_weights(spec, "float32", "meta"))
-    expected = {name: tuple(part.shape) for name, part in blank}
+    blank = empty_weights(spec, "float32", "meta")
+    parts = checkpoint_parts(spec, blank, stacked=_is_stacked(found))
+    expected = {part.name: part.shape for part in parts}
     where: dict[str, TensorPlace] = {}
     for place in found.places.values():
-        name = _model_name(place.name, {*expected, LM_HEAD})
+        if place.name.startswith(spec.skipped):
+            continue
+        name = _model_name(spec, place.name, {*expected, LM_HEAD})
         if name in where:
             check_same(where[name], place)
         where[name] = place
@@ -155,8 +165,11 @@ def _by_model(
     return {name: where[name] for name in expected}
 
 
-def _model_name(name: str, known: set[str]) -> str:
+def _model_name(spec: ModelSpec, name: str, known: set[str]) -> str:
     """Returns the model's name of a tensor that a file calls `name`."""
+    for prefix in spec.family.prefixes:
+        if (found := name.replace(prefix, "", 1)) in known:
+            return found
     for candidate in (name.removeprefix(PREFIX), PREFIX + name):
         if candidate != name and candidate in known:
             return candidate

@@ -77,6 +77,10 @@ class ConfigReader:
             raise self.error(key, "true or false")
         return bool(value)
 
+    def is_set(self, flag: bool | str) -> bool:
+        """Returns the flag of that name, or what is known without one; "" is False."""
+        return flag if isinstance(flag, bool) else bool(flag) and self.flag(flag)
+
     def ids(self, key: str) -> tuple[int, ...]:
         """Returns token ids without repetition: one, a list of them, or none."""
         value = self.config.get(key)

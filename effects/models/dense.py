@@ -1,6 +1,6 @@
 """The dense feed-forward, one of the feed-forward types: sizes, weights, and its step.
 
-Theory. silu(gate) * up, then down (Shazeer 2020): gate and up come from one fused
+Theory. activation(gate) * up, then down (Shazeer 2020): gate and up come from one fused
 product, with the activation inside where that is faster. With tensor parallelism, the
 first is split by column, the second by row.
 """
@@ -13,14 +13,17 @@ from attrs import frozen
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
 from minfer.effects.models.linear import (
-    Linear,
     LinearSizes,
     Maker,
-    Shard,
+    NormRule,
     bias_parts,
+    norm_part,
     weight_parts,
 )
-from minfer.effects.models.products import Ranks, add_product, norm_gated
+from minfer.effects.models.model_step import ModelStep
+from minfer.effects.models.parts import Part
+from minfer.effects.models.products import add_product, norm_gated
+from minfer.kernels.leaves import Activation, Linear, Norm, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,13 +35,16 @@ class Dense:
 
     hidden_size: int
     intermediate_size: int
+    norms: NormRule
     bias: bool = False
+    activation: Activation = "silu"
+    name: str = "mlp"  # in a layer of a checkpoint
 
     @property
     def gate_up(self) -> LinearSizes:
         """The gate, and what it multiplies."""
         return LinearSizes(
-            names=("mlp.gate_proj", "mlp.up_proj"),
+            names=(f"{self.name}.gate_proj", f"{self.name}.up_proj"),
             outputs=(self.intermediate_size, self.intermediate_size),
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
@@ -49,12 +55,17 @@ class Dense:
     def down(self) -> LinearSizes:
         """Back to the residual stream."""
         return LinearSizes(
-            names=("mlp.down_proj",),
+            names=(f"{self.name}.down_proj",),
             outputs=(self.hidden_size,),
             inputs=self.intermediate_size,
             shard=Shard.ROW,
             bias=self.bias,
         )
+
+    @property
+    def largest_matrix(self) -> int:
+        """Elements of the largest matrix of a checkpoint."""
+        return self.hidden_size * self.intermediate_size
 
     @property
     def matrix_elements(self) -> int:
@@ -63,8 +74,14 @@ class Dense:
 
     @property
     def parameters(self) -> int:
-        """Elements of all weights, the norm included."""
-        return self.gate_up.elements + self.down.elements + self.hidden_size
+        """Elements of all weights, the norms included."""
+        norms = self.hidden_size * (1 + self.norms.after)
+        return self.gate_up.elements + self.down.elements + norms
+
+    @property
+    def active_parameters(self) -> int:
+        """Elements that a token is multiplied with."""
+        return self.parameters
 
     @property
     def activation_elements(self) -> int:
@@ -76,43 +93,68 @@ class Dense:
 class DenseWeights:
     """The weights of one layer's feed-forward."""
 
-    norm: "Tensor"  # [hidden], of the input
+    norm: Norm  # [hidden], of the input
     gate_up: Linear
     down: Linear
+    after: Norm | None = None  # [hidden], of the result
 
 
-def read_dense(read: ConfigReader, family: Family) -> Dense:
-    """Returns the feed-forward of every layer, from a config. Raises
+def read_dense(read: ConfigReader, family: Family, norms: NormRule) -> Dense:
+    """Returns the dense feed-forward of a model, from a config. Raises
     `ModelConfigError`.
     """
     return Dense(
         hidden_size=read.size("hidden_size"),
         intermediate_size=read.size("intermediate_size"),
-        bias="mlp_bias" in family.bias_flags and read.flag("mlp_bias"),
+        norms=norms,
+        bias=read.is_set(family.mlp_bias),
+        activation=family.activation,
     )
 
 
 def empty_dense(sizes: Dense, make: Maker) -> DenseWeights:
     """Returns uninitialised weights of these sizes."""
+    norms = sizes.norms
     return DenseWeights(
-        norm=make.vector(sizes.hidden_size),
+        norm=make.norm(sizes.hidden_size, norms),
         gate_up=make.linear(sizes.gate_up),
         down=make.linear(sizes.down),
+        after=make.norm(sizes.hidden_size, norms) if norms.after else None,
     )
 
 
-def dense_parts(sizes: Dense, weights: DenseWeights) -> "Iterator[tuple[str, Tensor]]":
-    """Yields each tensor's name in a layer of a checkpoint, and its place: a view."""
-    yield "post_attention_layernorm.weight", weights.norm
-    yield from weight_parts(sizes.gate_up, weights.gate_up)
-    yield from weight_parts(sizes.down, weights.down)
-    yield from bias_parts(sizes.gate_up, weights.gate_up)
-    yield from bias_parts(sizes.down, weights.down)
+def feed_norm_parts(norm: Norm, after: Norm | None, rule: NormRule) -> Iterator[Part]:
+    """Yields the norms of a feed-forward, as a layer of a checkpoint names them."""
+    if after is None:
+        yield norm_part("post_attention_layernorm", norm, rule)
+        return
+    yield norm_part("pre_feedforward_layernorm", norm, rule)
+    yield norm_part("post_feedforward_layernorm", after, rule)
+
+
+def dense_parts(sizes: Dense, weights: DenseWeights) -> Iterator[Part]:
+    """Yields the tensors of a layer of a checkpoint, with their places."""
+    yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
+    yield from matrix_parts(sizes, weights.gate_up, weights.down)
+
+
+def matrix_parts(sizes: Dense, gate_up: Linear, down: Linear) -> Iterator[Part]:
+    """Yields the tensors without the norms."""
+    yield from weight_parts(sizes.gate_up, gate_up)
+    yield from weight_parts(sizes.down, down)
+    yield from bias_parts(sizes.gate_up, gate_up)
+    yield from bias_parts(sizes.down, down)
 
 
 def feed_dense(
-    weights: DenseWeights, hidden: "Tensor", eps: float, ranks: Ranks, *, fused: bool
+    sizes: Dense, weights: DenseWeights, hidden: "Tensor", step: ModelStep
 ) -> None:
     """Add the feed-forward of `hidden` [tokens, hidden] to it."""
-    inner = norm_gated(hidden, weights.norm, eps, weights.gate_up, fused=fused)
-    add_product(hidden, inner, weights.down, ranks)
+    inner = norm_gated(
+        hidden,
+        weights.norm,
+        weights.gate_up,
+        sizes.activation,
+        fused=step.batch.fused,
+    )
+    add_product(hidden, inner, weights.down, step.ranks, weights.after)

@@ -4,35 +4,38 @@ Theory. Each query head attends over keys and values of the tokens up to its own
 the last `window` of them; several query heads share one key head (Ainslie et al. 2023),
 so that a token stores fewer keys and values. Queries, keys and values come from one fused
 product; the cache normalises and rotates heads, stores the new keys and values, and
-attends; the product that follows mixes the heads.
+attends; the product that follows mixes the heads. With *sinks* each head has one more
+logit, whose share of the softmax goes to no value (gpt-oss; Xiao et al. 2023).
 
 With tensor parallelism, heads are split: the fused product by column, the one after it by
 row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
 from minfer.effects.models.linear import (
-    Linear,
     LinearSizes,
     Maker,
-    Shard,
+    NormRule,
     bias_parts,
+    norm_part,
     weight_parts,
 )
-from minfer.effects.models.products import norm_linear
+from minfer.effects.models.model_step import ModelStep
+from minfer.effects.models.parts import Part
+from minfer.effects.models.products import add_product, norm_linear
+from minfer.effects.models.rope import FULL, SLIDING, Rope
+from minfer.effects.models.windows import read_windows
+from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from minfer.effects.models.batch import Batch
 
 RANGE = 8192  # the most tokens that one program of Flash-Decoding reads
 PROCESSORS = 132  # of a GPU, which the splits should fill
@@ -48,9 +51,13 @@ class GQA:
     kv_heads: int
     head_dim: int
     window: int | None = None  # keys up to its own that a query attends to; None: all
+    rope: Rope | None = None  # None: transformers' model handles positions
+    scale: float  # multiplies the scores
+    norms: NormRule
     qk_norm: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
+    sinks: bool = False
 
     @property
     def q_size(self) -> int:
@@ -61,6 +68,16 @@ class GQA:
     def kv_size(self) -> int:
         """Width of all key heads together (and of all value heads)."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a head's query."""
+        return self.head_dim
+
+    @property
+    def rotated(self) -> int:
+        """Dimensions of a head that are rotated, if there is a rotation."""
+        return self.head_dim
 
     # --- weights ------------------------------------------------------------------------
 
@@ -94,8 +111,9 @@ class GQA:
     @property
     def parameters(self) -> int:
         """Elements of all weights, norms included."""
-        norms = self.hidden_size + 2 * self.head_dim * self.qk_norm
-        return self.qkv.elements + self.out.elements + norms
+        norms = self.hidden_size * (1 + self.norms.after)
+        norms += 2 * self.head_dim * self.qk_norm
+        return self.qkv.elements + self.out.elements + norms + self.heads * self.sinks
 
     # --- memory -------------------------------------------------------------------------
 
@@ -131,23 +149,30 @@ class GQA:
         contexts of `length`: the splits fill the processors, and none has more than
         `RANGE` tokens.
         """
-        ranges = rows * self.kv_heads * -(-length // RANGE)
-        ranges = max(RANGES_EACH * PROCESSORS, ranges)
+        ranges = partial_ranges(rows, self.kv_heads, length)
         return 4 * ranges * (self.heads // self.kv_heads) * (self.head_dim + 1)
+
+
+def partial_ranges(rows: int, kv_heads: int, length: int) -> int:
+    """Returns the ranges into which `rows` contexts of `length` are cut, at most."""
+    ranges = rows * kv_heads * -(-length // RANGE)
+    return max(RANGES_EACH * PROCESSORS, ranges)
 
 
 @frozen(eq=False, kw_only=True)
 class GQAWeights:
-    """The weights of one layer's attention. None: the model has none."""
+    """The weights of one layer's attention."""
 
-    norm: "Tensor"  # [hidden], of the input
+    norm: Norm  # [hidden], of the input
     qkv: Linear
-    q_norm: "Tensor | None"  # [head_dim]
-    k_norm: "Tensor | None"  # [head_dim]
+    heads: HeadWeights
     out: Linear
+    after: Norm | None = None  # [hidden], of the result
 
 
-def read_gqa(read: ConfigReader, family: Family) -> tuple[GQA, ...]:
+def read_gqa(
+    read: ConfigReader, family: Family, norms: NormRule, ropes: Mapping[str, Rope]
+) -> tuple[GQA, ...]:
     """Returns the attention of each layer, from a config. Raises `ModelConfigError`,
     `UnsupportedModelError`.
     """
@@ -164,91 +189,98 @@ def read_gqa(read: ConfigReader, family: Family) -> tuple[GQA, ...]:
         raise read.error(
             "head_dim", f"even, which {head_dim} is not, as its halves are paired"
         )
-    bias = "attention_bias" in family.bias_flags and read.flag("attention_bias")
-    return tuple(
-        GQA(
-            hidden_size=hidden,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            window=window,
-            qk_norm=family.qk_norm,
-            qkv_bias=family.qkv_bias or bias,
-            out_bias=bias,
-        )
-        for window in _windows(read, family, read.size("num_hidden_layers"))
+    for rope in ropes.values():
+        if rope.turning(head_dim) % 4 and rope.partial != 1:
+            raise read.error("partial_rotary_factor", f"a quarter of {head_dim}, or more")
+    divisor = read.positive(family.score_scale) if family.score_scale else head_dim
+    made = GQA(
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=divisor**-0.5,
+        norms=norms,
+        qk_norm=read.is_set(family.qk_norm),
+        qkv_bias=read.is_set(family.qkv_bias),
+        out_bias=read.is_set(family.out_bias),
+        sinks=family.sinks,
     )
-
-
-def _windows(read: ConfigReader, family: Family, layers: int) -> tuple[int | None, ...]:
-    """Returns the window of each layer, as transformers' configuration classes derive
-    it.
-    """
-    window = _window(read, family)
-    first = read.size("max_window_layers", low=0) if family.windows == "upper" else 0
-    kinds = read.config.get("layer_types")
-    if kinds is None:
-        return tuple(window if i >= first else None for i in range(layers))
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise read.error("layer_types", f"null or a list of num_hidden_layers = {layers}")
-    other = sorted(set(map(str, kinds)) - {"full_attention", "sliding_attention"})
-    if other or (family.windows == "every" and window and "full_attention" in kinds):
-        raise read.refusal(
-            f"layer_types {other or kinds} are not known to {family.architecture}"
-        )
-    if "sliding_attention" in kinds and window is None:
-        raise read.error(
-            "layer_types", "all full_attention, as no sliding window is in use"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _window(read: ConfigReader, family: Family) -> int | None:
-    """Returns the window of layers that have one, if the config sets it."""
-    used = read.flag("use_sliding_window")
-    if read.absent("sliding_window"):
-        return None
-    if family.windows == "none" and (used or read.absent("use_sliding_window")):
-        raise read.refusal(f"sliding_window is not known to {family.architecture}")
-    if used or family.windows == "every":
-        return read.size("sliding_window", low=2)
-    return None
+    return tuple(
+        evolve(made, window=window, rope=ropes[SLIDING if window else FULL])
+        for window in read_windows(read, family)
+    )
 
 
 def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
     """Returns uninitialised weights of these sizes."""
+
+    def norm(size: int, wanted: bool) -> Norm | None:
+        return make.norm(size, sizes.norms) if wanted else None
+
     return GQAWeights(
-        norm=make.vector(sizes.hidden_size),
+        norm=make.norm(sizes.hidden_size, sizes.norms),
         qkv=make.linear(sizes.qkv),
-        q_norm=make.vector(sizes.head_dim) if sizes.qk_norm else None,
-        k_norm=make.vector(sizes.head_dim) if sizes.qk_norm else None,
+        heads=HeadWeights(
+            q_norm=norm(sizes.head_dim, sizes.qk_norm),
+            k_norm=norm(sizes.head_dim, sizes.qk_norm),
+            sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
+        ),
         out=make.linear(sizes.out),
+        after=norm(sizes.hidden_size, sizes.norms.after),
     )
 
 
-def gqa_parts(sizes: GQA, weights: GQAWeights) -> "Iterator[tuple[str, Tensor]]":
-    """Yields each tensor's name in a layer of a checkpoint, and its place: a view."""
-    yield "input_layernorm.weight", weights.norm
-    yield from weight_parts(sizes.qkv, weights.qkv)
-    yield from bias_parts(sizes.qkv, weights.qkv)
-    if weights.q_norm is not None:
-        yield "self_attn.q_norm.weight", weights.q_norm
-    if weights.k_norm is not None:
-        yield "self_attn.k_norm.weight", weights.k_norm
+def gqa_parts(sizes: GQA, weights: GQAWeights) -> Iterator[Part]:
+    """Yields the tensors of a layer of a checkpoint, with their places."""
+    norms, heads = sizes.norms, weights.heads
+    yield norm_part("input_layernorm", weights.norm, norms)
+    order = None if sizes.rope is None else sizes.rope.order(sizes.head_dim)
+    for part in (
+        *weight_parts(sizes.qkv, weights.qkv),
+        *bias_parts(sizes.qkv, weights.qkv),
+    ):
+        of_values = part.name.startswith("self_attn.v_proj")
+        yield part if of_values else _ordered(part, order)
+    if heads.q_norm is not None:
+        yield _ordered(norm_part("self_attn.q_norm", heads.q_norm, norms), order)
+    if heads.k_norm is not None:
+        yield _ordered(norm_part("self_attn.k_norm", heads.k_norm, norms), order)
+    if heads.sinks is not None:
+        yield Part("self_attn.sinks", heads.sinks)
     yield from weight_parts(sizes.out, weights.out)
     yield from bias_parts(sizes.out, weights.out)
+    if weights.after is not None:
+        yield norm_part("post_attention_layernorm", weights.after, norms)
 
 
-def mix_gqa(
+def _ordered(part: Part, order: list[int] | None) -> Part:
+    """Returns a part of queries or keys, the dimensions of its heads in `order`."""
+    if order is None:
+        return part
+    arrange = part.arrange
+
+    def ordered(stored: "Tensor") -> "Tensor":
+        found = stored if arrange is None else arrange(stored)
+        by_head = found.view(-1, len(order), *found.shape[1:])
+        return by_head[:, order].view(found.shape)
+
+    return evolve(part, arrange=ordered)
+
+
+def attend_gqa(
     weights: GQAWeights,
     hidden: "Tensor",
-    eps: float,
     index: int,
-    batch: "Batch",
-    cache: PagedCache,
+    step: ModelStep,
+    keep: "Tensor | None",
 ) -> "Tensor":
-    """Returns the results of the heads of layer `index`: [tokens, hidden] -> [tokens,
-    heads * head_dim].
+    """Returns the residual stream with the attention of layer `index` added: of the
+    tokens `keep`, or of all.
     """
-    qkv = norm_linear(hidden, weights.norm, eps, weights.qkv)
-    return cache.mix(batch, index, qkv, weights.q_norm, weights.k_norm)
+    qkv = norm_linear(hidden, weights.norm, weights.qkv)
+    mixed = step.cache.mix(step.batch, index, qkv, weights.heads)
+    if keep is not None:
+        # Of the other tokens, only keys and values are needed.
+        hidden, mixed = hidden.index_select(0, keep), mixed.index_select(0, keep)
+    add_product(hidden, mixed, weights.out, step.ranks, weights.after)
+    return hidden

@@ -1,9 +1,9 @@
 """A decoder layer as a value: an attention and a feed-forward, each of one of the types.
 
 Each type is a file of its own, with its sizes (read from a config, without torch), its
-weights, made of `Linear` leaves, and its step, a function over them. This file lists the
-types: another one is one more member of a union, and one more case of each function
-below.
+weights, made of leaves, and its step, a function over them, which adds to the residual
+stream. This file lists the types: another one is one more member of a union, and one more
+case of each function below.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.dense import (
     Dense,
@@ -25,23 +24,39 @@ from minfer.effects.models.families import Family
 from minfer.effects.models.gqa import (
     GQA,
     GQAWeights,
+    attend_gqa,
     empty_gqa,
     gqa_parts,
-    mix_gqa,
     read_gqa,
 )
-from minfer.effects.models.linear import Maker
-from minfer.effects.models.products import Ranks
+from minfer.effects.models.linear import Maker, NormRule
+from minfer.effects.models.mla import (
+    MLA,
+    MLAWeights,
+    attend_mla,
+    empty_mla,
+    mla_parts,
+    read_mla,
+)
+from minfer.effects.models.model_step import ModelStep
+from minfer.effects.models.moe import (
+    MoE,
+    MoEWeights,
+    empty_moe,
+    feed_moe,
+    moe_parts,
+    read_moe,
+)
+from minfer.effects.models.parts import Part
+from minfer.effects.models.rope import FULL, parse_ropes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minfer.effects.models.batch import Batch
-
-Attention = GQA
-FeedForward = Dense
-AttentionWeights = GQAWeights
-FeedForwardWeights = DenseWeights
+Attention = GQA | MLA
+FeedForward = Dense | MoE
+AttentionWeights = GQAWeights | MLAWeights
+FeedForwardWeights = DenseWeights | MoEWeights
 
 
 @frozen
@@ -60,6 +75,11 @@ class Layer:
     def parameters(self) -> int:
         """Elements of all weights."""
         return self.attention.parameters + self.feed_forward.parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Elements that a token is multiplied with."""
+        return self.attention.parameters + self.feed_forward.active_parameters
 
 
 @frozen(eq=False)
@@ -93,65 +113,97 @@ def layer_groups(layers: tuple[Layer, ...]) -> tuple[LayerGroup, ...]:
     return tuple(LayerGroup(kind, tuple(found)) for kind, found in members.items())
 
 
-def read_layers(read: ConfigReader, family: Family) -> tuple[Layer, ...]:
-    """Returns the layers that a config describes. Raises `ModelConfigError` and
-    `UnsupportedModelError`.
+def read_layers(
+    read: ConfigReader, family: Family, norms: NormRule
+) -> tuple[tuple[Layer, ...], int]:
+    """Returns the layers that a config describes, and the context in tokens. Raises
+    `ModelConfigError` and `UnsupportedModelError`.
     """
+    ropes, context = parse_ropes(
+        read, by_kind=family.ropes_by_kind, partial=family.partial_rotary
+    )
+    attentions: tuple[Attention, ...]
     match family.attention:
         case "gqa":
-            attentions = read_gqa(read, family)
-    match family.feed_forward:
-        case "dense":
-            feed_forward = read_dense(read, family)
-    return tuple(Layer(attention, feed_forward) for attention in attentions)
+            attentions = read_gqa(read, family, norms, ropes)
+        case "mla":
+            attentions = read_mla(read, family, norms, ropes[FULL])
+    feed_forwards = _feed_forwards(read, family, norms, len(attentions))
+    return tuple(map(Layer, attentions, feed_forwards)), context
+
+
+def _feed_forwards(
+    read: ConfigReader, family: Family, norms: NormRule, layers: int
+) -> list[FeedForward]:
+    """Returns the feed-forward of each layer."""
+    keys = family.experts
+    if keys is None:
+        return [read_dense(read, family, norms)] * layers
+    first = read.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
+    every = read.size("decoder_sparse_step", 1)
+    dense = {*read.ids("mlp_only_layers"), *range(first)}
+    dense |= {i for i in range(layers) if (i + 1) % every}
+    sparse = read_moe(read, family, keys, norms)
+    plain = read_dense(read, family, norms) if dense & {*range(layers)} else None
+    return [sparse if i not in dense or plain is None else plain for i in range(layers)]
 
 
 def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
     """Returns uninitialised weights of a layer."""
+    attention: AttentionWeights
+    feed_forward: FeedForwardWeights
     match layer.attention:
         case GQA() as gqa:
             attention = empty_gqa(gqa, make)
+        case MLA() as mla:
+            attention = empty_mla(mla, make)
     match layer.feed_forward:
         case Dense() as dense:
             feed_forward = empty_dense(dense, make)
+        case MoE() as moe:
+            feed_forward = empty_moe(moe, make)
     return LayerWeights(attention, feed_forward)
 
 
-def layer_parts(layer: Layer, weights: LayerWeights) -> "Iterator[tuple[str, Tensor]]":
-    """Yields each tensor's name in a layer of a checkpoint, and its place: a view."""
-    match layer.attention, weights.attention:
-        case GQA() as gqa, GQAWeights() as attention:
-            yield from gqa_parts(gqa, attention)
-    match layer.feed_forward, weights.feed_forward:
-        case Dense() as dense, DenseWeights() as feed_forward:
-            yield from dense_parts(dense, feed_forward)
-
-
-def mix(
-    weights: AttentionWeights,
-    hidden: "Tensor",
-    eps: float,
-    index: int,
-    batch: "Batch",
-    cache: PagedCache,
-) -> "Tensor":
-    """Returns the results of attention, before the product `out`: [tokens, out's
-    inputs].
+def layer_parts(
+    layer: Layer, weights: LayerWeights, *, stacked: bool = False
+) -> Iterator[Part]:
+    """Yields the tensors of a layer of a checkpoint, with their places. `stacked`: the
+    matrices of experts are one tensor.
     """
-    match weights:
-        case GQAWeights():
-            return mix_gqa(weights, hidden, eps, index, batch, cache)
+    match layer.attention, weights.attention:
+        case GQA() as gqa, GQAWeights() as of_gqa:
+            yield from gqa_parts(gqa, of_gqa)
+        case MLA() as mla, MLAWeights() as of_mla:
+            yield from mla_parts(mla, of_mla)
+    match layer.feed_forward, weights.feed_forward:
+        case Dense() as dense, DenseWeights() as of_dense:
+            yield from dense_parts(dense, of_dense)
+        case MoE() as moe, MoEWeights() as of_moe:
+            yield from moe_parts(moe, of_moe, stacked=stacked)
 
 
-def feed(
-    weights: FeedForwardWeights,
+def attend(
+    weights: LayerWeights,
     hidden: "Tensor",
-    eps: float,
-    ranks: Ranks,
-    *,
-    fused: bool,
-) -> None:
+    index: int,
+    step: ModelStep,
+    keep: "Tensor | None" = None,
+) -> "Tensor":
+    """Returns the residual stream [tokens, hidden] with the attention of layer `index`
+    added: of the tokens `keep` alone, or of all.
+    """
+    match weights.attention:
+        case GQAWeights() as of_gqa:
+            return attend_gqa(of_gqa, hidden, index, step, keep)
+        case MLAWeights() as of_mla:
+            return attend_mla(of_mla, hidden, index, step, keep)
+
+
+def feed(layer: Layer, weights: LayerWeights, hidden: "Tensor", step: ModelStep) -> None:
     """Add the feed-forward of `hidden` [tokens, hidden] to it."""
-    match weights:
-        case DenseWeights():
-            feed_dense(weights, hidden, eps, ranks, fused=fused)
+    match layer.feed_forward, weights.feed_forward:
+        case Dense() as dense, DenseWeights() as of_dense:
+            feed_dense(dense, of_dense, hidden, step)
+        case MoE() as moe, MoEWeights() as of_moe:
+            feed_moe(moe, of_moe, hidden, step)

@@ -1,12 +1,12 @@
-"""A matrix of a model, with how its numbers are stored and split: the leaf of weights.
+"""Matrices of a model: their sizes, their places in a checkpoint, and each rank's part.
 
 Theory. Nearly all bytes of a model are matrices, y = x @ weight.T + bias, and deployments
 differ in two things about them. The *scheme* is how their numbers are stored, and so
-which kernel multiplies with them (products.py chooses): unquantized, or in fewer bits
-with scales. The *shard axis* is how ranks of tensor parallelism split them (Shoeybi et
-al. 2019): by columns of the product, of which each rank then has a part, or by rows of
-it, where each rank has a part of every sum. A column split followed by a row split needs
-one sum over the ranks.
+which kernel multiplies with them (kernels/leaves.py has it, products.py chooses):
+unquantized, or in fewer bits with scales. The *shard axis* is how ranks of tensor
+parallelism split them (Shoeybi et al. 2019): by columns of the product, of which each
+rank then has a part, or by rows of it, where each rank has a part of every sum. A column
+split followed by a row split needs one sum over the ranks.
 
 Matrices that read the same input are *fused*, one below the other (queries, keys and
 values; gate and up): at batch 1 each product costs a launch and a pass over its input.
@@ -17,38 +17,20 @@ torch is imported only where tensors are made.
 
 import math
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.parts import Part
+from minfer.kernels.leaves import PLAIN, Linear, Norm, Scheme, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # Elements: about where a matrix does not fit the CPU's own cache any more.
 BY_COLUMN: Final = 1 << 22
-
-
-class Scheme(Enum):
-    """How a matrix's numbers are stored. All but the first have `scales`, and no kernel
-    yet.
-    """
-
-    PLAIN = "plain"  # float32, bfloat16 or float16: the activations' dtype
-    FP8 = "fp8"
-    INT8 = "int8"
-    INT4 = "int4"
-
-
-class Shard(Enum):
-    """Which part of a matrix each rank has, when several share a model."""
-
-    NONE = "none"  # all of it
-    COLUMN = "column"  # some outputs: rows of `weight`, a part of each fused matrix
-    ROW = "row"  # some inputs: columns of `weight`; the products have to be summed
 
 
 @frozen
@@ -72,16 +54,15 @@ class LinearSizes:
         return self.matrix_elements + sum(self.outputs) * self.bias
 
 
-@frozen(eq=False, kw_only=True)
-class Linear:
-    """A matrix, or several fused ones, that activations are multiplied with."""
+@frozen
+class NormRule:
+    """How the norms of a sublayer work."""
 
-    weight: "Tensor"  # [outputs, inputs]
-    bias: "Tensor | None" = None  # [outputs]
-    scheme: Scheme = Scheme.PLAIN
-    scales: "Tensor | None" = None  # factors for the numbers of `weight`
-    shard: Shard = Shard.NONE
-    parts: tuple[int, ...]  # outputs of each matrix fused in it
+    eps: float
+    # Checkpoints store factors less 1; the product with them is in float32 (Gemma).
+    offset: bool = False
+    # The sublayer's result is normalised too, before it is added (Gemma).
+    after: bool = False
 
 
 @frozen
@@ -122,11 +103,20 @@ class Maker:
             return torch.empty((columns, rows), dtype=kind).t()
         return torch.empty((rows, columns), dtype=kind, device=place)
 
-    def vector(self, size: int) -> "Tensor":
-        """Returns [size] in the activations' dtype."""
+    def vector(self, size: int, dtype: str | None = None) -> "Tensor":
+        """Returns [size] in `dtype`, or the activations'."""
+        return self.tensor(size, dtype=dtype)
+
+    def norm(self, size: int, rule: NormRule) -> Norm:
+        """Returns a norm of `size` elements."""
+        return Norm(self.vector(size, "float32" if rule.offset else None), rule.eps)
+
+    def tensor(self, *shape: int, dtype: str | None = None) -> "Tensor":
+        """Returns a tensor in `dtype`, or the activations'."""
         import torch
 
-        return torch.empty(size, dtype=torch_dtype(self.dtype), device=self.device)
+        kind = torch_dtype(dtype or self.dtype)
+        return torch.empty(shape, dtype=kind, device=self.device)
 
 
 def scheme_of(weight_dtype: str, dtype: str) -> Scheme:
@@ -140,26 +130,33 @@ def scheme_of(weight_dtype: str, dtype: str) -> Scheme:
             f"weights in {weight_dtype} under activations in {dtype} are not supported; "
             f"use one type for both"
         )
-    return Scheme.PLAIN
+    return PLAIN
 
 
-def weight_parts(sizes: LinearSizes, linear: Linear) -> "Iterator[tuple[str, Tensor]]":
-    """Yields each fused matrix: its tensor's name in a layer of a checkpoint, and a
-    view.
-    """
+def weight_parts(sizes: LinearSizes, linear: Linear) -> Iterator[Part]:
+    """Yields each fused matrix: its name in a layer of a checkpoint, and its place."""
     for name, part in zip(
         sizes.names, linear.weight.split_with_sizes(linear.parts), strict=True
     ):
-        yield f"{name}.weight", part
+        yield Part(f"{name}.weight", part)
 
 
-def bias_parts(sizes: LinearSizes, linear: Linear) -> "Iterator[tuple[str, Tensor]]":
+def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[Part]:
     """Yields the bias of each fused matrix, likewise; nothing if there are none."""
     if linear.bias is not None:
         for name, part in zip(
             sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
         ):
-            yield f"{name}.bias", part
+            yield Part(f"{name}.bias", part)
+
+
+def norm_part(name: str, norm: Norm, rule: NormRule) -> Part:
+    """Returns the place of a norm's factors."""
+    return Part(f"{name}.weight", norm.weight, _plus_one if rule.offset else None)
+
+
+def _plus_one(stored: "Tensor") -> "Tensor":
+    return stored.float() + 1
 
 
 def sharded(linear: Linear, rank: int, ranks: int) -> Linear:
@@ -168,10 +165,8 @@ def sharded(linear: Linear, rank: int, ranks: int) -> Linear:
     Where products are summed over the ranks, only the first has the bias. Raises
     ValueError if the matrix cannot be split evenly.
     """
-    if linear.scheme is not Scheme.PLAIN:
-        raise ValueError(
-            f"scales of {linear.scheme.value} matrices cannot be divided yet"
-        )
+    if linear.scheme is not PLAIN:
+        raise ValueError(f"scales of {linear.scheme.name} matrices cannot be divided yet")
     if linear.shard is Shard.NONE:
         return linear
     if linear.shard is Shard.ROW:

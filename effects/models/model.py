@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from attrs import evolve
 from torch import Tensor
 
 from minfer.effects.models.batch import Batch, Scored, Tap
 from minfer.effects.models.cache import PagedCache
-from minfer.effects.models.layers import feed, mix
-from minfer.effects.models.products import ALONE, Ranks, add_product, norm_linear
+from minfer.effects.models.layers import attend, feed
+from minfer.effects.models.model_step import ModelStep
+from minfer.effects.models.products import ALONE, Ranks, norm_linear
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
+from minfer.kernels.leaves import Norm
 from minfer.kernels.plain import rms_norm
 
 # A step and its PagedCache: logits [sampled, vocab].
@@ -41,23 +44,33 @@ def forward(
     CPU, IndexError otherwise). `ranks` run this at once, each with its part of the split
     matrices.
     """
-    eps, last = spec.rms_norm_eps, len(weights.layers) - 1
-    picked = _picked(batch)
+    last, picked = len(spec.layers) - 1, _picked(batch)
     with torch.inference_mode():
-        hidden = F.embedding(batch.tokens, weights.embed)  # [tokens, hidden]
-        for index, layer in enumerate(weights.layers):
-            mixed = mix(layer.attention, hidden, eps, index, batch, cache)
-            if index == last and picked is not None:
-                # In the last layer, only keys and values of the other tokens are needed.
-                hidden = hidden.index_select(0, picked)
-                mixed = mixed.index_select(0, picked)
-            add_product(hidden, mixed, layer.attention.out, ranks)
-            feed(layer.feed_forward, hidden, eps, ranks, fused=batch.fused)
+        hidden = _embedded(spec, weights, batch.tokens)  # [tokens, hidden]
+        step = ModelStep(batch, cache, ranks, batch.real)
+        for index, (layer, its) in enumerate(
+            zip(spec.layers, weights.layers, strict=True)
+        ):
+            # The last layer continues with fewer tokens.
+            keep = picked if index == last else None
+            hidden = attend(its, hidden, index, step, keep)
+            if keep is not None and step.real is not None:
+                step = evolve(step, real=step.real.index_select(0, keep))
+            feed(layer, its, hidden, step)
         if batch.scored is not None:
-            hidden = _scored(batch.scored, hidden, weights, eps)
+            hidden = _scored(batch.scored, hidden, weights)
         if batch.tap is not None:
-            hidden = _tapped(batch.tap, hidden, weights.norm, eps)
-        return norm_linear(hidden, weights.norm, eps, weights.lm_head)
+            hidden = _tapped(batch.tap, hidden, weights.norm)
+        return norm_linear(hidden, weights.norm, weights.lm_head)
+
+
+def _embedded(spec: ModelSpec, weights: Weights, tokens: Tensor) -> Tensor:
+    """Returns the embeddings of tokens, scaled by a factor in their own dtype."""
+    hidden = F.embedding(tokens, weights.embed)
+    if spec.embedding_scale != 1:
+        factor = torch.tensor(spec.embedding_scale, dtype=hidden.dtype)
+        hidden.mul_(factor.item())
+    return hidden
 
 
 def _picked(batch: Batch) -> Tensor | None:
@@ -73,20 +86,20 @@ def _picked(batch: Batch) -> Tensor | None:
     return torch.cat((sample.to(more[0].dtype), *more))
 
 
-def _scored(scored: Scored, hidden: Tensor, weights: Weights, eps: float) -> Tensor:
+def _scored(scored: Scored, hidden: Tensor, weights: Weights) -> Tensor:
     """Pass the logits of scored tokens, which come last, to `take`; returns the others'
     states.
     """
     others = len(hidden) - len(scored.tokens)
     own = hidden[others:]
     for span in scored.spans():
-        logits = norm_linear(own[span], weights.norm, eps, weights.lm_head)
+        logits = norm_linear(own[span], weights.norm, weights.lm_head)
         scored.take(span.start, logits)
     return hidden[:others]
 
 
-def _tapped(tap: Tap, hidden: Tensor, norm: Tensor, eps: float) -> Tensor:
+def _tapped(tap: Tap, hidden: Tensor, norm: Norm) -> Tensor:
     """Write the states of tapped tokens, which come last; returns the others'."""
     others = len(hidden) - len(tap.tokens)
-    tap.states.copy_(rms_norm(hidden[others:], norm, eps))
+    tap.states.copy_(rms_norm(hidden[others:], norm))
     return hidden[:others]

@@ -1,62 +1,24 @@
-"""Chooses the kernel of a product with a `Linear`: by its scheme and device.
+"""Chooses the kernels of products with leaves of weights: by scheme and device.
 
-A model needs only three products: one with the norm before it inside, one with the gate
-after it inside, and one whose result is added to the residual stream. Kernels decide what
-they fuse with them; a scheme without a kernel is refused by name.
+A model needs few products: with the norm before it inside, with the gate after it inside,
+with its result added to the residual stream, and those of experts. Kernels decide what
+they fuse; a scheme without a kernel is refused by name.
 
 torch is imported with the first product: sizes of models are read without it.
 """
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Final, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.linear import Linear, Scheme
+from minfer.kernels.leaves import Activation, Choice, Experts, Linear, Norm, Router
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Products(Protocol):
-    """The products of a module of kernels with plain matrices; see
-    `minfer.kernels.plain`.
-    """
-
-    def norm_linear(
-        self,
-        x: "Tensor",
-        norm_weight: "Tensor",
-        eps: float,
-        weight: "Tensor",
-        bias: "Tensor | None" = None,
-    ) -> "Tensor":
-        """Returns rms_norm(x) @ weight.T + bias."""
-        ...
-
-    def norm_gated(
-        self,
-        x: "Tensor",
-        norm_weight: "Tensor",
-        eps: float,
-        gate_up: "Tensor",
-        bias: "Tensor | None" = None,
-        fused: bool = False,
-    ) -> "Tensor":
-        """Returns silu(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias."""
-        ...
-
-    def linear_add(
-        self,
-        residual: "Tensor",
-        x: "Tensor",
-        weight: "Tensor",
-        bias: "Tensor | None" = None,
-    ) -> None:
-        """residual += x @ weight.T + bias."""
-        ...
 
 
 @frozen
@@ -71,57 +33,103 @@ class Ranks:
 ALONE: Final = Ranks()
 
 
-def norm_linear(x: "Tensor", norm: "Tensor", eps: float, linear: Linear) -> "Tensor":
+def norm_linear(x: "Tensor", norm: Norm, by: Linear) -> "Tensor":
     """Returns the product with normalised rows: [tokens, inputs] -> [tokens, outputs]."""
-    return _kernels(linear).norm_linear(x, norm, eps, linear.weight, linear.bias)
+    found: Tensor = _kernels(by).norm_linear(x, norm, by)
+    return found
+
+
+def linear(x: "Tensor", by: Linear) -> "Tensor":
+    """Returns the product [tokens, outputs] with rows [tokens, inputs]."""
+    found: Tensor = _kernels(by).linear(x, by)
+    return found
 
 
 def norm_gated(
-    x: "Tensor", norm: "Tensor", eps: float, linear: Linear, *, fused: bool
+    x: "Tensor", norm: Norm, gate_up: Linear, activation: Activation, *, fused: bool
 ) -> "Tensor":
-    """Returns silu(gate) * up of gate and up, fused in `linear`: [tokens, inputs] ->
+    """Returns activation(gate) * up of gate and up, fused in a leaf: [tokens, inputs] ->
     [tokens, outputs / 2].
 
     `fused` is as in `minfer.kernels.linear.norm_gated`.
     """
-    kernels = _kernels(linear)
-    return kernels.norm_gated(x, norm, eps, linear.weight, linear.bias, fused=fused)
+    kernels = _kernels(gate_up)
+    found: Tensor = kernels.norm_gated(x, norm, gate_up, activation, fused)
+    return found
 
 
-def add_product(residual: "Tensor", x: "Tensor", linear: Linear, ranks: Ranks) -> None:
-    """Add a product to the residual stream [tokens, outputs], summed over the ranks.
+def gated(x: "Tensor", gate_up: Linear, activation: Activation) -> "Tensor":
+    """Returns activation(gate) * up of rows that are normalised already."""
+    kernels = _kernels(gate_up)
+    found: Tensor = kernels.gated_mul(kernels.linear(x, gate_up), activation)
+    return found
+
+
+def add_product(
+    residual: "Tensor",
+    x: "Tensor",
+    by: Linear,
+    ranks: Ranks,
+    after: Norm | None = None,
+) -> None:
+    """Add a product to the residual stream [tokens, outputs], summed over the ranks, and
+    then normalised if there is `after`.
 
     A rank has some of the inputs, so its product is a part of each sum: the parts are
     summed over the ranks, then added. With one rank, the kernel adds the product.
     """
-    kernels = _kernels(linear)
-    if ranks.count == 1:
-        kernels.linear_add(residual, x, linear.weight, linear.bias)
+    kernels = _kernels(by)
+    if ranks.count == 1 and after is None:
+        kernels.linear_add(residual, x, by)
         return
     part = residual.new_zeros(residual.shape)
-    kernels.linear_add(part, x, linear.weight, linear.bias)
-    residual.add_(ranks.sum(part))
+    kernels.linear_add(part, x, by)
+    add_part(residual, part, ranks, after)
 
 
-def _kernels(linear: Linear) -> Products:
-    if linear.scheme is not Scheme.PLAIN:
+def add_part(
+    residual: "Tensor", part: "Tensor", ranks: Ranks, after: Norm | None
+) -> None:
+    """Add this rank's part of a sum to the residual stream, as `add_product` does."""
+    total = ranks.sum(part)
+    residual.add_(total if after is None else normalise(total, after))
+
+
+def normalise(x: "Tensor", norm: Norm) -> "Tensor":
+    """Returns the rows of `x` normalised."""
+    name = "norm" if x.is_cuda else "plain"
+    found: Tensor = _module(name).rms_norm(x, norm)
+    return found
+
+
+def route(x: "Tensor", router: Router, real: "Tensor | None") -> Choice:
+    """Returns the experts of normalised tokens [tokens, hidden]; padding gets none."""
+    name = "router" if x.is_cuda else "plain_experts"
+    choice: Choice = _module(name).route(x, router, real)
+    return choice
+
+
+def add_experts(residual: "Tensor", x: "Tensor", by: Experts, choice: Choice) -> None:
+    """Add the weighted sum of each token's experts to `residual` [tokens, hidden]."""
+    kernels = _kernels(by, experts=True)
+    kernels.add_experts(residual, x, by, choice)
+
+
+def _kernels(by: Linear | Experts, *, experts: bool = False) -> Any:
+    """Returns the module of kernels that multiplies with this leaf."""
+    scheme = by.scheme
+    on_gpu = (by.down if isinstance(by, Experts) else by.weight).is_cuda
+    matrices, mixtures = (
+        (scheme.gpu, scheme.gpu_experts) if on_gpu else (scheme.cpu, scheme.cpu_experts)
+    )
+    if not (name := mixtures if experts else matrices):
         raise UnsupportedModelError(
-            f"there are no kernels for {linear.scheme.value} matrices yet; use a "
+            f"there are no kernels for {scheme.name} matrices on this device; use a "
             f"checkpoint in bfloat16, float16 or float32"
         )
-    weight = linear.weight
-    return _on_gpu() if weight.is_cuda else _on_cpu()
+    return _module(name)
 
 
 @cache
-def _on_cpu() -> Products:
-    from minfer.kernels import plain
-
-    return plain
-
-
-@cache
-def _on_gpu() -> Products:
-    from minfer.kernels import linear  # imports Triton, which the CPU does not need
-
-    return linear
+def _module(name: str) -> Any:
+    return import_module(f"minfer.kernels.{name}")

@@ -9,14 +9,17 @@ index of the frequency.
 """
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import ConfigReader
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # layer_types in a config
+KINDS: Final = (FULL, SLIDING)
 
 
 @frozen
@@ -34,10 +37,65 @@ class Rope:
     # Yarn: the indices between which it blends are rounded outwards.
     truncate: bool = True
     attention_factor: float = 1.0  # multiplies cosines and sines
+    partial: float = 1.0  # share of a head's dimensions that turn: the first ones
+    interleaved: bool = False  # pairs are neighbours; else the two halves are paired
+
+    def turning(self, head_dim: int) -> int:
+        """Returns how many dimensions of a head turn."""
+        return int(head_dim * self.partial)
+
+    def order(self, head_dim: int) -> list[int] | None:
+        """Returns a head's dimensions in the order in which minfer stores queries and
+        keys, so that halves of the head are paired, whatever the model pairs; None: they
+        are in that order. Scores do not depend on the order.
+
+        Dimensions that do not turn are pairs of angle zero.
+        """
+        turning = self.turning(head_dim)
+        if turning == head_dim and not self.interleaved:
+            return None
+        step = 2 if self.interleaved else 1
+        second = 1 if self.interleaved else turning // 2
+        first = [*range(0, turning * step // 2, step)]
+        rest = [*range(turning, head_dim)]
+        half = len(rest) // 2
+        behind = [one + second for one in first]
+        return first + rest[:half] + behind + rest[half:]
 
 
-def parse_rope(read: ConfigReader) -> tuple[Rope, int]:
-    """Returns the rope of a whole config, and the resulting context in tokens.
+def parse_ropes(
+    read: ConfigReader, *, by_kind: bool = False, partial: bool = False
+) -> tuple[dict[str, Rope], int]:
+    """Returns the rope of each kind of layers, and the context in tokens.
+
+    `by_kind`: each kind has its own (Gemma 3), in transformers 5's form, or in the older
+    one, whose scaling is that of full attention. The context is already scaled there.
+    """
+    if not by_kind:
+        rope, context = parse_rope(read, partial=partial)
+        return dict.fromkeys(KINDS, rope), context
+    tables = read.config.get("rope_parameters")
+    if not isinstance(tables, dict) or not {*KINDS} & {*tables}:
+        tables = {
+            FULL: {"rope_theta": read.config.get("rope_theta")},
+            SLIDING: {"rope_theta": read.config.get("rope_local_base_freq")},
+        }
+    bases = {FULL: 1e6, SLIDING: 1e4}
+    found = {}
+    for kind in KINDS:
+        own = dict(tables.get(kind) or {})
+        if kind == FULL:
+            own |= read.config.get("rope_scaling") or {}
+        theta = bases[kind] if own.get("rope_theta") is None else own["rope_theta"]
+        one = {**read.config, "rope_scaling": None}
+        one["rope_parameters"] = {**own, "rope_theta": theta}
+        found[kind] = parse_rope(ConfigReader(one, f"{read.where}: {kind}"))[0]
+    return found, read.size("max_position_embeddings")
+
+
+def parse_rope(read: ConfigReader, *, partial: bool = False) -> tuple[Rope, int]:
+    """Returns the rope of a whole config, and the resulting context in tokens. `partial`:
+    a part of a head's dimensions may turn.
 
     Both forms are read: `rope_parameters` (transformers 5), and `rope_scaling`, which has
     priority as it does there. The context is vLLM's: yarn scales
@@ -47,27 +105,39 @@ def parse_rope(read: ConfigReader) -> tuple[Rope, int]:
     context = read.size("max_position_embeddings")
     rope = _rope_object(read)
     kind = rope.config.get("rope_type", rope.config.get("type", "default"))
-    for place in (rope, read):
-        if place.positive("partial_rotary_factor", 1.0) != 1.0:
-            raise place.refusal("partial_rotary_factor other than 1 is not supported")
     bases = rope if "rope_theta" in rope.config else read
     theta = bases.positive("rope_theta", 10000.0)
     # As in transformers: the outer one has priority.
     lengths = rope if read.absent("original_max_position_embeddings") else read
     original = lengths.size("original_max_position_embeddings", context)
+    share = _partial(rope, read)
+    if share != 1 and not partial:
+        raise read.refusal(
+            f"{rope.where}: partial_rotary_factor {share} is not known to this model"
+        )
     if kind == "default":
-        return Rope(kind, theta), context
+        return Rope(kind, theta, partial=share), context
     if kind == "linear":
         factor = rope.positive("factor", low=1.0)
-        return Rope(kind, theta, factor), int(factor * context)
+        return Rope(kind, theta, factor, partial=share), int(factor * context)
     if kind == "llama3":
-        return _llama3(rope, theta, original), context
+        return evolve(_llama3(rope, theta, original), partial=share), context
     if kind == "yarn" and theta > 1:
-        return _yarn(rope, theta, original, context)
+        made, length = _yarn(rope, theta, original, context)
+        return evolve(made, partial=share), length
     raise rope.refusal(
         f"rope scaling {kind!r} with base {theta:g} is not supported; default, linear, "
         f"llama3 and yarn (with a base above 1) are"
     )
+
+
+def _partial(rope: ConfigReader, read: ConfigReader) -> float:
+    """Returns the share of a head's dimensions that turn."""
+    key = "partial_rotary_factor"
+    share = (rope if key in rope.config else read).positive(key, 1.0)
+    if share > 1:
+        raise read.error(key, "at most 1")
+    return share
 
 
 def _rope_object(read: ConfigReader) -> ConfigReader:
@@ -121,14 +191,28 @@ def _yarn(
     return made, int(factor * original)
 
 
+def softmax_factor(read: ConfigReader) -> float:
+    """Returns what DeepSeek's yarn multiplies scores by, besides cosines and sines."""
+    rope = _rope_object(read)
+    kind = rope.config.get("rope_type", rope.config.get("type", "default"))
+    if kind == "default" or not rope.config.get("mscale_all_dim"):
+        return 1.0
+    every, factor = rope.positive("mscale_all_dim"), rope.positive("factor")
+    return (0.1 * every * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
+
+
 def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
     """Returns the radians that each pair of dimensions turns by per position: [head_dim /
-    2] float32.
+    2] float32, 0 for those that do not turn.
 
     Computed in the order of transformers, as rounding matters at position 10^5.
     """
     import torch
 
+    if rope.partial != 1:
+        turning = rope.turning(head_dim)
+        found = inverse_frequencies(evolve(rope, partial=1.0), turning)
+        return torch.nn.functional.pad(found, (0, (head_dim - turning) // 2))
     periods = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     plain = 1.0 / periods
     if rope.kind == "llama3":

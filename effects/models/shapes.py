@@ -96,7 +96,9 @@ def most_drafts(sizes: EngineConfig) -> int:
 
 def captured_tokens(spec: ModelSpec, budget: int) -> int:
     """Returns the prefill tokens of the largest step that is captured as a CUDA graph."""
-    most = int(CAPTURED_WORK / (parameter_count(spec) // len(spec.layers)))
+    active = sum(layer.active_parameters for layer in spec.layers)
+    embeddings = parameter_count(spec) - sum(layer.parameters for layer in spec.layers)
+    most = int(CAPTURED_WORK / ((active + embeddings) // len(spec.layers)))
     return min(padded_tokens(budget), most // _quarter(most) * _quarter(most))
 
 
@@ -112,7 +114,7 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     token = 2 * spec.hidden_size * element + max(attention, feed_forward)
     # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
     row = spec.vocab_size * (element + 4 * 4)
-    rope = 0 if spec.rope is None else sizes.max_model_len * 2 * spec.head_dim * 4
+    rope = 2 * _rope_bytes(spec, sizes)
     drafts = most_drafts(sizes)
     tokens = sizes.max_num_batched_tokens + drafts
     rows = sizes.max_num_seqs + drafts
@@ -146,7 +148,7 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     # And the ids that top-k and top-p keep, and shaped ones in float32.
     logits = spec.vocab_size * (element + 4 + 4)
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
-    rope = 0 if spec.rope is None else sizes.max_model_len * spec.head_dim * 4
+    rope = _rope_bytes(spec, sizes)
     parts = max(one.cuda_partial_bytes(rows, sizes.max_model_len) for one in attentions)
     step = tokens * token + rows * logits + 4 * tables + rope + parts
     return step + rejecting_bytes(spec, sizes)
@@ -177,6 +179,13 @@ def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """
     line = spec.vocab_size * dtype_bytes(spec.dtype)
     return (sizes.max_num_seqs + 1) * line if sizes.late_masks else 0
+
+
+def _rope_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the bytes of cosines and sines, a table for each kind of rotation."""
+    tables = {(one.attention.rope, one.attention.rotated) for one in spec.groups}
+    widths = sum(width for rope, width in tables if rope is not None)
+    return sizes.max_model_len * widths * 4
 
 
 def _widest_feed_forward(spec: ModelSpec) -> int:

@@ -4,13 +4,18 @@ Nothing here touches files or imports torch: memory plans and `--help` need thes
 at once. spec_reader.py reads it from a config.
 """
 
+from typing import Final
+
 from attrs import frozen
 
 from minfer.effects.models.families import Family
 from minfer.effects.models.layers import Layer, LayerGroup, layer_groups
-from minfer.effects.models.rope import Rope
+from minfer.effects.models.linear import NormRule
 
 EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # names in a checkpoint
+
+
+NO_NORMS: Final = NormRule(0.0)  # transformers' model has its own
 
 
 @frozen(kw_only=True)
@@ -26,10 +31,13 @@ class ModelSpec:
     _weight_dtype: str | None = None  # of the layers' matrices; None: the activations'
     _kv_dtype: str | None = None  # of the KV cache; None: the activations'
     eos_ids: tuple[int, ...]
-    rms_norm_eps: float = 0.0
-    rope: Rope | None = None  # None: transformers' model handles positions
+    norms: NormRule = NO_NORMS
+    embedding_scale: float = 1.0
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
+    # How names of a checkpoint's tensors begin that are not of this model: other parts of
+    # a multimodal one, layers that predict further tokens.
+    skipped: tuple[str, ...] = ()
     # Counted on transformers' own model, which runs it; 0: the family table's.
     parameters: int = 0
 
@@ -54,25 +62,3 @@ class ModelSpec:
         them.
         """
         return tuple(layer.attention.window for layer in self.layers)
-
-    # The following is the same in all layers of every known family.
-
-    @property
-    def heads(self) -> int:
-        """Query heads of a layer."""
-        return self.layers[0].attention.heads
-
-    @property
-    def kv_heads(self) -> int:
-        """Key heads of a layer (and value heads)."""
-        return self.layers[0].attention.kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head."""
-        return self.layers[0].attention.head_dim
-
-    @property
-    def intermediate_size(self) -> int:
-        """Width of a layer's feed-forward."""
-        return self.layers[0].feed_forward.intermediate_size

@@ -1,16 +1,25 @@
 """Reads a `ModelSpec` from a checkpoint's config.json, by the family table."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.families import FAMILIES, OF_TYPE, Family
 from minfer.effects.models.layers import read_layers
-from minfer.effects.models.rope import parse_rope
+from minfer.effects.models.linear import NormRule
 from minfer.effects.models.spec import ModelSpec
 
 RMS_NORM_EPS = 1e-6  # where a config has none
+# Models of text and images by `model_type`, with that of their part about text.
+MULTIMODAL: Final = {"gemma3": "gemma3_text"}
+OUTER: Final = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
+# How the names of tensors begin that are of other parts.
+OTHER_PARTS: Final = tuple(
+    prefix + part
+    for prefix in ("", "model.")
+    for part in ("vision_tower.", "multi_modal_projector.")
+)
 
 
 def parse_spec(
@@ -22,24 +31,49 @@ def parse_spec(
     Raises `UnsupportedModelError` for models outside the family table, `ModelConfigError`
     for bad values.
     """
-    family = _family(ConfigReader(config, where))
+    family, config = _family_of(config, where)
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
     read = ConfigReader({**assumed, **config}, where)
-    layers = read_layers(read, family)
-    rope, context = parse_rope(read)
+    norms = NormRule(
+        eps=read.positive("rms_norm_eps"),
+        offset=family.norm_offset,
+        after=family.norm_after,
+    )
+    layers, context = read_layers(read, family, norms)
+    hidden = read.size("hidden_size")
     return ModelSpec(
         family=family,
         vocab_size=read.size("vocab_size"),
-        hidden_size=read.size("hidden_size"),
+        hidden_size=hidden,
         layers=layers,
         max_position_embeddings=context,
         dtype=read_dtype(read, dtype),
         eos_ids=read.ids("eos_token_id"),
-        rms_norm_eps=read.positive("rms_norm_eps"),
-        rope=rope,
+        norms=norms,
+        embedding_scale=hidden**0.5 if family.embedding_scale else 1.0,
         tie_word_embeddings=read.flag("tie_word_embeddings"),
         initializer_range=read.positive("initializer_range", 0.02),
+        skipped=(*OTHER_PARTS, *_further_layers(read, len(layers))),
     )
+
+
+def _family_of(config: Mapping[str, Any], where: str) -> tuple[Family, Mapping[str, Any]]:
+    """Returns a config's row of the table, and its part about text, if it has parts."""
+    text = config.get("text_config")
+    if config.get("model_type") in MULTIMODAL and isinstance(text, dict):
+        outer = {key: config[key] for key in OUTER if config.get(key) is not None}
+        config = {**text, **outer, "model_type": MULTIMODAL[config["model_type"]]}
+        return _family(ConfigReader(config, where)), config
+    return _family(ConfigReader(config, where)), config
+
+
+def _further_layers(read: ConfigReader, layers: int) -> list[str]:
+    """Returns how tensors of layers begin that predict further tokens: they stand behind
+    the model's own.
+    """
+    keys = ("num_nextn_predict_layers", "num_mtp_layers")
+    more = max(read.size(key, 0, low=0) for key in keys)
+    return [f"model.layers.{layers + i}." for i in range(more)]
 
 
 def _family(read: ConfigReader) -> Family:
@@ -58,12 +92,21 @@ def _family(read: ConfigReader) -> Family:
             raise read.error("architectures", "a list of class names")
         what = f"architecture {', '.join(names)}" if names else f"model_type {kind!r}"
         raise read.refusal(f"{what} is not supported; supported: {', '.join(FAMILIES)}")
-    if (act := read.config.get("hidden_act", "silu")) != "silu":
-        raise read.refusal(f"hidden_act {act!r} is not supported; only 'silu' is")
+    _check_activation(read, family)
     if not read.absent("quantization_config"):
         what = "quantized checkpoints (quantization_config) are not supported yet"
         raise read.refusal(f"{what}; use the unquantized checkpoint")
     return family
+
+
+def _check_activation(read: ConfigReader, family: Family) -> None:
+    """Refuse an activation that the family does not have."""
+    key, known = "hidden_act", ("silu",)
+    if family.activation == "gelu_tanh":
+        key, known = "hidden_activation", ("gelu_pytorch_tanh",)
+    if (found := read.config.get(key) or known[0]) not in known:
+        what = f"{key} {found!r} is not supported"
+        raise read.refusal(f"{what}; only {known[0]!r} is")
 
 
 def _base_model(family: Family) -> str:

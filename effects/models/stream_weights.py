@@ -15,6 +15,8 @@ from attrs import frozen
 from torch import Tensor
 from tqdm import tqdm
 
+from minfer.effects.models.parts import Part
+
 THREADS: Final = 8
 BUFFER: Final = 16 << 20  # bytes
 SHOWN: Final = 1 << 30  # bytes from which a progress bar is shown on a terminal
@@ -32,7 +34,7 @@ class TensorJob:
 
     path: Path
     name: str  # in the file
-    target: Tensor  # where it goes
+    part: Part
 
 
 @frozen
@@ -44,8 +46,7 @@ class SafetensorsHeader:
 
 
 def stream_weights(jobs: Sequence[TensorJob]) -> None:
-    """Fill tensors on a GPU, contiguous and of their sources' shapes, casting where
-    dtypes differ.
+    """Fill tensors on a GPU, arranging and casting those that differ from their sources.
 
     The files' headers must have been checked. Raises OSError, EOFError for a file that
     ends early.
@@ -56,7 +57,7 @@ def stream_weights(jobs: Sequence[TensorJob]) -> None:
     bar = tqdm(total=total, unit="B", unit_scale=True, desc="Weights", disable=hidden)
     with bar, ThreadPoolExecutor(THREADS) as pool:
         # The largest first, so that no thread is left with one at the end.
-        order = sorted(jobs, key=lambda job: job.target.numel(), reverse=True)
+        order = sorted(jobs, key=lambda job: job.part.place.numel(), reverse=True)
         parts = [order[i::THREADS] for i in range(THREADS)]
         for done in [pool.submit(_fill, part, headers, bar) for part in parts]:
             done.result()  # raises the thread's exception
@@ -83,13 +84,14 @@ def _fill(
         for job in jobs:
             header = headers[job.path]
             about = header.tensors[job.name]
-            kind, target = _TYPES[about["dtype"]], job.target
-            whole = target
-            if kind is not target.dtype:
-                whole = torch.empty(target.shape, dtype=kind, device=target.device)
+            kind, part = _TYPES[about["dtype"]], job.part
+            whole = target = part.place
+            direct = part.arrange is None and target.is_contiguous()
+            if kind is not target.dtype or not direct:
+                whole = torch.empty(part.shape, dtype=kind, device=target.device)
             _read(job.path, header.base + about["data_offsets"][0], whole, buffer, bar)
             if whole is not target:
-                target.copy_(whole)
+                target.copy_(whole if part.arrange is None else part.arrange(whole))
     # Not the whole device: another engine may be capturing a graph.
     stream.synchronize()
 

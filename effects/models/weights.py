@@ -10,8 +10,10 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.layers import LayerWeights, empty_layer, layer_parts
-from minfer.effects.models.linear import Linear, Maker
+from minfer.effects.models.linear import Maker, norm_part
+from minfer.effects.models.parts import Part
 from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec
+from minfer.kernels.leaves import Linear, Norm
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +30,7 @@ class Weights:
 
     embed: "torch.Tensor"  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
-    norm: "torch.Tensor"  # [hidden]
+    norm: Norm  # [hidden]
     lm_head: Linear  # vocab outputs of hidden inputs
 
 
@@ -45,7 +47,22 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
     if not spec.tie_word_embeddings:
         head = make.matrix(spec.vocab_size, spec.hidden_size)
     lm_head = Linear(weight=head, parts=(spec.vocab_size,))
-    return Weights(embed, layers, make.vector(spec.hidden_size), lm_head)
+    return Weights(embed, layers, make.norm(spec.hidden_size, spec.norms), lm_head)
+
+
+def checkpoint_parts(
+    spec: ModelSpec, weights: Weights, *, stacked: bool = False
+) -> Iterator[Part]:
+    """Yield the tensors of a checkpoint, with their places. `stacked`: the matrices of
+    all experts of a layer are one tensor.
+    """
+    yield Part(EMBED, weights.embed)
+    for i, (layer, its) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+        for part in layer_parts(layer, its, stacked=stacked):
+            yield part.under(f"model.layers.{i}.")
+    yield norm_part("model.norm", weights.norm, spec.norms)
+    if not spec.tie_word_embeddings:
+        yield Part(LM_HEAD, weights.lm_head.weight)
 
 
 def named_parts(
@@ -54,13 +71,8 @@ def named_parts(
     """Yield each tensor's name in a checkpoint, and its place: a view into the fused
     tensors.
     """
-    yield EMBED, weights.embed
-    for i, (layer, its) in enumerate(zip(spec.layers, weights.layers, strict=True)):
-        for name, part in layer_parts(layer, its):
-            yield f"model.layers.{i}.{name}", part
-    yield "model.norm.weight", weights.norm
-    if not spec.tie_word_embeddings:
-        yield LM_HEAD, weights.lm_head.weight
+    for part in checkpoint_parts(spec, weights):
+        yield part.name, part.place
 
 
 def random_weights(
@@ -80,7 +92,7 @@ def random_weights(
         if name.endswith("norm.weight"):
             tensor.fill_(1.0)
             continue
-        matrix = tensor if tensor.dim() == 2 else tensor[None]
+        matrix = tensor.flatten(0, -2) if tensor.dim() > 1 else tensor[None]
         for part in torch.split(matrix, max(1, POOL // 8 // matrix.shape[1])):
             part.copy_(pool[at : at + part.numel()].view(part.shape))
             # Reads begin anywhere in the first half, so that rows are seldom equal.

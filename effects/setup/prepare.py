@@ -18,6 +18,7 @@ from minfer.effects.models.checkpoint import (
     read_config,
 )
 from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.gqa import GQA
 from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
@@ -162,9 +163,12 @@ def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
 
 def _check_kernels(spec: ModelSpec, folder: Path) -> None:
     """Refuse models beyond the limits of the GPU's kernels. Raises DeviceError."""
-    if spec.head_dim > _WIDEST_HEAD:
+    attentions = [group.attention for group in spec.groups]
+    heads = [one.head_dim for one in attentions if isinstance(one, GQA)]
+    widest = max(heads, default=0)
+    if widest > _WIDEST_HEAD:
         what = (
-            f"heads of {spec.head_dim} dimensions are too wide for the GPU "
+            f"heads of {widest} dimensions are too wide for the GPU "
             f"(at most {_WIDEST_HEAD})"
         )
         raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")

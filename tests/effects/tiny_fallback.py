@@ -37,10 +37,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     # Norms behind the sublayers, normalised queries and keys.
     "olmo2": {},
-    # Experts, every layer with a window.
+    # Experts, and queries and keys normalised over all heads.
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    # Of the family table: experts, every layer with a window.
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
-    # Two windows for a full layer, each kind with a rope of its own, scaled embeddings
-    # and scores.
+    # Of the family table: two windows for a full layer, each kind with a rope of its
+    # own, scaled embeddings and scores.
     "gemma3_text": {
         "num_hidden_layers": 3,
         "head_dim": 16,

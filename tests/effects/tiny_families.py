@@ -53,6 +53,37 @@ _MIXED: Final = ["sliding_attention", "full_attention", "sliding_attention"]
 _DYNAMIC: Final = {"rope_type": "dynamic", "factor": 4.0}
 _NEOX: Final = {"head_dim": None, "initializer_range": 2.0}
 _EXPERTS: Final = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_MOE: Final = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+_QWEN2_MOE: Final = _MOE | {"shared_expert_intermediate_size": 40}
+_ROUTED: Final = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+_GROUPS: Final = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
+_MLA: Final = _ROUTED | {
+    "num_key_value_heads": 4,
+    "head_dim": ...,
+    "kv_lora_rank": 24,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_ONE_GROUP: Final = {"n_group": 1, "topk_group": 1}
+_MSCALE: Final = _YARN | {"mscale": 0.707, "mscale_all_dim": 0.9}
+_LATENT_QUERIES: Final = _BIAS | {"q_lora_rank": 20}
+_GEMMA: Final = {"sliding_window": WINDOW, "query_pre_attn_scalar": 24}
+_BY_KIND: Final = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
     "tied": _TIED,
@@ -78,6 +109,55 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "window": {"sliding_window": WINDOW},
         "window, tied": _TIED | {"sliding_window": WINDOW, "head_dim": 32},
     },
+    "Mixtral": {
+        "experts": _EXPERTS,
+        "experts, windows": _EXPERTS | {"sliding_window": WINDOW},
+    },
+    "Qwen2Moe": {
+        "experts": _QWEN2_MOE,
+        "normalised": _QWEN2_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2},
+        "windows": _QWEN2_MOE | _UPPER | {"max_window_layers": 2},
+        "dense layers": _QWEN2_MOE | {"mlp_only_layers": [1], "qkv_bias": False},
+    },
+    "Qwen3Moe": {
+        "experts": _MOE,
+        "normalised": _MOE | _BIAS | {"norm_topk_prob": True},
+        "windows": _MOE | _UPPER,
+        "dense layers": _MOE | _TIED | {"mlp_only_layers": [0]},
+    },
+    "Glm4Moe": {
+        "experts": _ROUTED,
+        "groups": _ROUTED | _GROUPS | _BIAS | {"use_qk_norm": True},
+        "not normalised": _ROUTED | {"norm_topk_prob": False, "head_dim": 32},
+    },
+    "DeepseekV2": {
+        "greedy": _MLA,
+        "groups": _MLA
+        | _LATENT_QUERIES
+        | _GROUPS
+        | {"topk_method": "group_limited_greedy", "mlp_bias": True},
+        "yarn": _MLA | {"rope_parameters": _MSCALE},
+    },
+    "DeepseekV3": {
+        "groups": _MLA | _GROUPS,
+        "yarn": _MLA | _LATENT_QUERIES | {"rope_parameters": _MSCALE} | _ONE_GROUP,
+        "halves": _MLA | {"rope_interleave": False, "n_group": 2, "topk_group": 1},
+    },
+    "GptOss": {
+        "alternate": _EXPERTS | {"sliding_window": WINDOW},
+        "no biases": _EXPERTS
+        | {
+            "attention_bias": False,
+            "sliding_window": WINDOW,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    },
+    "Gemma3": {
+        "pattern": _GEMMA | {"sliding_window_pattern": 2},
+        "ropes": _GEMMA
+        | _BIAS
+        | {"rope_parameters": _BY_KIND, "tie_word_embeddings": False},
+    },
 }
 # transformers' own classes over minfer's paged attention
 OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
@@ -87,10 +167,6 @@ OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     },
     "Olmo2": {"norms behind": {}, "dynamic rope": {"rope_parameters": _DYNAMIC}},
     "Olmo3": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
-    "Mixtral": {
-        "experts": _EXPERTS,
-        "experts, windows": _EXPERTS | {"sliding_window": WINDOW},
-    },
     "Granite": {
         "multipliers": {
             "attention_multiplier": 0.3,
@@ -104,7 +180,7 @@ OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
 }
 VARIANTS, OTHERS = (
     {
-        (family, name): SIZES | row
+        (family, name): {k: v for k, v in (SIZES | row).items() if v is not ...}
         for family, rows in table.items()
         for name, row in rows.items()
     }
@@ -115,19 +191,30 @@ VARIANTS, OTHERS = (
 def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
     """Write a random checkpoint; returns transformers' model of it."""
     torch.manual_seed(0)
-    made = getattr(transformers, f"{family}Config")(**config)
+    made = class_of(family)(**config)
     model = getattr(transformers, f"{family}ForCausalLM")(made).eval()
-    for name, parameter in model.named_parameters():
-        if (
-            "bias" in name or "norm" in name
-        ):  # made as zeros and ones, which would hide mistakes
-            torch.nn.init.normal_(parameter, float("norm" in name), 0.3)
+    # Made as zeros and ones, which would hide mistakes. Gemma's factors are less 1.
+    ones = family != "Gemma3"
+    for name, made in (*model.named_parameters(), *model.named_buffers()):
+        if any(part in name for part in ("bias", "norm", "sinks")):
+            torch.nn.init.normal_(made, float(ones and "norm" in name), 0.3)
     model.save_pretrained(folder)
     return model
 
 
+def class_of(family: str) -> Any:
+    """The config class of a family."""
+    name = "Gemma3Text" if family == "Gemma3" else family
+    return getattr(transformers, f"{name}Config")
+
+
+def written(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json that transformers writes of a config."""
+    made: dict[str, Any] = class_of(family)(**config).to_dict()
+    return made | {"architectures": [f"{family}ForCausalLM"]}
+
+
 def config_of(family: str = "Llama", **changes: Any) -> dict[str, Any]:
     """A config as transformers writes it, with `changes`; ... removes a key."""
-    made = getattr(transformers, f"{family}Config")(**SIZES).to_dict()
-    made |= {"architectures": [f"{family}ForCausalLM"]} | changes
+    made = written(family, SIZES) | changes
     return {key: value for key, value in made.items() if value is not ...}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minfer.effects.models.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.gqa import GQA
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import (
@@ -61,6 +62,18 @@ def read_spec(folder: str | Path) -> ModelSpec:
     return parse_spec(read_config(folder), str(Path(folder) / "config.json"))
 
 
+def gqa_of(spec: ModelSpec) -> GQA:
+    """The attention of its first layer."""
+    attention = spec.layers[0].attention
+    assert isinstance(attention, GQA)
+    return attention
+
+
+def width_of(spec: ModelSpec) -> int:
+    """The width of its first feed-forward."""
+    return spec.layers[0].feed_forward.intermediate_size
+
+
 def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
     """The spec with other attention, in all layers."""
     layers = (
@@ -80,10 +93,9 @@ def with_feed_forward(spec: ModelSpec, **changes: Any) -> ModelSpec:
 
 def with_windows(spec: ModelSpec, *windows: int | None) -> ModelSpec:
     """The spec with one layer for each window, all like its first."""
-    first = spec.layers[0]
+    first, attention = spec.layers[0], gqa_of(spec)
     layers = (
-        evolve(first, attention=evolve(first.attention, window=window))
-        for window in windows
+        evolve(first, attention=evolve(attention, window=window)) for window in windows
     )
     return evolve(spec, layers=tuple(layers))
 

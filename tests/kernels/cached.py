@@ -36,13 +36,13 @@ def launch(*sizes: int) -> None:
     for size in sizes:
         at = torch.ones(size, dtype=torch.int32)
         rows.scatter(at, torch.ones(2 * size, dtype=torch.int32))
-        gated = activation.silu_mul(torch.ones(size, 2048, dtype=torch.bfloat16))
+        gated = activation.gated_mul(torch.ones(size, 2048, dtype=torch.bfloat16))
         assert not gated.any(), "it did not run, and what it would write is zero"
 
 
 def forget(loaded: list[str]) -> None:
     """As another process, which has compiled and loaded none."""
-    for kernel in (rows._scatter, activation._silu_mul):
+    for kernel in (rows._scatter, activation._gated_mul):
         kernel.device_caches.clear()
     loaded.clear()
 

@@ -31,6 +31,7 @@ from minfer.kernels import (
     shape,
     verify,
 )
+from minfer.kernels.leaves import Linear, Norm
 from minfer.kernels.row_state import Penalties, RowTensors, StepInputs
 from minfer.kernels.sample_reference import SamplingValues
 
@@ -71,6 +72,11 @@ def half(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16)
 
 
+def matrix(outputs: int, inputs: int, bias: bool = False) -> Linear:
+    more = half(outputs) if bias else None
+    return Linear(weight=half(outputs, inputs), bias=more, parts=(outputs,))
+
+
 def ints(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
@@ -88,11 +94,11 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     rows.gather(at[: 0 if chunk else tokens], given, state, BLOCK, inputs)
     x, scale, turns, kept = (
         half(tokens, HIDDEN),
-        half(HIDDEN),
+        Norm(half(HIDDEN), 1e-6),
         torch.empty(99, DIM),
         cache(),
     )
-    qkv = linear.norm_linear(x, scale, 1e-6, half(QKV, HIDDEN), half(QKV))
+    qkv = linear.norm_linear(x, scale, matrix(QKV, HIDDEN, bias=True))
     rope.rope_and_cache(qkv, turns, at, slots, *kept, HEADS, KV_HEADS)
     q = qkv.view(tokens, -1, DIM)[:, :HEADS]
     if chunk:
@@ -101,9 +107,9 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
         )
     else:
         attention.decode_attention(q, *kept, table, at, at, 0.1, splits=splits)
-    linear.linear_add(x, half(tokens, HIDDEN), half(HIDDEN, HIDDEN))
-    linear.norm_gated(x, scale, 1e-6, half(2 * INNER, HIDDEN))
-    linear.linear_add(x, half(tokens, INNER), half(HIDDEN, INNER))
+    linear.linear_add(x, half(tokens, HIDDEN), matrix(HIDDEN, HIDDEN))
+    linear.norm_gated(x, scale, matrix(2 * INNER, HIDDEN))
+    linear.linear_add(x, half(tokens, INNER), matrix(HIDDEN, INNER))
     rows.advance(at, at, at, at, state, at)
 
 
@@ -141,13 +147,13 @@ def main(few: bool) -> None:
         for splits in (1, 4):
             drafts_to_verify(splits)
     rows.scatter(ints(99), ints(8))
-    norm.rms_norm(half(512, HIDDEN), half(HIDDEN), 1e-6, half(512, HIDDEN))
-    activation.silu_mul(half(512, 2 * INNER))
+    norm.rms_norm(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))
+    activation.gated_mul(half(512, 2 * INNER))
     at, ones, turns, norms = (
         ints(4),
         torch.ones(4),
         torch.empty(9, DIM),
-        (half(DIM), half(DIM)),
+        [Norm(half(DIM), 1e-6)] * 2,
     )
     rope.rope_and_cache(
         half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from minfer.kernels import norm, rope
-from minfer.kernels.activation import silu_mul
+from minfer.kernels.activation import gated_mul
+from minfer.kernels.leaves import Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.rope import rope_and_cache
 from tests.circles import claimed
@@ -47,7 +48,7 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def test_rms_norm(device: str, dtype: torch.dtype, rows: int, size: int) -> None:
     x, weight = (randn(n, size, dtype=dtype, device=device, seed=n) for n in (rows, 77))
     before = x.clone()
-    out = rms_norm(x, weight[0], 1e-5)
+    out = rms_norm(x, Norm(weight[0], 1e-5))
     assert out.dtype is dtype
     assert error(out, normed(x.double(), weight[0], 1e-5)) < 2 * LIMIT[dtype]
     assert torch.equal(x, before)
@@ -66,7 +67,7 @@ def test_rms_norm_of_the_sum(
     x, residual = wide[:, :120], randn(7, 120, dtype=dtype, device=device, seed=1)
     weight = randn(120, dtype=dtype, device=device, seed=2)
     total, out = residual + x, torch.full((7, 120), math.nan, dtype=dtype, device=device)
-    assert rms_norm(x, weight, 1e-6, residual, out) is out
+    assert rms_norm(x, Norm(weight, 1e-6), residual, out) is out
     assert torch.equal(residual, total), "the sum is rounded once"
     assert error(out, normed(total.double(), weight, 1e-6)) < 2 * LIMIT[dtype]
 
@@ -74,8 +75,8 @@ def test_rms_norm_of_the_sum(
 def test_rms_norm_in_place(device: str) -> None:
     x = randn(4, 96, dtype=torch.float32, device=device)
     weight = randn(96, dtype=torch.float32, device=device, seed=1)
-    expected = rms_norm(x, weight, 1e-6)
-    assert rms_norm(x, weight, 1e-6, out=x) is x
+    expected = rms_norm(x, Norm(weight, 1e-6))
+    assert rms_norm(x, Norm(weight, 1e-6), out=x) is x
     assert torch.equal(x, expected)
 
 
@@ -84,26 +85,26 @@ def test_rms_norm_rounds_where_transformers_does(device: str, dtype: torch.dtype
     x, weight = (randn(n, 256, dtype=dtype, device=device, seed=n) for n in (6, 1))
     wide = x.float()
     rounded = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
-    same = rms_norm(x, weight[0], 1e-6) == rounded * weight[0]
+    same = rms_norm(x, Norm(weight[0], 1e-6)) == rounded * weight[0]
     assert same.float().mean() > 0.99  # the root may differ in its last bit
 
 
 @types
 @pytest.mark.parametrize("size", [1, 100, 2500])
-def test_silu_mul(device: str, dtype: torch.dtype, size: int) -> None:
+def test_gated_mul(device: str, dtype: torch.dtype, size: int) -> None:
     x = 4 * randn(3, 2 * size, dtype=dtype, device=device)
     gate, up = x.double().chunk(2, -1)
-    out = silu_mul(x)
+    out = gated_mul(x)
     assert out.shape == (3, size)
     assert error(out, gate * gate.sigmoid() * up) < 2 * LIMIT[dtype]
     given = torch.full_like(out, math.nan)
-    assert silu_mul(x, given) is given
+    assert gated_mul(x, out=given) is given
     assert torch.equal(given, out)
 
 
 def test_silu_of_large_values(device: str) -> None:
     x = torch.tensor([[-1e4, -200.0, 200.0, 1e4, 1.0, 1.0, 1.0, 1.0]], device=device)
-    assert silu_mul(x).tolist() == [[0.0, 0.0, 200.0, 1e4]]
+    assert gated_mul(x).tolist() == [[0.0, 0.0, 200.0, 1e4]]
 
 
 class Rope:
@@ -122,9 +123,10 @@ class Rope:
         self.slots = torch.tensor([23, 0, 7, -1, 8], device=device)
         angles = torch.outer(torch.arange(12.0), 0.3 ** torch.arange(dim // 2))
         self.table = 1.1 * torch.cat((angles.cos(), angles.sin()), -1).to(device)
-        self.weights = [randn(dim, dtype=dtype, device=device, seed=s) for s in (1, 2)]
+        factors = (randn(dim, dtype=dtype, device=device, seed=s) for s in (1, 2))
+        self.norms = [Norm(one, 1e-5) for one in factors]
 
-    def run(self, q_norm: Tensor | None = None, k_norm: Tensor | None = None) -> None:
+    def run(self, q_norm: Norm | None = None, k_norm: Norm | None = None) -> None:
         rope_and_cache(
             self.qkv,
             self.table,
@@ -136,11 +138,10 @@ class Rope:
             self.kv_heads,
             q_norm,
             k_norm,
-            1e-5,
         )
 
-    def expected(self, part: Tensor, weight: Tensor | None) -> Tensor:
-        x = part.double() if weight is None else normed(part.double(), weight, 1e-5)
+    def expected(self, part: Tensor, norm: Norm | None) -> Tensor:
+        x = part.double() if norm is None else normed(part.double(), norm.weight, 1e-5)
         first, second = x.chunk(2, -1)
         cos, sin = self.table[self.positions, None].double().chunk(2, -1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
@@ -173,7 +174,7 @@ def test_rope_and_cache(
     step = Rope(device, dtype, heads, kv_heads, dim)
     before = step.qkv.reshape(5, -1, dim).clone()
     query, key, value = torch.split(before, [heads, kv_heads, kv_heads], 1)
-    q_norm, k_norm = step.weights if qk_norm else (None, None)
+    q_norm, k_norm = step.norms if qk_norm else (None, None)
     step.run(q_norm, k_norm)
     after = step.qkv.reshape(5, -1, dim)
     assert error(after[:, :heads], step.expected(query, q_norm)) < 2 * LIMIT[dtype]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from minfer.kernels import linear
 from minfer.kernels.gated import gated, pays
+from minfer.kernels.leaves import Linear, Norm
 from minfer.kernels.linear import norm_gated
 from minfer.kernels.packages import QUACK, missing
 from tests.kernels.test_attention import DEVICE
@@ -51,7 +52,10 @@ def test_gate_times_up(tokens: int, hidden: int, inter: int, dtype: torch.dtype)
     x = torch.randn(tokens, hidden, device=DEVICE).to(dtype)
     weight = (torch.randn(2 * inter, hidden, device=DEVICE) * 0.3).to(dtype)
     gate, up = (x.double() @ weight.double().t()).chunk(2, -1)
-    expected, found = F.silu(gate) * up, gated(x, weight)
+    expected, found = (
+        F.silu(gate) * up,
+        gated(x, Linear(weight=weight, parts=(inter, inter))),
+    )
     assert found.dtype is dtype
     near = 2e-3 if dtype is torch.float16 else 1e-2
     assert (found - expected).norm() <= near * expected.norm()
@@ -63,13 +67,13 @@ def test_it_serves_where_it_is_allowed_to_and_pays(
 ) -> None:
     served: list[int] = []
 
-    def counted(x: Tensor, gate_up: Tensor) -> Tensor:
+    def counted(x: Tensor, gate_up: Linear) -> Tensor:
         served.append(len(x))
-        return x.new_empty(len(x), len(gate_up) // 2)
+        return x.new_empty(len(x), len(gate_up.weight) // 2)
 
     monkeypatch.setattr(linear, "gated", counted)
     monkeypatch.setattr(linear, "pays", lambda tokens, inter: (tokens, inter) >= (20, 16))
-    weight, norm = torch.randn(32, 16).half(), torch.ones(16).half()
+    weight, norm = torch.randn(32, 16).half(), Norm(torch.ones(16).half(), 1e-6)
     none, more = None, torch.ones(32).half()
     for tokens, fused, bias in (
         (20, False, none),
@@ -78,7 +82,8 @@ def test_it_serves_where_it_is_allowed_to_and_pays(
         (20, True, none),
         (21, True, none),
     ):
-        norm_gated(torch.randn(tokens, 16).half(), norm, 1e-6, weight, bias, fused)
+        leaf = Linear(weight=weight, bias=bias, parts=(16, 16))
+        norm_gated(torch.randn(tokens, 16).half(), norm, leaf, fused=fused)
     assert served == [20, 21]
 
 

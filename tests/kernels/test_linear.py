@@ -11,6 +11,7 @@ from torch import Tensor
 
 from minfer import kernels
 from minfer.kernels import linear
+from minfer.kernels.leaves import Linear, Norm
 from minfer.kernels.linear import linear_add, norm_gated, norm_linear
 from minfer.kernels.linear_tunes import TABLE, Product, Tune, TuneEntry
 from minfer.kernels.pdl import arrivals
@@ -70,36 +71,39 @@ class Case:
         def randn(*shape: int) -> Tensor:
             return torch.randn(shape, generator=draw, device=DEVICE).to(dtype)
 
-        self.x, self.norm = scale * randn(tokens, ins), randn(ins)
+        self.x, self.norm = scale * randn(tokens, ins), Norm(randn(ins), EPS)
         self.residual = randn(tokens, outs)
         self.weight, self.bias = randn(outs, ins) / math.sqrt(ins), randn(outs)
         if CUDA:  # weights are there before the kernel before a product is launched
             torch.cuda.synchronize()
 
+    def leaf(self, bias: bool = False) -> Linear:
+        more = self.bias if bias else None
+        return Linear(weight=self.weight, bias=more, parts=(len(self.weight),))
+
     def expected(self, normed: bool, bias: bool) -> Tensor:
         x = self.x.double()
         if normed:
-            x = F.rms_norm(x, (x.shape[1],), self.norm.double(), EPS)
+            x = F.rms_norm(x, (x.shape[1],), self.norm.weight.double(), EPS)
         return F.linear(x, self.weight.double(), self.bias.double() if bias else None)
 
     def norm_linear(self, tune: Tune | None, bias: bool = True) -> None:
-        x, more = self.x.clone(), self.bias if bias else None
+        x = self.x.clone()
         close(
-            norm_linear(self.x, self.norm, EPS, self.weight, more, tune),
+            norm_linear(self.x, self.norm, self.leaf(bias), tune),
             self.expected(True, bias),
         )
         assert torch.equal(self.x, x)
 
     def linear_add(self, tune: Tune | None, bias: bool = True) -> None:
         expected = self.residual.double() + self.expected(False, bias)
-        linear_add(self.residual, self.x, self.weight, self.bias if bias else None, tune)
+        linear_add(self.residual, self.x, self.leaf(bias), tune)
         close(self.residual, expected)
 
     def norm_gated(self, tune: Tune | None, bias: bool = True) -> None:
         gate, up = self.expected(True, bias).chunk(2, 1)
-        more = self.bias if bias else None
         close(
-            norm_gated(self.x, self.norm, EPS, self.weight, more, tune=tune),
+            norm_gated(self.x, self.norm, self.leaf(bias), tune=tune),
             F.silu(gate) * up,
         )
 
@@ -135,11 +139,11 @@ def test_splits(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int
         Case(tokens, ins, outs, dtype),
         -(-tokens // tune.rows) * -(-outs // tune.columns),
     )
-    first = norm_linear(case.x, case.norm, EPS, case.weight, tune=tune)
+    first = norm_linear(case.x, case.norm, case.leaf(), tune=tune)
     assert not arrivals(first.device, tiles).any(), (
         "counts must be zero for the next launch"
     )
-    assert torch.equal(norm_linear(case.x, case.norm, EPS, case.weight, tune=tune), first)
+    assert torch.equal(norm_linear(case.x, case.norm, case.leaf(), tune=tune), first)
     case.norm_linear(tune)
     case.norm_gated(tune)
     case.linear_add(tune)
@@ -215,7 +219,7 @@ def test_large_float16_activations(tokens: int, monkeypatch: pytest.MonkeyPatch)
     more = TuneEntry(16, 999, Tune(16, 16, 64, 1, 4, 3))
     monkeypatch.setitem(TABLE, "norm_gated", [*TABLE["norm_gated"][:3], more])
     case = Case(tokens, 64, 32, torch.float16, scale=1e4)
-    case.norm *= 30
+    case.norm.weight.mul_(30)
     case.weight /= 30
     case.norm_linear(None)
     case.norm_gated(None)
@@ -255,13 +259,14 @@ def test_real_shapes(dtype: torch.dtype, tokens: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 8])
 def test_in_a_cuda_graph(tokens: int) -> None:
     case = Case(tokens, 256, 512, torch.bfloat16)
-    down = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) / 16
+    weight = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) / 16
+    down = Linear(weight=weight, parts=(256,))
     residual = case.x.clone()
 
     def layer() -> Tensor:
-        hidden = norm_gated(residual, case.norm, EPS, case.weight, case.bias)
+        hidden = norm_gated(residual, case.norm, case.leaf(bias=True))
         linear_add(residual, hidden, down, tune=Tune(16, 32, 32, 4, 4, 2))
-        return norm_linear(residual, case.norm, EPS, case.weight)
+        return norm_linear(residual, case.norm, case.leaf())
 
     layer()
     graph = torch.cuda.CUDAGraph()

@@ -6,7 +6,7 @@ as several queries of that head, so keys are never repeated (grouped-query atten
 Ainslie et al. 2023).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -21,11 +21,14 @@ from minfer.effects.execution.cpu.attention_reads import (
     DecodeGroup,
     plan_reads,
 )
+from minfer.effects.execution.cpu.latent_attention import LatentRead, blocks_of
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.gqa import GQA
-from minfer.effects.models.rope import inverse_frequencies
+from minfer.effects.models.mla import MLA
+from minfer.effects.models.rope import Rope, inverse_frequencies
 from minfer.effects.models.spec import ModelSpec
+from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.plain import rms_norm
 from minfer.records.plan import Copy
 
@@ -37,81 +40,95 @@ class KVCache:
     """
 
     spec: ModelSpec
-    data: Tensor  # [layers, blocks, block_size, 2, kv_heads, head_dim]
-    slots: tuple[Tensor, ...]  # a layer: [blocks * block_size, 2 * kv_heads, head_dim]
-    blocks: tuple[Tensor, ...]  # a layer: [blocks, block_size * 2 * kv_heads * head_dim]
-    # [positions, 2, 1, head_dim] float32: cosines, sines signed for `rotate`
-    rope: Tensor
+    # [layers, blocks, block_size, *token], a token's shape being `kv_shape` of the layers
+    data: Tensor
+    slots: tuple[Tensor, ...]  # a layer: [blocks * block_size, a token's elements]
+    blocks: tuple[Tensor, ...]  # a layer: [blocks, block_size * a token's elements]
+    # [positions, 2, 1, head_dim] float32 by rotation: cosines, sines signed for `rotate`
+    ropes: Mapping[Rope, Tensor]
     step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
 
-    def mix(
+    def mix(self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights) -> Tensor:
+        """Norm and rotate heads, then `attend`; see `PagedCache` in models/cache.py."""
+        gqa = heads_of(self.spec, index)
+        by_head = qkv.view(qkv.shape[0], -1, gqa.head_dim)
+        query, key = by_head[:, : gqa.heads], by_head[:, gqa.heads : -gqa.kv_heads]
+        for part, norm in ((query, heads.q_norm), (key, heads.k_norm)):
+            if norm is not None:
+                rms_norm(part, norm, out=part)
+        if gqa.rope is not None:
+            rotate(by_head[:, : -gqa.kv_heads], *self._prepared(batch)[2][gqa.rope])
+        return self._cast(batch, index, qkv, Heads(gqa, gqa.scale, heads.sinks))
+
+    def mix_latent(
         self,
         batch: Batch,
         index: int,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
+        query: Tensor,
+        latent: Tensor,
+        weights: LatentWeights,
     ) -> Tensor:
-        """Norm and rotate heads, then `attend`; see `PagedCache` in models/cache.py."""
-        gqa, eps = self.spec.layers[index].attention, self.spec.rms_norm_eps
-        heads = qkv.view(qkv.shape[0], -1, gqa.head_dim)
-        if q_norm is not None and k_norm is not None:
-            query, key = heads[:, : gqa.heads], heads[:, gqa.heads : -gqa.kv_heads]
-            rms_norm(query, q_norm, eps, out=query)
-            rms_norm(key, k_norm, eps, out=key)
-        rotate(heads[:, : -gqa.kv_heads], *self._prepared(batch)[2:])
-        return self.attend(batch, index, qkv)
+        """Norm and rotate, write latents, and attend; see `PagedCache`."""
+        mla, (_, reads, angles) = latents_of(self.spec, index), self._prepared(batch)
+        kept, by_head = latent[:, : mla.rank], query.view(len(query), mla.heads, -1)
+        rms_norm(kept, weights.norm, out=kept)
+        for part in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
+            rotate(part, *angles[mla.rope])
+        _keep_finite(batch, latent)
+        new = latent.to(self.data.dtype)
+        self.slots[index].index_copy_(0, batch.slots, new)
+        read = LatentRead(mla, self.blocks[index], weights, new)
+        return read.attend(by_head, reads[None], len(batch.rows))
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
     ) -> Tensor:
         """Write keys and values, and attend; see `PagedCache` in models/cache.py."""
+        gqa = heads_of(self.spec, index)
+        heads = Heads(gqa, gqa.scale if scale is None else scale, None)
+        return self._cast(batch, index, qkv, heads)
+
+    def _cast(self, batch: Batch, index: int, qkv: Tensor, heads: "Heads") -> Tensor:
+        """Write keys and values, and attend, in the cache's dtype; returns the results in
+        that of `qkv`.
+        """
         if qkv.dtype is self.data.dtype:
-            return self._attend(batch, index, qkv, scale)
-        found = self._attend(batch, index, qkv.to(self.data.dtype), scale)
+            return self._attend(batch, index, qkv, heads)
+        found = self._attend(batch, index, qkv.to(self.data.dtype), heads)
         return found.to(qkv.dtype)
 
-    def _attend(
-        self, batch: Batch, index: int, qkv: Tensor, scale: float | None
-    ) -> Tensor:
+    def _attend(self, batch: Batch, index: int, qkv: Tensor, heads: "Heads") -> Tensor:
         """Write keys and values, and attend, in the cache's dtype."""
-        gqa = self.spec.layers[index].attention
+        gqa = heads.gqa
         reads, blocks = self._prepared(batch)[1][gqa.window], self.blocks[index]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
-        queries = qkv[:, : gqa.heads]
-        if batch.verified is not None:
-            # A rejected draft leaves keys and values that its row later reads as padding.
-            decode_rows = len(batch.rows)
-            guessed = qkv[batch.verified.decode_rows : decode_rows, gqa.heads :]
-            torch.nan_to_num(guessed, 0.0, 0.0, 0.0, out=guessed)
-        self.slots[index].index_copy_(0, batch.slots, qkv[:, gqa.heads :])
+        queries, new = qkv[:, : gqa.heads], qkv[:, gqa.heads :]
+        _keep_finite(batch, new)
+        self.slots[index].index_copy_(0, batch.slots, new.flatten(1))
         if not reads.chunks and reads.groups[0].rows is None:
-            return _decode(gqa, queries, blocks, reads.groups[0], scale)
+            return heads.decode(queries, blocks, reads.groups[0])
         decode_rows = batch.rows.shape[0]
         out = qkv.new_empty(qkv.shape[0], gqa.q_size)
         for group in reads.groups:
             if group.rows is None:
-                out[:decode_rows] = _decode(
-                    gqa, queries[:decode_rows], blocks, group, scale
-                )
+                out[:decode_rows] = heads.decode(queries[:decode_rows], blocks, group)
             else:
                 picked = queries.index_select(0, group.rows)
-                out.index_copy_(0, group.rows, _decode(gqa, picked, blocks, group, scale))
+                out.index_copy_(0, group.rows, heads.decode(picked, blocks, group))
         for chunk in reads.chunks:
             where = slice(chunk.first, chunk.last)
-            _prefill(gqa, qkv[where], blocks, chunk, scale, out[where])
+            heads.prefill(qkv[where], blocks, chunk, out[where])
         return out
 
     def _prepared(self, batch: Batch) -> list[Any]:
         if not self.step or self.step[0] is not batch:
             block_size = self.data.shape[2]
             reads = plan_reads(batch, block_size, tuple(dict.fromkeys(self.spec.windows)))
-            angles = (
-                self.rope.index_select(0, batch.positions).unbind(1)
-                if len(self.rope)
-                else ()
-            )
-            self.step[:] = batch, reads, *angles
+            angles = {
+                rope: table.index_select(0, batch.positions).unbind(1)
+                for rope, table in self.ropes.items()
+            }
+            self.step[:] = batch, reads, angles
         return self.step
 
     def copy(self, copies: Sequence[Copy]) -> None:
@@ -130,6 +147,15 @@ class KVCache:
             blocks = blocks[1:]
         if blocks:
             self.data.index_fill_(1, torch.tensor(blocks), 0)
+
+
+def _keep_finite(batch: Batch, new: Tensor) -> None:
+    """Make what drafts write finite: a rejected draft leaves keys and values that its row
+    later reads as padding.
+    """
+    if batch.verified is not None:
+        guessed = new[batch.verified.decode_rows : len(batch.rows)]
+        torch.nan_to_num(guessed, 0.0, 0.0, 0.0, out=guessed)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -171,88 +197,137 @@ def make_cache(
         .view(kind)
         .view(shape)
     )
-    slots = data.view(layers, blocks * block_size, 2 * spec.kv_heads, spec.head_dim)
+    slots = data.view(layers, blocks * block_size, -1)
     rows = data.view(layers, blocks, -1)
     length = max_model_len or spec.max_position_embeddings
     if None in spec.windows:
         length = min(length, blocks * block_size)
-    return KVCache(spec, data, slots.unbind(0), rows.unbind(0), rope_table(spec, length))
+    tables = {
+        rope: rope_table(rope, dim, length) for rope, dim in rotations(spec).items()
+    }
+    return KVCache(spec, data, slots.unbind(0), rows.unbind(0), tables)
 
 
-def rope_table(spec: ModelSpec, length: int) -> Tensor:
-    """Rotary cosines and sines, [length, 2, 1, head_dim] float32; empty for models
-    without.
-    """
-    if spec.rope is None:
-        return torch.empty(0, 2, 1, spec.head_dim)
-    inverse = inverse_frequencies(spec.rope, spec.head_dim)
+def heads_of(spec: ModelSpec, index: int) -> GQA:
+    """Returns the heads of a layer. Raises TypeError if it keeps latents."""
+    attention = spec.layers[index].attention
+    if not isinstance(attention, GQA):
+        raise TypeError(f"layer {index} keeps latents, not keys and values")
+    return attention
+
+
+def latents_of(spec: ModelSpec, index: int) -> MLA:
+    """Returns the latents of a layer. Raises TypeError if it keeps keys and values."""
+    attention = spec.layers[index].attention
+    if not isinstance(attention, MLA):
+        raise TypeError(f"layer {index} keeps keys and values, not latents")
+    return attention
+
+
+def rotations(spec: ModelSpec) -> dict[Rope, int]:
+    """Returns the rotations of a model, with the dimensions of a head that they turn."""
+    attentions = (group.attention for group in spec.groups)
+    return {one.rope: one.rotated for one in attentions if one.rope is not None}
+
+
+def rope_table(rope: Rope, head_dim: int, length: int) -> Tensor:
+    """Rotary cosines and sines, [length, 2, 1, head_dim] float32."""
+    inverse = inverse_frequencies(rope, head_dim)
     # [length, head_dim / 2]
     angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
-    cos, sin = (
-        part * spec.rope.attention_factor for part in (angles.cos(), angles.sin())
-    )
+    # Dimensions that do not turn are not scaled.
+    factor = torch.where(inverse == 0, 1.0, rope.attention_factor)
+    cos, sin = (part * factor for part in (angles.cos(), angles.sin()))
     table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
     return table[:, :, None]
 
 
-def _decode(
-    gqa: GQA,
-    query: Tensor,
-    blocks: Tensor,
-    group: DecodeGroup,
-    scale: float | None,
-) -> Tensor:
-    """One query token a row: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
-    rows = query.shape[0]
-    key, value = _read(gqa, blocks, group.blocks, rows, group)
-    query = query.view(rows, gqa.kv_heads, gqa.heads // gqa.kv_heads, gqa.head_dim)
-    out = F.scaled_dot_product_attention(query, key, value, group.mask, scale=scale)
-    return out.reshape(rows, gqa.q_size)
+@frozen(eq=False)
+class Heads:
+    """The attention of one layer's heads."""
 
+    gqa: GQA
+    scale: float
+    sinks: Tensor | None  # [heads] float32
 
-def _read(
-    gqa: GQA,
-    blocks: Tensor,
-    which: Tensor | slice,
-    rows: int,
-    part: DecodeGroup | ChunkReads,
-) -> tuple[Tensor, Tensor]:
-    """Keys and values that each row reads, each [rows, kv_heads, context - skip,
-    head_dim].
-    """
-    found = blocks[which] if isinstance(which, slice) else blocks.index_select(0, which)
-    kv = found.view(rows, -1, 2, gqa.kv_heads, gqa.head_dim)[:, part.skip : part.context]
-    key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
-    return key, value
+    def decode(self, query: Tensor, blocks: Tensor, group: DecodeGroup) -> Tensor:
+        """One query token a row: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
+        gqa, rows = self.gqa, query.shape[0]
+        key, value = self._read(blocks, group.blocks, rows, group)
+        shared = gqa.heads // gqa.kv_heads
+        query = query.view(rows, gqa.kv_heads, shared, gqa.head_dim)
+        mask = group.mask
+        if self.sinks is not None:
+            sinks = self.sinks.view(1, gqa.kv_heads, shared, 1)
+            key, value, mask = _with_sinks(key, value, mask, sinks)
+        out = F.scaled_dot_product_attention(query, key, value, mask, scale=self.scale)
+        return out.reshape(rows, gqa.q_size)
 
-
-def _prefill(
-    gqa: GQA,
-    qkv: Tensor,
-    blocks: Tensor,
-    chunk: ChunkReads,
-    scale: float | None,
-    out: Tensor,
-) -> None:
-    """One chunk: `qkv` [n, heads + 2 * kv_heads, head_dim] into `out` [n, heads *
-    head_dim].
-    """
-    count, shared = len(qkv), gqa.heads // gqa.kv_heads
-    if chunk.blocks is None:
-        kv = qkv[:, gqa.heads :].view(1, count, 2, gqa.kv_heads, gqa.head_dim)
+    def _read(
+        self,
+        blocks: Tensor,
+        which: Tensor | slice,
+        rows: int,
+        part: DecodeGroup | ChunkReads,
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values that each row reads, each [rows, kv_heads, context - skip,
+        head_dim].
+        """
+        shape = (rows, -1, 2, self.gqa.kv_heads, self.gqa.head_dim)
+        kv = blocks_of(blocks, which).view(shape)[:, part.skip : part.context]
         key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
-    else:
-        key, value = _read(gqa, blocks, chunk.blocks, 1, chunk)
-    # [kv_heads, group, n, head_dim]: the key head is the batch, so expanding it copies
-    # nothing.
-    shape = (gqa.kv_heads, shared, chunk.context - chunk.skip, gqa.head_dim)
-    query = qkv[:, : gqa.heads].view(count, gqa.kv_heads, shared, gqa.head_dim)
-    result = F.scaled_dot_product_attention(
-        query.permute(1, 2, 0, 3),
-        key.transpose(0, 1).expand(shape),
-        value.transpose(0, 1).expand(shape),
-        chunk.mask,
-        scale=scale,
-        is_causal=chunk.blocks is None and chunk.mask is None,
-    )
-    out.view(count, gqa.kv_heads, shared, gqa.head_dim).copy_(result.permute(2, 0, 1, 3))
+        return key, value
+
+    def prefill(
+        self, qkv: Tensor, blocks: Tensor, chunk: ChunkReads, out: Tensor
+    ) -> None:
+        """One chunk: `qkv` [n, heads + 2 * kv_heads, head_dim] into `out` [n, heads *
+        head_dim].
+        """
+        gqa, count = self.gqa, len(qkv)
+        shared, mask = gqa.heads // gqa.kv_heads, chunk.mask
+        if chunk.blocks is None:
+            kv = qkv[:, gqa.heads :].view(1, count, 2, gqa.kv_heads, gqa.head_dim)
+            key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            key, value = self._read(blocks, chunk.blocks, 1, chunk)
+        # [kv_heads, group, n, head_dim]: the key head is the batch, so expanding it
+        # copies nothing.
+        query = qkv[:, : gqa.heads].view(count, gqa.kv_heads, shared, gqa.head_dim)
+        key, value = key.transpose(0, 1), value.transpose(0, 1)
+        causal = chunk.blocks is None and mask is None
+        if self.sinks is not None:
+            if causal:
+                mask = torch.full((count, count), -torch.inf).triu_(1)
+                causal = False
+            sinks = self.sinks.view(gqa.kv_heads, shared, 1, 1)
+            key, value, mask = _with_sinks(key, value, mask, sinks)
+        shape = (gqa.kv_heads, shared, key.shape[2], gqa.head_dim)
+        result = F.scaled_dot_product_attention(
+            query.permute(1, 2, 0, 3),
+            key.expand(shape),
+            value.expand(shape),
+            mask,
+            scale=self.scale,
+            is_causal=causal,
+        )
+        out.view(count, gqa.kv_heads, shared, gqa.head_dim).copy_(
+            result.permute(2, 0, 1, 3)
+        )
+
+
+def _with_sinks(
+    key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns keys, values and mask with one more key of zeros, whose score is the sink
+    and whose value is zero.
+
+    `sinks` and `mask` have a query's head, or 1, and 1 query, or each, in their last
+    dimensions but one.
+    """
+    key, value = (F.pad(part, (0, 0, 0, 1)) for part in (key, value))
+    if mask is None:
+        mask = sinks.new_zeros(1, key.shape[-2] - 1)
+    lead = (mask[..., 0] + sinks[..., 0]).shape
+    parts = (mask.expand(*lead, mask.shape[-1]), sinks.expand(*lead, 1))
+    return key, value, torch.cat(parts, -1).to(key.dtype)

@@ -5,19 +5,25 @@ Nothing here waits for the device or reads a tensor's values, so steps can be ca
 Without a GPU the kernels' references run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from minfer.effects.execution.cpu.paged_attention import rope_table
+from minfer.effects.execution.cpu.paged_attention import (
+    heads_of,
+    rope_table,
+    rotations,
+)
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.rope import Rope
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import DraftLayout, decode_attention, prefill_attention
 from minfer.kernels.flash import flash_attention
+from minfer.kernels.leaves import HeadWeights
 from minfer.kernels.rope import rope_and_cache
 from minfer.records.plan import Copy
 
@@ -36,7 +42,8 @@ class CudaCache:
     data: Tensor  # [layers, 2, blocks + 1, block_size, kv_heads, head_dim]
     # keys, values: [blocks + 1, block_size, ...]
     layers: tuple[tuple[Tensor, Tensor], ...]
-    rope: Tensor  # [positions, head_dim] float32: cosines, then sines
+    # [positions, head_dim] float32 by rotation: cosines, then sines
+    ropes: Mapping[Rope, Tensor]
 
     @classmethod
     def make(
@@ -53,61 +60,49 @@ class CudaCache:
         [(two, *token)] = {group.attention.kv_shape for group in spec.groups}
         shape = (len(spec.layers), two, blocks + 1, block_size, *token)
         data = torch.empty(shape, dtype=torch_dtype(spec.kv_dtype), device=device)
-        half = spec.head_dim // 2
-        table = rope_table(spec, length + 1)[:, :, 0]  # [positions, 2, head_dim]
-        rope = (
-            torch.cat((table[:, 0, :half], table[:, 1, half:]), -1)
-            .contiguous()
-            .to(device)
-        )
-        return cls(spec, data, tuple((one[0], one[1]) for one in data.unbind(0)), rope)
+        ropes = {
+            rope: _angles(rope, dim, length).to(device)
+            for rope, dim in rotations(spec).items()
+        }
+        return cls(spec, data, tuple((one[0], one[1]) for one in data.unbind(0)), ropes)
 
-    def mix(
-        self,
-        batch: Batch,
-        index: int,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-    ) -> Tensor:
+    def mix(self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights) -> Tensor:
         """Norm and rotate heads, write keys and values, attend; see `PagedCache` in
         models/cache.py.
         """
-        gqa = self.spec.layers[index].attention
-        keys, values = self.layers[index]
+        gqa, (keys, values) = heads_of(self.spec, index), self.layers[index]
+        if gqa.rope is None:
+            raise TypeError("transformers' model rotates heads itself")
         rope_and_cache(
             qkv,
-            self.rope,
+            self.ropes[gqa.rope],
             batch.positions,
             batch.slots,
             keys,
             values,
             gqa.heads,
             gqa.kv_heads,
-            q_norm,
-            k_norm,
-            self.spec.rms_norm_eps,
+            heads.q_norm,
+            heads.k_norm,
         )
-        return self._read(batch, index, qkv, gqa.head_dim**-0.5)
+        return self._read(batch, index, qkv, gqa.scale)
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
     ) -> Tensor:
         """Write keys and values, and attend; see `PagedCache` in models/cache.py."""
-        gqa, qkv = self.spec.layers[index].attention, qkv.to(self.data.dtype)
+        gqa, qkv = heads_of(self.spec, index), qkv.to(self.data.dtype)
         heads = qkv.view(len(qkv), -1, gqa.head_dim)
         new_keys_values = heads[:, gqa.heads :].chunk(2, 1)
         for cache, new in zip(self.layers[index], new_keys_values, strict=True):
             cache.view(-1, gqa.kv_heads, gqa.head_dim).index_copy_(0, batch.slots, new)
-        return self._read(
-            batch, index, qkv, gqa.head_dim**-0.5 if scale is None else scale
-        )
+        return self._read(batch, index, qkv, gqa.scale if scale is None else scale)
 
     def _read(self, batch: Batch, index: int, qkv: Tensor, scale: float) -> Tensor:
         """Returns the attention of rotated queries, whose keys and values are in the
         cache.
         """
-        gqa, chunks = self.spec.layers[index].attention, batch.chunks
+        gqa, chunks = heads_of(self.spec, index), batch.chunks
         window, (keys, values) = gqa.window or 0, self.layers[index]
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -178,3 +173,10 @@ class CudaCache:
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Do nothing: no kernel's result depends on what is behind a context."""
+
+
+def _angles(rope: Rope, head_dim: int, length: int) -> Tensor:
+    """Returns cosines, then sines [length + 1, head_dim] of positions."""
+    half = head_dim // 2
+    table = rope_table(rope, head_dim, length + 1)[:, :, 0]  # [positions, 2, head_dim]
+    return torch.cat((table[:, 0, :half], table[:, 1, half:]), -1).contiguous()

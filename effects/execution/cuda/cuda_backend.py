@@ -9,6 +9,7 @@ from minfer.effects.execution.cuda.cuda_shaper import CudaShaper
 from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
+from minfer.effects.models.gqa import GQA
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import num_splits
 from minfer.kernels.gated import pays
@@ -18,6 +19,15 @@ from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
 from minfer.kernels.verify import accept_drafts, write_draft_inputs
 from minfer.records.config import EngineConfig
+
+
+def split_heads(spec: ModelSpec) -> list[tuple[int, int]]:
+    """Returns width and number of the key heads of each kind of attention."""
+    found = {
+        (one.head_dim, one.kv_heads) if isinstance(one, GQA) else (one.rank, 1)
+        for one in (group.attention for group in spec.groups)
+    }
+    return sorted(found)
 
 
 @frozen(eq=False)
@@ -61,7 +71,10 @@ class CudaBackend:
 
     def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:
         """Returns the splits of Flash-Decoding: as many as fill the GPU."""
-        return num_splits(decode_rows, spec.kv_heads, spec.head_dim, context)
+        return max(
+            num_splits(decode_rows, kv_heads, dim, context)
+            for dim, kv_heads in split_heads(spec)
+        )
 
     def fuses(self, tokens: int, intermediate: int) -> bool:
         """Returns whether quack's product is faster than cuBLAS's with SiLU after it."""

@@ -11,7 +11,9 @@ from typing import Final
 import torch
 from attrs import frozen
 
+from minfer.effects.models.dense import Dense
 from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.gqa import GQA
 from minfer.effects.models.shapes import captured_tokens
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.flash import flash_missing
@@ -35,6 +37,7 @@ class Routes:
     captured: int = 0
     no_flash: str = ""  # why flash-attn never serves
     no_quack: str = ""  # why quack never serves products of gate and up
+    fused_width: int = 0  # width of the dense feed-forwards that quack may serve
 
     @classmethod
     def for_device(
@@ -44,9 +47,17 @@ class Routes:
         allow.
         """
         dtype = torch_dtype(spec.dtype)
-        captured = captured_tokens(spec, budget)
-        no_flash = flash_missing(spec.head_dim, dtype, block_size, torch.device(device))
-        if any(spec.windows):
+        captured, groups = captured_tokens(spec, budget), spec.groups
+        heads = [one.attention for one in groups if isinstance(one.attention, GQA)]
+        feeds = [layer.feed_forward for layer in spec.layers]
+        dense = [one for one in feeds if isinstance(one, Dense)]
+        widest = max(group.attention.query_dim for group in groups)
+        no_flash = flash_missing(widest, dtype, block_size, torch.device(device))
+        if len(heads) < len(groups):
+            no_flash = "it does not read latents"
+        elif any(one.sinks for one in heads):
+            no_flash = "it has no attention sinks"
+        elif any(spec.windows):
             no_flash = (
                 "it reads before sliding windows what may belong to another sequence"
             )
@@ -54,14 +65,13 @@ class Routes:
             no_flash = (
                 "all steps are small enough for CUDA graphs, which it cannot be part of"
             )
-        no_quack = "it adds no biases"
-        if not any(layer.feed_forward.bias for layer in spec.layers):
-            no_quack = missing(QUACK, dtype, torch.device(device))
+        no_quack = _no_quack(dense) or missing(QUACK, dtype, torch.device(device))
         return cls(
-            flash_from=0 if no_flash else FLASH_FROM[spec.head_dim > 64],
+            flash_from=0 if no_flash else FLASH_FROM[widest > 64],
             captured=captured,
             no_flash=no_flash,
             no_quack=no_quack,
+            fused_width=max((one.intermediate_size for one in dense), default=0),
         )
 
     def described(self) -> list[tuple[str, str]]:
@@ -80,3 +90,14 @@ class Routes:
             ("prefill attention", chunks),
             ("gate, up and SiLU", activation),
         ]
+
+
+def _no_quack(dense: list[Dense]) -> str:
+    """Returns why quack cannot serve these feed-forwards; empty if it can."""
+    if not dense:
+        return "all layers are mixtures of experts"
+    if any(one.bias for one in dense):
+        return "it adds no biases"
+    if any(one.activation != "silu" for one in dense):
+        return "the activation is not silu"
+    return ""

@@ -21,9 +21,8 @@ def is_for_one_thread(spec: ModelSpec, device: torch.device) -> bool:
     """Returns whether a model's products on this device are too small for several
     threads.
     """
-    return (
-        not is_gpu(device) and spec.hidden_size * spec.intermediate_size <= FOR_ONE_THREAD
-    )
+    largest = max(layer.feed_forward.largest_matrix for layer in spec.layers)
+    return not is_gpu(device) and largest <= FOR_ONE_THREAD
 
 
 def use_one_thread() -> None:

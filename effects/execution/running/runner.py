@@ -430,7 +430,7 @@ class ModelRunner:
 
     def _fuses(self, shape: StepShape) -> bool:
         fuses = self.shortcuts.fused and self.backend.fuses(
-            shape.decode_inputs + shape.tokens, self.spec.intermediate_size
+            shape.decode_inputs + shape.tokens, self.backend.routes.fused_width
         )
         return fuses and self.shortcuts.may_take(QUACK)
 

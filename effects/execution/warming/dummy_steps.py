@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from attrs import evolve
 
-from minfer.effects.execution.cuda.cuda_backend import CudaBackend
+from minfer.effects.execution.cuda.cuda_backend import CudaBackend, split_heads
 from minfer.effects.execution.device.device_rows import Wants, aligned
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.device.step_shape import (
@@ -149,9 +149,11 @@ def _cuts(spec: ModelSpec, config: EngineConfig, rows: int) -> set[int]:
 def _tuned(spec: ModelSpec, rows: int, splits: int) -> object:
     """Returns a key of the attention kernels for so many rows and splits."""
     element = torch_dtype(spec.kv_dtype).itemsize
-    heads = HeadSize(element, known_dim(spec.head_dim))
-    tune = decode_tune(heads, rows * spec.kv_heads, splits)
-    return sum(bound < rows for bound in BOUNDS), tune, splits > 1
+    tunes = tuple(
+        decode_tune(HeadSize(element, known_dim(dim)), rows * kv_heads, splits)
+        for dim, kv_heads in split_heads(spec)
+    )
+    return sum(bound < rows for bound in BOUNDS), tunes, splits > 1
 
 
 def _prompts(tokens: int, chunks: int) -> StepShape:

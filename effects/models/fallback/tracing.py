@@ -22,6 +22,7 @@ from minfer.effects.models.fallback.paged import own_mask, refuse_extras
 from minfer.effects.models.families import Family
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.layers import Layer
+from minfer.effects.models.linear import NormRule
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import read_dtype
 
@@ -120,14 +121,18 @@ def _layers(config: Any, trace: AttentionTrace) -> tuple[Layer, ...]:
     experts = getattr(config, "num_experts_per_tok", None)
     if experts:  # each expert gets inputs of its own
         wide = (wide + config.hidden_size) * experts
-    first = trace.seen[0]
+    first, norms = trace.seen[0], NormRule(0.0)
     attention = GQA(
         hidden_size=config.hidden_size,
         heads=first.heads,
         kv_heads=first.kv_heads,
         head_dim=first.key_dim,
+        scale=first.key_dim**-0.5,
+        norms=norms,
     )
-    feed_forward = Dense(hidden_size=config.hidden_size, intermediate_size=wide)
+    feed_forward = Dense(
+        hidden_size=config.hidden_size, intermediate_size=wide, norms=norms
+    )
     windows = (None if one.window == trace.span else one.window for one in trace.seen)
     return tuple(
         Layer(evolve(attention, window=window), feed_forward) for window in windows

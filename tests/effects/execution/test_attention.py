@@ -12,9 +12,10 @@ from torch import Tensor
 from minfer.effects.execution.cpu.attention_reads import GROUP_TOKENS, Reads, plan_reads
 from minfer.effects.execution.cpu.paged_attention import make_cache, rope_table, rotate
 from minfer.effects.models.batch import BatchRow, make_batch
+from minfer.effects.models.rope import Rope
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
-from tests.effects.tiny_model import with_attention, with_windows
+from tests.effects.tiny_model import gqa_of, with_attention, with_windows
 
 SPEC = parse_spec(
     {
@@ -39,10 +40,14 @@ def written_out(
     scale: float | None = None,
 ) -> Tensor:
     """query [heads, head_dim] over keys and values [context, kv_heads, head_dim]."""
-    shared = spec.heads // spec.kv_heads
+    shared = gqa_of(spec).heads // gqa_of(spec).kv_heads
     out = []
-    for head in range(spec.heads):
-        scores = keys[:, head // shared] @ query[head] * (scale or spec.head_dim**-0.5)
+    for head in range(gqa_of(spec).heads):
+        scores = (
+            keys[:, head // shared]
+            @ query[head]
+            * (scale or gqa_of(spec).head_dim ** -0.5)
+        )
         out.append(scores.softmax(0) @ values[:, head // shared])
     return torch.cat(out)
 
@@ -92,15 +97,18 @@ def play(
     chunks = [i for i, (_, count) in enumerate(rows) if count > 1]
     owners = [(i, at) for i in singles + chunks for at in range(rows[i][0], sum(rows[i]))]
     assert batch.positions.tolist() == [at for _, at in owners]
-    qkv = torch.randn(len(owners), spec.heads + 2 * spec.kv_heads, spec.head_dim)
+    gqa = gqa_of(spec)
+    qkv = torch.randn(len(owners), gqa.heads + 2 * gqa.kv_heads, gqa.head_dim)
     for layer, window in enumerate(spec.windows):
-        flat = kept[layer].view(-1, 2 * spec.kv_heads, spec.head_dim)
-        flat.index_copy_(0, batch.slots, qkv[:, spec.heads :])
+        flat = kept[layer].view(-1, 2 * gqa_of(spec).kv_heads, gqa_of(spec).head_dim)
+        flat.index_copy_(0, batch.slots, qkv[:, gqa_of(spec).heads :])
         got = cache.attend(batch, layer, qkv.flatten(1), scale)
         for token, (i, at) in enumerate(owners):
             first = 0 if window is None else max(0, at + 1 - window)
             kv = torch.cat([kept[layer, block] for block in owned[i]])[first : at + 1]
-            want = written_out(spec, qkv[token, : spec.heads], kv[:, 0], kv[:, 1], scale)
+            want = written_out(
+                spec, qkv[token, : gqa_of(spec).heads], kv[:, 0], kv[:, 1], scale
+            )
             torch.testing.assert_close(got[token], want, rtol=1e-4, atol=1e-5)
     return plan_reads(batch, block_size, spec.windows)
 
@@ -285,7 +293,7 @@ def test_an_empty_batch_raises() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotation_is_that_of_complex_numbers(dtype: torch.dtype) -> None:
     x = torch.randn(5, 3, 8).to(dtype)
-    cos, sin = rope_table(SPEC, 5).unbind(1)
+    cos, sin = rope_table(Rope(), 8, 5).unbind(1)
     turned = torch.complex(x[..., :4].float(), x[..., 4:].float())
     angles = torch.arange(5)[:, None] / 10000.0 ** (torch.arange(0, 8, 2) / 8)
     turned = turned * torch.polar(torch.ones(5, 4), angles)[:, None]

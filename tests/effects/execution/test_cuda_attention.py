@@ -10,7 +10,7 @@ from minfer.effects.execution.cuda.cuda_attention import CudaCache
 from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.records.plan import Copy
 from tests.effects.execution.test_attention import SPEC
-from tests.effects.tiny_model import with_windows
+from tests.effects.tiny_model import gqa_of, with_windows
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
@@ -25,9 +25,9 @@ def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
             [BatchRow([0] * n, start, table) for n, start, table in parts], 4
         )
         for layer in range(2):
-            qkv = torch.randn(
-                sum(counts), (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-            )
+            gqa = gqa_of(spec)
+            width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head_dim
+            qkv = torch.randn(sum(counts), width)
             got, want = (
                 c.attend(batch, layer, qkv.clone(), scale) for c in (theirs, ours)
             )
@@ -40,7 +40,7 @@ def test_blocks_are_copied_in_all_layers_and_the_last_is_padding(
 ) -> None:
     spec = with_windows(evolve(SPEC, dtype="float32"), None, None)
     cache = CudaCache.make(spec, 4, 8, 32, torch.device("cpu"))
-    assert cache.data.shape == (2, 2, 5, 8, spec.kv_heads, spec.head_dim)
+    assert cache.data.shape == (2, 2, 5, 8, gqa_of(spec).kv_heads, gqa_of(spec).head_dim)
     cache.data.normal_()
     before = cache.data.clone()
     monkeypatch.setattr(cuda_attention, "AT_ONCE", 2)

@@ -26,7 +26,7 @@ from minfer.effects.models.config_reader import (
 )
 from minfer.effects.models.rope import Rope
 from minfer.effects.models.weights import named_parts
-from tests.effects.tiny_model import read_spec
+from tests.effects.tiny_model import gqa_of, read_spec
 
 TINY: dict[str, Any] = {
     "vocab_size": 96,
@@ -129,9 +129,9 @@ def test_reads_the_spec(tmp_path: Path) -> None:
         rms_norm_eps=1e-5,
     )
     spec = read_spec(tmp_path)
-    sizes = spec.layers[0].attention
-    assert (spec.head_dim, sizes.q_size, sizes.kv_size) == (16, 64, 32)
-    assert (spec.rope, spec.rms_norm_eps) == (Rope(theta=5e5), 1e-5)
+    sizes = gqa_of(spec)
+    assert (sizes.head_dim, sizes.q_size, sizes.kv_size) == (16, 64, 32)
+    assert (gqa_of(spec).rope, spec.norms.eps) == (Rope(theta=5e5), 1e-5)
     assert spec.eos_ids == (3, 4)
 
 
@@ -148,7 +148,11 @@ def test_reads_configs_of_older_transformers(tmp_path: Path) -> None:
         rope_scaling=None,
     )
     spec = read_spec(tmp_path)
-    assert (spec.rope, spec.dtype, spec.head_dim) == (Rope(theta=1e6), "bfloat16", 8)
+    assert (gqa_of(spec).rope, spec.dtype, gqa_of(spec).head_dim) == (
+        Rope(theta=1e6),
+        "bfloat16",
+        8,
+    )
 
 
 def test_harmless_extras_are_ignored(tmp_path: Path) -> None:

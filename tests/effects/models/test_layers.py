@@ -14,15 +14,23 @@ from torch import Tensor
 from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.checkpoint import load_weights
+from minfer.effects.models.dense import Dense, DenseWeights
+from minfer.effects.models.gqa import GQAWeights
 from minfer.effects.models.layers import LayerGroup, LayerWeights, layer_parts
-from minfer.effects.models.linear import Linear, Shard, sharded
+from minfer.effects.models.linear import sharded
 from minfer.effects.models.model import forward
 from minfer.effects.models.products import Ranks
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import Weights, empty_weights
-from tests.effects.tiny_families import VARIANTS, save
-from tests.effects.tiny_model import CONFIG, read_spec, with_attention, with_windows
+from minfer.kernels.leaves import Linear, Shard
+from tests.effects.tiny_families import VARIANTS, save, written
+from tests.effects.tiny_model import (
+    CONFIG,
+    read_spec,
+    with_attention,
+    with_windows,
+)
 
 SPEC = parse_spec(CONFIG)
 BLOCK = 4
@@ -44,19 +52,21 @@ def test_groups_are_layers_of_one_attention() -> None:
 def test_sizes_are_those_of_the_weights() -> None:
     options = [key for key in VARIANTS if not key[1].startswith("rope ")]
     for family, name in options:
-        config = VARIANTS[family, name] | {"architectures": [f"{family}ForCausalLM"]}
-        spec = parse_spec(config)
+        spec = parse_spec(written(family, VARIANTS[family, name]))
         weights = empty_weights(spec, "float32", "meta")
         for layer, its in zip(spec.layers, weights.layers, strict=True):
-            parts = dict(layer_parts(layer, its))
+            parts = {part.name: part.place for part in layer_parts(layer, its)}
             assert layer.parameters == sum(part.numel() for part in parts.values())
-            matrices = [part for part in parts.values() if part.dim() == 2]
-            assert layer.matrix_elements == sum(part.numel() for part in matrices)
+            if isinstance(layer.feed_forward, Dense):
+                matrices = [part for part in parts.values() if part.dim() == 2]
+                assert layer.matrix_elements == sum(part.numel() for part in matrices)
 
 
 def test_axes_alternate_so_that_a_sublayer_needs_one_sum() -> None:
     for layer in empty_weights(SPEC, "float32", "meta").layers:
         attention, feed_forward = layer.attention, layer.feed_forward
+        assert isinstance(attention, GQAWeights)
+        assert isinstance(feed_forward, DenseWeights)
         assert (attention.qkv.shard, attention.out.shard) == (Shard.COLUMN, Shard.ROW)
         assert feed_forward.gate_up.shard is Shard.COLUMN
         assert feed_forward.down.shard is Shard.ROW
@@ -71,20 +81,15 @@ def shared(weights: Weights, rank: int, ranks: int) -> Weights:
     def part(linear: Linear) -> Linear:
         return sharded(linear, rank, ranks)
 
-    layers = (
-        LayerWeights(
-            evolve(
-                one.attention, qkv=part(one.attention.qkv), out=part(one.attention.out)
-            ),
-            evolve(
-                one.feed_forward,
-                gate_up=part(one.feed_forward.gate_up),
-                down=part(one.feed_forward.down),
-            ),
-        )
-        for one in weights.layers
-    )
-    return evolve(weights, layers=tuple(layers))
+    def of_layer(layer: LayerWeights) -> LayerWeights:
+        attention, feed = layer.attention, layer.feed_forward
+        assert isinstance(attention, GQAWeights)
+        assert isinstance(feed, DenseWeights)
+        attention = evolve(attention, qkv=part(attention.qkv), out=part(attention.out))
+        feed = evolve(feed, gate_up=part(feed.gate_up), down=part(feed.down))
+        return LayerWeights(attention, feed)
+
+    return evolve(weights, layers=tuple(map(of_layer, weights.layers)))
 
 
 class Sums:
@@ -128,7 +133,7 @@ def test_two_ranks_say_what_one_says(key: tuple[str, str], tmp_path: Path) -> No
     save(str(tmp_path), key[0], VARIANTS[key])
     spec = read_spec(tmp_path)
     weights = load_weights(tmp_path, spec, "float32")
-    half = with_attention(spec, heads=spec.heads // 2, kv_heads=spec.kv_heads // 2)
+    half = with_attention(spec, heads=2, kv_heads=1)
     sums = Sums(2)
 
     def on_rank(rank: int) -> Tensor:

@@ -1,5 +1,7 @@
 """Linear leaves: their parts in a checkpoint, their types, and what each rank has."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from attrs import evolve
@@ -8,16 +10,21 @@ from torch import Tensor
 from minfer.effects.models import linear as linear_module
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.linear import (
-    Linear,
     LinearSizes,
     Maker,
-    Scheme,
-    Shard,
     bias_parts,
     scheme_of,
     sharded,
     weight_parts,
 )
+from minfer.effects.models.parts import Part
+from minfer.kernels.leaves import PLAIN, Linear, Shard
+
+
+def placed(parts: Iterable[Part]) -> dict[str, Tensor]:
+    """The places of tensors, by their names."""
+    return {part.name: part.place for part in parts}
+
 
 SIZES = LinearSizes(("q", "k"), (8, 4), 6, Shard.COLUMN, bias=True)
 MAKE = Maker(dtype="float32", weight_dtype="float32", device="cpu")
@@ -42,7 +49,7 @@ def test_elements_are_those_of_the_tensors() -> None:
 
 def test_parts_are_views_by_the_names_of_a_checkpoint() -> None:
     made = filled(SIZES)
-    weights, biases = dict(weight_parts(SIZES, made)), dict(bias_parts(SIZES, made))
+    weights, biases = placed(weight_parts(SIZES, made)), placed(bias_parts(SIZES, made))
     assert {name: part.shape for name, part in weights.items()} == {
         "q.weight": (8, 6),
         "k.weight": (4, 6),
@@ -57,7 +64,7 @@ def test_parts_are_views_by_the_names_of_a_checkpoint() -> None:
     assert not made.weight[:8].eq(7).any()
     assert made.bias is not None
     assert made.bias[:8].eq(5).all()
-    assert dict(bias_parts(SIZES, MAKE.linear(evolve(SIZES, bias=False)))) == {}
+    assert placed(bias_parts(SIZES, MAKE.linear(evolve(SIZES, bias=False)))) == {}
 
 
 def test_large_matrices_with_more_outputs_are_stored_by_column(
@@ -73,7 +80,7 @@ def test_large_matrices_with_more_outputs_are_stored_by_column(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_matrices_in_the_type_of_activations_are_plain(dtype: str) -> None:
     made = evolve(MAKE, dtype=dtype, weight_dtype=dtype).linear(SIZES)
-    assert (made.scheme, made.scales) == (Scheme.PLAIN, None)
+    assert (made.scheme, made.scales) == (PLAIN, None)
     assert made.bias is not None
     assert made.weight.dtype is made.bias.dtype is getattr(torch, dtype)
 
@@ -123,4 +130,4 @@ def test_what_cannot_be_divided_says_so() -> None:
         with pytest.raises(ValueError, match=rf"{size} features .* among 5 ranks"):
             sharded(filled(evolve(SIZES, shard=shard)), 0, 5)
     with pytest.raises(ValueError, match="scales of fp8 matrices"):
-        sharded(evolve(filled(SIZES), scheme=Scheme.FP8), 0, 2)
+        sharded(evolve(filled(SIZES), scheme=evolve(PLAIN, name="fp8")), 0, 2)

@@ -17,9 +17,11 @@ from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
 from minfer.effects.models.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.checkpoint import load_weights
 from minfer.effects.models.dense import DenseWeights
+from minfer.effects.models.layers import FeedForwardWeights
 from minfer.effects.models.model import forward
+from minfer.kernels.leaves import Norm
 from minfer.kernels.plain import rms_norm
-from tests.effects.tiny_model import BesideTheirs, decode_batch, read_spec
+from tests.effects.tiny_model import BesideTheirs, decode_batch, read_spec, width_of
 
 BLOCKS = 40
 
@@ -221,7 +223,7 @@ def test_the_last_layer_goes_on_with_what_is_sampled_alone(model: Model) -> None
         work.append(count.get_total_flops())
     # The counter does not know products that add to a sum: gate, up and the head are
     # left.
-    outs = 2 * model.spec.intermediate_size + model.spec.vocab_size
+    outs = 2 * width_of(model.spec) + model.spec.vocab_size
     assert work[1] - work[0] == 2 * 31 * model.spec.hidden_size * outs
 
 
@@ -271,7 +273,8 @@ def test_the_cache_may_have_a_type_of_its_own(model: Model) -> None:
     assert 0 < (want.exp() * (want - got)).sum(-1).mean().item() < 0.01
 
 
-def by_column(weights: DenseWeights) -> DenseWeights:
+def by_column(weights: FeedForwardWeights) -> DenseWeights:
+    assert isinstance(weights, DenseWeights)
     turned = weights.gate_up.weight.t().contiguous().t()
     return evolve(weights, gate_up=evolve(weights.gate_up, weight=turned))
 
@@ -298,7 +301,9 @@ def test_norm_agrees_with_torch() -> None:
     for scale in (0.0, 1e-3, 1.0, 1e4):
         x = torch.randn(5, 192) * scale
         want = torch.nn.functional.rms_norm(x, (192,), weight, 1e-3)
-        torch.testing.assert_close(rms_norm(x, weight, 1e-3), want, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            rms_norm(x, Norm(weight, 1e-3)), want, rtol=1e-6, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(("ids", "start"), [([160], 0), ([-1], 0), ([1], 512)])

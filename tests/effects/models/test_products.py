@@ -8,7 +8,7 @@ from attrs import evolve
 from torch import Tensor
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.linear import LinearSizes, Scheme, Shard, sharded
+from minfer.effects.models.linear import LinearSizes, sharded
 from minfer.effects.models.products import (
     ALONE,
     Ranks,
@@ -17,19 +17,19 @@ from minfer.effects.models.products import (
     norm_linear,
 )
 from minfer.kernels import plain
+from minfer.kernels.leaves import PLAIN, Norm, Shard
 from tests.effects.models.test_linear import filled
 
-EPS = 1e-6
 SIZES = LinearSizes(("down",), (16,), 24, Shard.ROW, bias=True)
-X, NORM = torch.randn(5, 24), torch.rand(24)
+X, NORM = torch.randn(5, 24), Norm(torch.rand(24), 1e-6)
 
 
 def test_products_are_the_kernels_own() -> None:
     linear = filled(SIZES)
-    got = norm_linear(X, NORM, EPS, linear)
-    assert got.equal(plain.norm_linear(X, NORM, EPS, linear.weight, linear.bias))
-    got = norm_gated(X, NORM, EPS, linear, fused=False)
-    assert got.equal(plain.norm_gated(X, NORM, EPS, linear.weight, linear.bias))
+    got = norm_linear(X, NORM, linear)
+    assert got.equal(plain.norm_linear(X, NORM, linear))
+    got = norm_gated(X, NORM, linear, "silu", fused=False)
+    assert got.equal(plain.norm_gated(X, NORM, linear))
 
 
 def test_alone_the_product_is_added_within_the_kernel(
@@ -41,7 +41,7 @@ def test_alone_the_product_is_added_within_the_kernel(
     calls: list[Any] = []
     linear, residual = filled(SIZES), torch.randn(5, 16)
     want = residual.clone()
-    plain.linear_add(want, X, linear.weight, linear.bias)
+    plain.linear_add(want, X, linear)
     real = plain.linear_add
 
     def kept(*given: Any) -> None:
@@ -51,7 +51,7 @@ def test_alone_the_product_is_added_within_the_kernel(
     monkeypatch.setattr(plain, "linear_add", kept)
     add_product(residual, X, linear, Ranks(count=1, sum=never))
     [given] = calls
-    for passed, own in zip(given, (residual, X, linear.weight, linear.bias), strict=True):
+    for passed, own in zip(given, (residual, X, linear), strict=True):
         assert passed is own
     assert residual.equal(want)
 
@@ -78,12 +78,11 @@ def test_ranks_sum_their_parts_and_then_add(count: int) -> None:
         torch.testing.assert_close(mine, want)
 
 
-@pytest.mark.parametrize("scheme", [one for one in Scheme if one is not Scheme.PLAIN])
-def test_schemes_without_kernels_are_refused_by_name(scheme: Scheme) -> None:
-    linear = evolve(filled(SIZES), scheme=scheme)
-    with pytest.raises(UnsupportedModelError, match=f"no kernels for {scheme.value}"):
-        norm_linear(X, NORM, EPS, linear)
-    with pytest.raises(UnsupportedModelError, match=scheme.value):
-        norm_gated(X, NORM, EPS, linear, fused=False)
-    with pytest.raises(UnsupportedModelError, match=scheme.value):
+def test_schemes_without_kernels_are_refused_by_name() -> None:
+    linear = evolve(filled(SIZES), scheme=evolve(PLAIN, name="fp8", cpu=""))
+    with pytest.raises(UnsupportedModelError, match="no kernels for fp8"):
+        norm_linear(X, NORM, linear)
+    with pytest.raises(UnsupportedModelError, match="fp8"):
+        norm_gated(X, NORM, linear, "silu", fused=False)
+    with pytest.raises(UnsupportedModelError, match="fp8"):
         add_product(torch.zeros(5, 16), X, linear, ALONE)

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from attrs import evolve
 
-from minfer.effects.execution.cpu.paged_attention import make_cache, rope_table
+from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache, rope_table
 from minfer.effects.models.rope import Rope, inverse_frequencies
 from minfer.effects.models.spec_reader import parse_spec
 from tests.effects.tiny_families import ROPES, SIZES, config_of
+from tests.effects.tiny_model import gqa_of, with_attention
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
@@ -25,16 +25,21 @@ def test_the_rotary_table_is_transformers_own(name: str, head_dim: int) -> None:
     spec = parse_spec(
         sizes | {"architectures": ["LlamaForCausalLM"], "rope_parameters": scaling}
     )
-    assert spec.rope is not None
-    assert torch.equal(inverse_frequencies(spec.rope, head_dim), module.inv_freq)
+    rope = gqa_of(spec).rope
+    assert rope is not None
+    assert torch.equal(inverse_frequencies(rope, head_dim), module.inv_freq)
     at = torch.tensor([0, 1, 7, 100, 8191, 8192, 20000, 32767])
     cos, sin = module(torch.zeros(1), at[None])
-    table = rope_table(spec, 32768)[at, :, 0]
+    table = rope_table(rope, head_dim, 32768)[at, :, 0]
     torch.testing.assert_close(table[:, 0], cos[0], rtol=0, atol=2e-7)
     signs = torch.tensor([-1.0, 1.0]).repeat_interleave(
         head_dim // 2
     )  # as `rotate` wants them
     torch.testing.assert_close(table[:, 1] * signs, sin[0], rtol=0, atol=2e-7)
+
+
+def rope_of(config: dict[str, Any]) -> Rope | None:
+    return gqa_of(parse_spec(config)).rope
 
 
 @pytest.mark.parametrize("original", [None, 4, 40])
@@ -52,7 +57,7 @@ def test_rope_at_the_edges_of_its_range(original: int | None, factor: float) -> 
             scaling["original_max_position_embeddings"] = original
         theirs = transformers.LlamaConfig(**SIZES, rope_parameters=dict(scaling))
         module = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(theirs)
-        rope = parse_spec(config_of(rope_parameters=scaling)).rope
+        rope = gqa_of(parse_spec(config_of(rope_parameters=scaling))).rope
         assert rope is not None
         assert torch.equal(inverse_frequencies(rope, 16), module.inv_freq)
         assert rope.attention_factor == module.attention_scaling
@@ -64,8 +69,9 @@ def test_old_and_new_forms_of_rope_are_the_same(name: str) -> None:
     old: dict[str, Any] = dict(new)
     theta = old.pop("rope_theta")
     wanted = parse_spec(config_of(rope_parameters=new))
-    assert wanted.rope is not None
-    assert wanted.rope.theta == theta
+    rope = gqa_of(wanted).rope
+    assert rope is not None
+    assert rope.theta == theta
     for kind in ("rope_type", "type"):
         scaling = {
             kind: old["rope_type"],
@@ -82,10 +88,10 @@ def test_old_and_new_forms_of_rope_are_the_same(name: str) -> None:
 def test_rope_scaling_has_precedence_as_in_transformers() -> None:
     changes: dict[str, Any] = {"rope_parameters": ROPES["yarn"]}
     changes |= {"rope_scaling": {"type": "linear", "factor": 2.0}}
-    assert parse_spec(config_of(**changes)).rope == Rope("linear", 10000.0, 2.0)
-    assert parse_spec(config_of(rope_parameters=None, rope_scaling={})).rope == Rope()
+    assert rope_of(config_of(**changes)) == Rope("linear", 10000.0, 2.0)
+    assert rope_of(config_of(rope_parameters=None, rope_scaling={})) == Rope()
     outer = config_of(rope_parameters=ROPES["yarn"], original_max_position_embeddings=32)
-    found = parse_spec(outer).rope
+    found = rope_of(outer)
     assert found is not None
     assert found.original == 32
 
@@ -113,8 +119,12 @@ def test_the_context_that_follows_from_scaling(
 
 def test_a_cache_in_which_blocks_are_given_back_has_the_angles_of_all_positions() -> None:
     spec = parse_spec(config_of("Mistral", sliding_window=8))
-    assert len(make_cache(spec, 3, 16).rope) == 256
-    assert len(make_cache(spec, 3, 16, max_model_len=100).rope) == 100
+
+    def angles(cache: KVCache) -> list[int]:
+        return [len(table) for table in cache.ropes.values()]
+
+    assert angles(make_cache(spec, 3, 16)) == [256]
+    assert angles(make_cache(spec, 3, 16, max_model_len=100)) == [100]
     full = parse_spec(config_of("Mistral"))
-    assert len(make_cache(full, 3, 16, max_model_len=100).rope) == 48
-    assert len(make_cache(evolve(full, rope=None), 3, 16).rope) == 0
+    assert angles(make_cache(full, 3, 16, max_model_len=100)) == [48]
+    assert angles(make_cache(with_attention(full, rope=None), 3, 16)) == []

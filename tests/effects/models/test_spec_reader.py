@@ -12,7 +12,7 @@ from minfer.effects.models.config_reader import ModelConfigError, UnsupportedMod
 from minfer.effects.models.families import FAMILIES
 from minfer.effects.models.spec_reader import parse_spec
 from tests.effects.tiny_families import ROPES, config_of
-from tests.effects.tiny_model import expected_tensors, read_spec
+from tests.effects.tiny_model import expected_tensors, gqa_of, read_spec
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_what_a_config_leaves_out_is_transformers_default(
         for a in attention
     )
     assert spec.windows == windows
-    assert (spec.head_dim, spec.kv_heads) == (
+    assert (gqa_of(spec).head_dim, gqa_of(spec).kv_heads) == (
         attention[0].head_dim,
         made.num_key_value_heads,
     )
     assert spec.max_position_embeddings == made.max_position_embeddings
-    assert spec.rms_norm_eps == made.rms_norm_eps
+    assert spec.norms.eps == made.rms_norm_eps
     assert spec.eos_ids == (() if made.eos_token_id is None else (made.eos_token_id,))
     assert spec.tie_word_embeddings == made.tie_word_embeddings
     assert expected_tensors(spec) == {

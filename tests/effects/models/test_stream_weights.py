@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from minfer.effects.models import stream_weights as sw
+from minfer.effects.models.parts import Part
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -30,7 +31,10 @@ def test_every_byte_arrives(
     }
     targets["t0"] = fused[5:22]
     sw.stream_weights(
-        [sw.TensorJob(paths[int(k[1:]) % 2], k, target) for k, target in targets.items()]
+        [
+            sw.TensorJob(paths[int(name[1:]) % 2], name, Part(name, target))
+            for name, target in targets.items()
+        ]
     )
     for name, target in targets.items():
         assert torch.equal(target.cpu(), parts[name].bfloat16()), name
@@ -43,7 +47,6 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1000, 100)}, path)
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 4000)
+    job = sw.TensorJob(path, "a", Part("a", torch.zeros(1000, 100, device="cuda")))
     with pytest.raises(EOFError, match="ends early"):
-        sw.stream_weights(
-            [sw.TensorJob(path, "a", torch.zeros(1000, 100, device="cuda"))]
-        )
+        sw.stream_weights([job])

@@ -5,9 +5,9 @@ import torch
 from attrs import evolve
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.linear import Scheme
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import empty_weights, named_parts, random_weights
+from minfer.kernels.leaves import PLAIN
 from tests.effects.tiny_model import CONFIG
 
 SPEC = parse_spec(CONFIG)
@@ -28,7 +28,7 @@ def test_random_weights_need_only_a_config() -> None:
 def test_a_tied_head_multiplies_with_the_embeddings(tied: bool) -> None:
     weights = empty_weights(evolve(SPEC, tie_word_embeddings=tied), "float32")
     assert (weights.lm_head.weight is weights.embed) == tied
-    assert weights.lm_head.scheme is Scheme.PLAIN
+    assert weights.lm_head.scheme is PLAIN
 
 
 def test_matrices_of_a_type_of_their_own_are_refused_until_there_is_a_kernel() -> None:

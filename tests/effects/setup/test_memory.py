@@ -42,7 +42,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.request import Request
 from minfer.records.state import initial
 from minfer.values.checks import ConfigError
-from tests.effects.tiny_model import CONFIG, with_feed_forward, with_windows
+from tests.effects.tiny_model import CONFIG, width_of, with_feed_forward, with_windows
 
 SPEC = parse_spec(CONFIG)
 SIZES = EngineConfig(
@@ -272,7 +272,7 @@ def test_the_largest_captured_step_is_one_that_there_is(budget: int) -> None:
     for layers in (1, 2, 4, 9):
         for wide in (1, 7, 60, 500):
             big = with_windows(
-                with_feed_forward(spec, intermediate_size=wide * spec.intermediate_size),
+                with_feed_forward(spec, intermediate_size=wide * width_of(spec)),
                 *[None] * layers,
             )
             most = captured_tokens(big, budget)

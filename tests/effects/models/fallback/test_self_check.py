@@ -19,7 +19,7 @@ from tests.effects.tiny_fallback import save
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["olmo2", "mixtral"])
+@pytest.mark.parametrize("kind", ["olmo2", "olmoe"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_checked_in_float32_and_left_as_it_was(
     kind: str, dtype: str, tmp_path: Path

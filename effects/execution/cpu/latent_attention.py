@@ -1,0 +1,149 @@
+"""The CPU's attention over latents, in plain torch; models/mla.py has the theory.
+
+Decode rows and short chunks are *absorbed*: all heads read the latents, as one key head
+would be read. Long chunks expand latents to keys and values, some heads at a time.
+"""
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from minfer.effects.execution.cpu.attention_reads import ChunkReads, DecodeGroup, Reads
+from minfer.effects.models.mla import EXPANDED, MLA
+from minfer.kernels.leaves import LatentWeights
+
+# Queries of a chunk from which expanding is faster: it costs as much as the products of
+# so many queries that it saves, at the sizes of DeepSeek-V2 and V3.
+EXPAND_FROM: Final = 128
+
+
+def blocks_of(blocks: Tensor, which: Tensor | slice) -> Tensor:
+    """Returns the content of some blocks of a layer."""
+    if isinstance(which, slice):
+        return blocks[which]
+    return blocks.index_select(0, which)
+
+
+def expanding(mla: MLA, weights: LatentWeights) -> tuple[Tensor, Tensor]:
+    """Returns the matrices of keys [heads, plain_dim, rank] and values [heads, value_dim,
+    rank]: views.
+    """
+    heads = weights.expansion.weight.view(-1, mla.plain_dim + mla.value_dim, mla.rank)
+    return heads[:, : mla.plain_dim], heads[:, mla.plain_dim :]
+
+
+@frozen(eq=False)
+class LatentRead:
+    """The attention of one layer's heads over its latents."""
+
+    mla: MLA
+    blocks: Tensor  # [blocks, block_size * latent_dim]
+    weights: LatentWeights
+    new: Tensor  # [tokens, latent_dim], those of the step's tokens
+
+    def attend(self, query: Tensor, reads: Reads, decode_rows: int) -> Tensor:
+        """Returns the results [tokens, heads * value_dim] of rotated queries [tokens,
+        heads, query_dim], whose own latents are in the cache.
+        """
+        mla = self.mla
+        out = query.new_empty(len(query), mla.heads, mla.value_dim)
+        for group in reads.groups:
+            rows = slice(0, decode_rows) if group.rows is None else group.rows
+            out[rows] = self._decode(query[rows], group)
+        for chunk in reads.chunks:
+            where = slice(chunk.first, chunk.last)
+            prefill = self._absorbed_chunk
+            if chunk.last - chunk.first >= EXPAND_FROM:
+                prefill = self._expanded_chunk
+            out[where] = prefill(query[where], chunk)
+        return out.flatten(1)
+
+    def _decode(self, query: Tensor, group: DecodeGroup) -> Tensor:
+        """One query token a row: [rows, heads, query_dim] -> [rows, heads, value_dim]."""
+        latent = self._latents(group.blocks, len(query), group).unsqueeze(1)
+        absorbed = self.absorb(query).unsqueeze(1)  # [rows, 1, heads, latent_dim]
+        return self.values(self._attend(absorbed, latent, group.mask).squeeze(1))
+
+    def _absorbed_chunk(self, query: Tensor, chunk: ChunkReads) -> Tensor:
+        """One chunk: [n, heads, query_dim] -> [n, heads, value_dim]."""
+        latent = self._chunk_latents(chunk)  # [1, context, latent_dim]
+        absorbed = self.absorb(query).transpose(0, 1)  # [heads, n, latent_dim]
+        found = self._attend(absorbed, latent, _mask(chunk))
+        return self.values(found.transpose(0, 1))
+
+    def _expanded_chunk(self, query: Tensor, chunk: ChunkReads) -> Tensor:
+        """The same, with keys and values expanded, a few heads at a time."""
+        mla, latent = self.mla, self._chunk_latents(chunk)[0].to(query.dtype)
+        kept, rotated = latent.split_with_sizes((mla.rank, mla.rope_dim), 1)
+        width = mla.query_dim + mla.value_dim
+        few = max(1, EXPANDED // (len(latent) * width))
+        out, mask = query.new_empty(len(query), mla.heads, mla.value_dim), _mask(chunk)
+        for key_of, value_of, place in zip(
+            *(torch.split(one, few) for one in expanding(mla, self.weights)),
+            range(0, mla.heads, few),
+            strict=True,
+        ):
+            key = kept @ key_of.transpose(1, 2)  # [few, context, plain_dim]
+            turned = rotated.expand(len(key), *rotated.shape)
+            heads = slice(place, place + len(key))
+            found = F.scaled_dot_product_attention(
+                query[:, heads].transpose(0, 1),
+                torch.cat((key, turned), -1),
+                kept @ value_of.transpose(1, 2),
+                None if mask is None else mask.to(query.dtype),
+                scale=mla.scale,
+            )
+            out[:, heads] = found.transpose(0, 1)
+        return out
+
+    def absorb(self, query: Tensor) -> Tensor:
+        """Returns queries [n, heads, latent_dim] for latents."""
+        keys, _ = expanding(self.mla, self.weights)
+        plain, turned = query.split_with_sizes((self.mla.plain_dim, self.mla.rope_dim), 2)
+        folded = torch.bmm(plain.transpose(0, 1), keys).transpose(0, 1)
+        return torch.cat((folded, turned), 2)
+
+    def values(self, mixed: Tensor) -> Tensor:
+        """Returns values [n, heads, value_dim] of mixed latents [n, heads, rank]."""
+        _, values = expanding(self.mla, self.weights)
+        return torch.bmm(mixed.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
+
+    def _attend(self, query: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
+        """Softmax over latents: [..., n, latent_dim], [..., context, latent_dim] -> [...,
+        n, rank].
+        """
+        latent = latent.to(query.dtype)
+        mask = None if mask is None else mask.to(query.dtype)
+        scores = query @ latent.transpose(-1, -2) * self.mla.scale
+        if mask is not None:
+            scores = scores + mask
+        weights = scores.float().softmax(-1).to(query.dtype)
+        return weights @ latent[..., : self.mla.rank]
+
+    def _chunk_latents(self, chunk: ChunkReads) -> Tensor:
+        """Returns the latents that a chunk reads, its own included: [1, context,
+        latent_dim].
+        """
+        if chunk.blocks is None:
+            return self.new[None, chunk.first : chunk.last]
+        return self._latents(chunk.blocks, 1, chunk)
+
+    def _latents(
+        self, which: Tensor | slice, rows: int, part: DecodeGroup | ChunkReads
+    ) -> Tensor:
+        """Returns [rows, context - skip, latent_dim]."""
+        found = blocks_of(self.blocks, which).view(rows, -1, self.mla.latent_dim)
+        return found[:, part.skip : part.context]
+
+
+def _mask(chunk: ChunkReads) -> Tensor | None:
+    """Returns the mask [n, context] of a chunk."""
+    count = chunk.last - chunk.first
+    if chunk.mask is None and count > 1:
+        return torch.full((count, chunk.context), -torch.inf).triu_(
+            1 + chunk.context - count
+        )
+    return chunk.mask

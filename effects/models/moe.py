@@ -1,0 +1,327 @@
+"""A mixture of experts, one of the feed-forward types: sizes, weights, and its step.
+
+Theory. A router scores each token for every expert, and the token goes through its best
+few (Shazeer et al. 2017; Fedus et al. 2021): a model has many parameters, of which a
+token is multiplied with few. Beside them there may be *shared* experts, which every token
+goes through (DeepSeekMoE, Dai et al. 2024), weighed by a gate of their own in Qwen2-MoE.
+How scores become a choice is a `RoutingRule` (kernels/leaves.py): DeepSeek-V3 adds a
+correction to scores only where they are ranked, and first chooses groups of experts.
+
+At few tokens a step reads the experts that are hit, E * (1 - (1 - k / E)^tokens) of E if
+tokens choose k independently; a dense layer of as many parameters would read all.
+
+With tensor parallelism, every expert is split as a dense feed-forward is.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.dense import Dense, feed_norm_parts, matrix_parts
+from minfer.effects.models.families import ExpertKeys, Family
+from minfer.effects.models.linear import Maker, NormRule
+from minfer.effects.models.model_step import ModelStep
+from minfer.effects.models.parts import Part
+from minfer.effects.models.products import (
+    ALONE,
+    add_experts,
+    add_part,
+    add_product,
+    gated,
+    linear,
+    normalise,
+    route,
+)
+from minfer.kernels.leaves import (
+    Activation,
+    Experts,
+    Linear,
+    Norm,
+    Router,
+    RoutingRule,
+    Shard,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen(kw_only=True)
+class MoE:
+    """Sizes of one layer's mixture of experts, in elements."""
+
+    hidden_size: int
+    intermediate_size: int  # of an expert
+    experts: int
+    keys: ExpertKeys
+    rule: RoutingRule
+    activation: Activation
+    norms: NormRule
+    shared: Dense | None  # the shared experts, as one
+
+    @property
+    def largest_matrix(self) -> int:
+        """Elements of the largest matrix of a checkpoint, experts one by one."""
+        shared = 0 if self.shared is None else self.shared.largest_matrix
+        return max(shared, self.hidden_size * self.intermediate_size)
+
+    @property
+    def expert_elements(self) -> int:
+        """Elements of one expert's matrices."""
+        return 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def router_elements(self) -> int:
+        """Elements of the router, and of the gate of shared experts."""
+        own = self.experts * (self.keys.bias + self.keys.correction)
+        return self.hidden_size * (self.experts + self.keys.shared_gate) + own
+
+    @property
+    def matrix_elements(self) -> int:
+        """Elements of all matrices but the router."""
+        shared = 0 if self.shared is None else self.shared.matrix_elements
+        return self.experts * self.expert_elements + shared
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights, the norms included."""
+        return self._parameters(self.experts)
+
+    @property
+    def active_parameters(self) -> int:
+        """Elements that a token is multiplied with."""
+        return self._parameters(self.rule.top_k)
+
+    def _parameters(self, experts: int) -> int:
+        """Elements of the weights, with so many experts."""
+        bias = (2 * self.intermediate_size + self.hidden_size) * self.keys.bias
+        own = experts * (self.expert_elements + bias)
+        shared = 0
+        if self.shared is not None:
+            shared = self.shared.gate_up.elements + self.shared.down.elements
+        norms = self.hidden_size * (1 + self.norms.after)
+        return own + self.router_elements + shared + norms
+
+    @property
+    def activation_elements(self) -> int:
+        """Elements that a token keeps at the widest place: in each of its experts gates
+        and ups, their product, and a result.
+        """
+        own = self.rule.top_k * (3 * self.intermediate_size + self.hidden_size)
+        shared = 0 if self.shared is None else self.shared.activation_elements
+        return max(own, shared) + 2 * self.hidden_size + 2 * self.experts
+
+
+@frozen(eq=False, kw_only=True)
+class SharedWeights:
+    """The shared experts."""
+
+    gate_up: Linear
+    down: Linear
+    gate: Linear | None  # weighs them: one output
+
+
+@frozen(eq=False, kw_only=True)
+class MoEWeights:
+    """The weights of one layer's mixture of experts."""
+
+    norm: Norm  # [hidden], of the input
+    router: Router
+    experts: Experts
+    shared: SharedWeights | None
+    after: Norm | None = None  # [hidden], of the result
+
+
+def read_moe(
+    read: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule
+) -> MoE:
+    """Returns the mixture of experts of a model, from a config. Raises
+    `ModelConfigError`, `UnsupportedModelError`.
+    """
+    hidden, inter = read.size("hidden_size"), read.size(keys.inter)
+    count = next((key for key in keys.count if not read.absent(key)), keys.count[0])
+    return MoE(
+        hidden_size=hidden,
+        intermediate_size=inter,
+        experts=read.size(count),
+        keys=keys,
+        rule=_read_rule(read, keys, count),
+        activation=family.activation,
+        norms=norms,
+        shared=_read_shared(read, family, keys, norms, inter),
+    )
+
+
+def _read_shared(
+    read: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule, inter: int
+) -> Dense | None:
+    """Returns the shared experts as one feed-forward, if there are any."""
+    width = read.size(keys.shared, low=0) if keys.shared else 0
+    if keys.shared_count:
+        width = inter * read.size(keys.shared_count, 0, low=0)
+    if not width:
+        return None
+    return Dense(
+        hidden_size=read.size("hidden_size"),
+        intermediate_size=width,
+        norms=norms,
+        bias=read.is_set(family.mlp_bias),
+        activation=family.activation,
+        name=keys.shared_experts,
+    )
+
+
+def _read_rule(read: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRule:
+    """Returns how experts are chosen, `count` being the key of their number. Raises
+    `ModelConfigError` for what cannot be.
+    """
+    experts = read.size(count)
+    top_k = read.size("num_experts_per_tok")
+    if top_k > experts:
+        raise read.error("num_experts_per_tok", f"at most {count} = {experts}")
+    method = read.config.get("topk_method")
+    if method not in (None, "greedy", "group_limited_greedy", "noaux_tc"):
+        raise read.refusal(f"experts chosen by topk_method {method!r} are not supported")
+    if (scores := read.config.get("scoring_func")) not in (None, keys.scores):
+        raise read.refusal(f"a router with scoring_func {scores!r} is not supported")
+    grouped = method != "greedy" and not read.absent("n_group")
+    groups = read.size("n_group") if grouped else 1
+    kept = read.size("topk_group", 1) if grouped else 1
+    if experts % groups:
+        raise read.error("n_group", f"a divisor of {count} = {experts}")
+    if kept > groups or top_k > kept * (experts // groups):
+        raise read.error(
+            "topk_group", f"at most n_group = {groups}, with {top_k} experts among them"
+        )
+    if keys.correction and groups > 1 and experts // groups < 2:
+        raise read.error("n_group", "so few that each group has two experts")
+    return RoutingRule(
+        top_k=top_k,
+        scores=keys.scores,
+        normalise=read.is_set(keys.normalise),
+        scaling=read.positive("routed_scaling_factor", 1.0),
+        groups=groups,
+        kept_groups=kept,
+        ranked_by="best_two" if keys.correction else "best",
+    )
+
+
+def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
+    """Returns uninitialised weights of these sizes."""
+    hidden, inter, count = sizes.hidden_size, sizes.intermediate_size, sizes.experts
+    keys, norms = sizes.keys, sizes.norms
+    shared = None
+    if sizes.shared is not None:
+        gate = Linear(weight=make.matrix(1, hidden), parts=(1,))
+        shared = SharedWeights(
+            gate_up=make.linear(sizes.shared.gate_up),
+            down=make.linear(sizes.shared.down),
+            gate=gate if keys.shared_gate else None,
+        )
+    return MoEWeights(
+        norm=make.norm(hidden, norms),
+        router=Router(
+            weight=make.tensor(count, hidden, dtype="float32" if keys.float32 else None),
+            bias=make.vector(count) if keys.bias else None,
+            correction=make.vector(count, "float32") if keys.correction else None,
+            rule=sizes.rule,
+        ),
+        experts=Experts(
+            gate_up=make.tensor(count, 2 * inter, hidden, dtype=make.weight_dtype),
+            down=make.tensor(count, hidden, inter, dtype=make.weight_dtype),
+            gate_up_bias=make.tensor(count, 2 * inter) if keys.bias else None,
+            down_bias=make.tensor(count, hidden) if keys.bias else None,
+            activation=sizes.activation,
+            shard=Shard.COLUMN,
+        ),
+        shared=shared,
+        after=make.norm(hidden, norms) if norms.after else None,
+    )
+
+
+def moe_parts(sizes: MoE, weights: MoEWeights, *, stacked: bool) -> Iterator[Part]:
+    """Yields the tensors of a layer of a checkpoint, with their places: the matrices of
+    experts one by one, or `stacked`, those of all experts as one tensor.
+    """
+    keys, router, shared = sizes.keys, weights.router, weights.shared
+    yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
+    yield Part(f"{keys.router}.weight", router.weight)
+    if router.bias is not None:
+        yield Part(f"{keys.router}.bias", router.bias)
+    if router.correction is not None:
+        yield Part(f"{keys.router}.e_score_correction_bias", router.correction)
+    expert_parts = _stacked_parts if stacked or keys.turned else _single_parts
+    yield from expert_parts(keys, weights.experts)
+    if sizes.shared is not None and shared is not None:
+        yield from matrix_parts(sizes.shared, shared.gate_up, shared.down)
+        if shared.gate is not None:
+            yield Part(f"{keys.shared_experts}_gate.weight", shared.gate.weight)
+
+
+def _single_parts(keys: ExpertKeys, experts: Experts) -> Iterator[Part]:
+    """Yields the tensors of each expert."""
+    gate, up, down = keys.matrices
+    for i in range(len(experts.down)):
+        halves = zip((gate, up), experts.gate_up[i].chunk(2), strict=True)
+        for name, place in (*halves, (down, experts.down[i])):
+            yield Part(f"{keys.experts}.{i}.{name}.weight", place)
+
+
+def _stacked_parts(keys: ExpertKeys, experts: Experts) -> Iterator[Part]:
+    """Yields the tensors of all experts."""
+    turned = keys.turned
+    for name, place in (
+        ("gate_up_proj", experts.gate_up),
+        ("gate_up_proj_bias", experts.gate_up_bias),
+        ("down_proj", experts.down),
+        ("down_proj_bias", experts.down_bias),
+    ):
+        if place is None:
+            continue
+        shape, arrange = tuple(place.shape), None
+        if turned and name == "gate_up_proj":
+            shape, arrange = (shape[0], shape[2], shape[1]), _gates_first_turned
+        elif turned and name == "down_proj":
+            shape, arrange = (shape[0], shape[2], shape[1]), _turned
+        elif turned and name == "gate_up_proj_bias":
+            arrange = _gates_first
+        yield Part(f"{keys.experts}.{name}", place, arrange, shape)
+
+
+def _turned(stored: "Tensor") -> "Tensor":
+    """Returns [experts, out, in] of [experts, in, out]."""
+    return stored.transpose(1, 2)
+
+
+def _gates_first(stored: "Tensor") -> "Tensor":
+    """Returns gates, then ups, of [experts, 2 * inter, ...] where they alternate."""
+    shape = stored.shape
+    paired = stored.reshape(shape[0], -1, 2, *shape[2:])
+    return paired.transpose(1, 2).reshape(shape)
+
+
+def _gates_first_turned(stored: "Tensor") -> "Tensor":
+    return _gates_first(_turned(stored))
+
+
+def feed_moe(sizes: MoE, weights: MoEWeights, hidden: "Tensor", step: ModelStep) -> None:
+    """Add the mixture of experts of `hidden` [tokens, hidden] to it."""
+    x = normalise(hidden, weights.norm)
+    alone = step.ranks.count == 1 and weights.after is None
+    total = hidden if alone else hidden.new_zeros(hidden.shape)
+    choice = route(x, weights.router, step.real)
+    add_experts(total, x, weights.experts, choice)
+    if weights.shared is not None:
+        _add_shared(sizes, weights.shared, total, x)
+    if not alone:
+        add_part(hidden, total, step.ranks, weights.after)
+
+
+def _add_shared(sizes: MoE, shared: SharedWeights, total: "Tensor", x: "Tensor") -> None:
+    """Add the shared experts of normalised tokens `x`; of ranks, this one's part."""
+    inner = gated(x, shared.gate_up, sizes.activation)
+    if shared.gate is not None:
+        inner = inner * linear(x, shared.gate).sigmoid()
+    add_product(total, inner, shared.down, ALONE)
