@@ -36,7 +36,7 @@ def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
 
 def _first_of(scores: Tensor, count: int) -> Tensor:
     """Returns the ids of the largest scores, of equal ones the lowest."""
-    return scores.sort(-1, descending=True, stable=True).indices[:, :count]
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def add_experts(residual: Tensor, x: Tensor, experts: Experts, choice: Choice) -> None:
