@@ -45,6 +45,13 @@ class Grouped(NamedTuple):
     down: GroupedTune
 
 
+class FewEntry(NamedTuple):
+    """A row of the table: its upper limit, and the tune."""
+
+    inter: float
+    tune: Few
+
+
 class GroupedEntry(NamedTuple):
     """A row of the table: its upper limit, and the tune."""
 
@@ -55,13 +62,15 @@ class GroupedEntry(NamedTuple):
 Tune = Few | Grouped
 # Few tokens: one, or at most so many pairs an expert, so that few experts are read twice.
 FEW_SHARE: Final = 0.25
-FEW: Final = Few(
-    # columns, depth, warps, stages
-    gate_up=FewTune(1, 1024, 1, 1),
-    down=FewTune(2, 1024, 1, 1),
-)
-# The first row that fits is used.
+# Of both tables, the first row that fits is used.
+FEW: Final = [
+    # columns, depth, warps, stages. All loads of a token's experts are unrolled if passes
+    # are few; where they are not, a pass has to be long.
+    FewEntry(1024, Few(FewTune(1, 1024, 1, 1), FewTune(1, 256, 1, 1))),
+    FewEntry(float("inf"), Few(FewTune(1, 1024, 1, 1), FewTune(1, 1024, 1, 1))),
+]
 GROUPED: Final = [
+    # columns, depth, warps, stages, group, swapped
     GroupedEntry(
         8,
         Grouped(
@@ -90,8 +99,8 @@ GROUPED: Final = [
         float("inf"),
         Grouped(
             128,
-            GroupedTune(128, 64, 8, 3, 8, False),
-            GroupedTune(256, 64, 8, 3, 8, False),
+            GroupedTune(128, 64, 8, 4, 8, False),
+            GroupedTune(128, 64, 8, 4, 8, False),
         ),
     ),
 ]
@@ -105,7 +114,7 @@ def tune_of(tokens: int, top_k: int, experts: Experts) -> Tune:
     """The constants for so many tokens, of so many experts each."""
     mean = tokens * top_k / len(experts.down)
     if tokens == 1 or mean <= FEW_SHARE:
-        return FEW
+        return next(row.tune for row in FEW if experts.down.shape[2] <= row.inter)
     if experts.down.element_size() > 2:
         return WIDE
     return next(row.tune for row in GROUPED if mean <= row.mean)

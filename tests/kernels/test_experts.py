@@ -217,12 +217,15 @@ def test_constants_by_shape(experts: int) -> None:
         )
         for dtype in (torch.bfloat16, torch.float32)
     )
-    assert tune_of(1, 8, layer) == tune_of(1, 8, wide) == FEW
+    few = FEW[0].tune
+    assert tune_of(1, 8, layer) == tune_of(1, 8, wide) == few
     taken = [tune_of(tokens, 4, layer) for tokens in range(1, 64 * experts, 3)]
-    order = [FEW, *(row.tune for row in GROUPED)]
+    order = [few, *(row.tune for row in GROUPED)]
     assert [*dict.fromkeys(taken)] == order
     assert taken == sorted(taken, key=order.index)
     assert tune_of(experts, 1, wide) == WIDE
+    long = Experts(gate_up=layer.gate_up, down=torch.empty(experts, 1, 9999))
+    assert tune_of(1, 8, long) == FEW[-1].tune
 
 
 @pytest.mark.long
