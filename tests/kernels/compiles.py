@@ -2,9 +2,10 @@
 tests.kernels.compiles`.
 
 The interpreter runs kernels as Python, whatever a compiler would say of them. Here they
-are compiled as a step of Qwen2.5 7B wants them, and not run. Prints seconds and the name
-of each. With `--few`, products and attention, which take longest, are left out, and
-sampling from float32.
+are compiled as a step of Qwen2.5 7B wants them, and of mixtures of experts as layers of
+Qwen3-30B-A3B, gpt-oss-20b and DeepSeek-V3 do, and not run. Prints seconds and the name of
+each. With `--few`, products and attention, which take longest, are left out, and sampling
+from float32.
 """
 
 import sys
@@ -21,17 +22,20 @@ from minfer import kernels
 from minfer.kernels import (
     activation,
     attention,
+    experts,
     linear,
     logprobs,
     masks,
     norm,
     rope,
+    router,
     rows,
     sample,
     shape,
     verify,
 )
-from minfer.kernels.leaves import Linear, Norm
+from minfer.kernels.experts_tunes import FEW, GROUPED, Tune
+from minfer.kernels.leaves import Choice, Experts, Linear, Norm, Router, RoutingRule
 from minfer.kernels.row_state import Penalties, RowTensors, StepInputs
 from minfer.kernels.sample_reference import SamplingValues
 
@@ -132,6 +136,36 @@ def drafts_to_verify(splits: int) -> None:
     )
 
 
+def tunes() -> list[Tune]:
+    return [row.tune for row in (*FEW, *GROUPED)]
+
+
+def mixture(tokens: int, tune: Tune) -> None:
+    """Two layers of experts: silu, and clamped with biases."""
+    for hidden, inter, top_k, biased in ((2048, 768, 8, False), (2880, 2880, 4, True)):
+        layer = Experts(
+            gate_up=half(2, 2 * inter, hidden),
+            down=half(2, hidden, inter),
+            gate_up_bias=half(2, 2 * inter) if biased else None,
+            down_bias=half(2, hidden) if biased else None,
+            activation="clamped" if biased else "silu",
+        )
+        choice = Choice(ints(tokens, top_k), torch.ones(tokens, top_k))
+        x = half(tokens, hidden)
+        experts.add_experts(x, x, layer, choice, tune)
+
+
+def routers() -> None:
+    """Qwen3's, and DeepSeek-V3's, which computes in float32."""
+    rule = RoutingRule(
+        8, "sigmoid", groups=8, kept_groups=4, ranked_by="best_two", scaling=2.5
+    )
+    x, real, ones = half(4, HIDDEN), torch.ones(4, dtype=torch.bool), torch.ones(256)
+    router.route(x, Router(weight=half(128, HIDDEN), rule=RoutingRule(8)))
+    wide = Router(weight=torch.empty(256, HIDDEN), correction=ones, rule=rule)
+    router.route(x, wide, real)
+
+
 def main(few: bool) -> None:
     driver.set_active(Hopper())
     JITFunction.run = compiled
@@ -146,6 +180,9 @@ def main(few: bool) -> None:
         step(512, chunk=True)
         for splits in (1, 4):
             drafts_to_verify(splits)
+        for tune in tunes():
+            mixture(4, tune)
+    routers()
     rows.scatter(ints(99), ints(8))
     norm.rms_norm(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))
     activation.gated_mul(half(512, 2 * INNER))

@@ -1,0 +1,242 @@
+"""Mixtures of experts: the sum of the feed-forwards that a router chose for each token.
+
+Theory. A pair is a token and one of its experts. The experts that are hit are read once,
+at best: 9.44 MB each for Qwen3-30B-A3B (hidden 2,048, inter 768), 8 at one token, nearly
+all 128 at 64: 17.7 us and 284 us a layer at 4.26 TB/s. Below some 200 pairs an expert
+memory is the limit, and routing, gates and sums must not add launches or traffic to it.
+
+Few tokens: no sort. A program of `few_gate_up` has a pair and a few columns, one of
+`few_down` a token and a few columns, for which it goes through the token's experts in
+order and adds to the residual: two launches. Programs are single warps which have all
+loads of a pass in flight: 25 KB on each of 132 processors hide a latency of 0.8 us.
+Programs of the same columns are next to each other, so where two tokens chose the same
+expert, its weights come from the cache.
+
+Many tokens: `group_pairs` lists each expert's pairs, and cuts the lists into tiles of
+`rows`. There are at most min(pairs, experts) + pairs // rows tiles, which is the grid of
+the two products, whatever was chosen: programs beyond the last tile end after one load.
+No host waits for a count, so a CUDA graph holds it all. `grouped` multiplies a tile's
+rows, found by their pairs, with columns of its expert; gates are applied as the sums are
+stored. `combine` adds a token's parts to the residual, in the order of its pairs.
+Four launches. Padding, of id -1, is in no tile.
+
+A row's bits. A list's order depends on which program counted first. It decides in which
+row of which tile a pair is, and no more: an element of a product is the sum, over the
+depth in the order of the tile's constants, of that pair's row and one line of weights;
+other rows of the tile are not in it; it is stored by its pair; and sums over a token's
+experts are in order of k. So within a path and a tune (of shapes alone,
+experts_tunes.py), a token's bits depend on that token, and on how many there are.
+
+Roundings. plain_experts.py rounds gates and ups, silu, and an expert's outputs to the
+activations' dtype. Here all is float32 up to the gated product, which is rounded; outputs
+of experts are rounded where there are many tokens, not where there are few. The
+residual is rounded once, as there.
+"""
+
+from typing import Final
+
+import triton
+from torch import Tensor
+
+from minfer.kernels import on_triton, plain_experts
+from minfer.kernels.experts_kernels import (
+    combine,
+    few_down,
+    few_gate_up,
+    group_pairs,
+    grouped,
+)
+from minfer.kernels.experts_tunes import Few, Grouped, GroupedTune, Tune, tune_of
+from minfer.kernels.leaves import Activation, Choice, Experts
+from minfer.kernels.pdl import arrivals, early
+
+CHUNK: Final = 1024  # pairs of a program that groups them
+GROUP_WARPS: Final = 4
+COMBINED: Final = 1024  # elements of a program that combines: 8 a thread
+COMBINE_WARPS: Final = 4
+
+
+def add_experts(
+    residual: Tensor,
+    x: Tensor,
+    experts: Experts,
+    choice: Choice,
+    tune: Tune | None = None,
+) -> None:
+    """Add to `residual` the weighted sum of each token's experts of `x`, as
+    `plain_experts.add_experts`; both [tokens, hidden], rows contiguous. A token's ids
+    are distinct, or -1. Call it before a CUDA graph captures it. tune: constants instead
+    of the tables' (experts_tunes.py).
+    """
+    tokens, top_k = choice.ids.shape
+    if not tokens or not _fits(residual, x, experts):
+        plain_experts.add_experts(residual, x, experts, choice)
+        return
+    tune = tune or tune_of(tokens, top_k, experts)
+    if isinstance(tune, Few):
+        _few(residual, x, experts, choice, tune)
+    else:
+        _grouped(residual, x, experts, choice, tune)
+
+
+def experts_hit(choice: Choice) -> Tensor:
+    """How many experts have a token: an integer on the device, for measurements."""
+    ids = choice.ids.flatten().sort().values
+    first = ids >= 0
+    first[1:] &= ids[1:] != ids[:-1]
+    return first.sum()
+
+
+def most_tiles(pairs: int, experts: int, rows: int) -> int:
+    """The most tiles of so many rows for any choice: an expert has at most one that is
+    not full.
+    """
+    return min(pairs, experts) + pairs // rows
+
+
+def _fits(residual: Tensor, x: Tensor, experts: Experts) -> bool:
+    """Whether the kernels take such tensors."""
+    rows = residual.stride(1) == x.stride(1) == 1
+    together = experts.gate_up.is_contiguous() and experts.down.is_contiguous()
+    return rows and together and on_triton(x)
+
+
+def _few(
+    residual: Tensor, x: Tensor, experts: Experts, choice: Choice, tune: Few
+) -> None:
+    tokens, top_k = choice.ids.shape
+    hidden, inter = experts.down.shape[1:]
+    inner = x.new_empty(tokens * top_k, inter)
+    wide, narrow = tune
+    few_gate_up[tokens * top_k, triton.cdiv(inter, wide.columns)](
+        x=x,
+        x_stride=x.stride(0),
+        weight=experts.gate_up,
+        bias=experts.gate_up_bias,
+        out=inner,
+        ids=choice.ids,
+        top_k=top_k,
+        columns=inter,
+        size=hidden,
+        activation=experts.activation,
+        cols=wide.columns,
+        depth=wide.depth,
+        stages=wide.stages,
+        num_warps=wide.warps,
+        launch_pdl=early(x),
+    )
+    few_down[tokens, triton.cdiv(hidden, narrow.columns)](
+        x=inner,
+        weight=experts.down,
+        bias=experts.down_bias,
+        residual=residual,
+        residual_stride=residual.stride(0),
+        ids=choice.ids,
+        weights=choice.weights,
+        top_k=top_k,
+        columns=hidden,
+        size=inter,
+        cols=narrow.columns,
+        depth=narrow.depth,
+        stages=narrow.stages,
+        num_warps=narrow.warps,
+        launch_pdl=early(x),
+    )
+
+
+def _grouped(
+    residual: Tensor, x: Tensor, experts: Experts, choice: Choice, tune: Grouped
+) -> None:
+    tokens, top_k = choice.ids.shape
+    hidden, inter = experts.down.shape[1:]
+    tiles = _Tiles(choice, len(experts.down), tune.rows)
+    inner = x.new_empty(tokens * top_k, inter)
+    tiles.product(
+        x,
+        top_k,
+        experts.gate_up,
+        experts.gate_up_bias,
+        experts.activation,
+        inner,
+        tune.gate_up,
+    )
+    parts = x.new_empty(tokens * top_k, hidden)
+    tiles.product(inner, 1, experts.down, experts.down_bias, None, parts, tune.down)
+    combine[tokens, triton.cdiv(hidden, COMBINED)](
+        parts=parts,
+        residual=residual,
+        residual_stride=residual.stride(0),
+        ids=choice.ids,
+        weights=choice.weights,
+        size=hidden,
+        top_k=top_k,
+        tile=COMBINED,
+        num_warps=COMBINE_WARPS,
+        launch_pdl=early(x),
+    )
+
+
+class _Tiles:
+    """The pairs of each expert, in tiles of rows."""
+
+    def __init__(self, choice: Choice, experts: int, rows: int) -> None:
+        self.tokens, top_k = choice.ids.shape
+        self.rows = rows
+        self.early = early(choice.ids)
+        pairs = self.tokens * top_k
+        self.most = most_tiles(pairs, experts, rows)
+        self.lists = choice.ids.new_empty(experts, self.tokens)
+        self.tiles = choice.ids.new_empty(1 + 3 * self.most)
+        group_pairs[triton.cdiv(pairs, CHUNK),](
+            ids=choice.ids,
+            lists=self.lists,
+            tiles=self.tiles,
+            counts=arrivals(choice.ids.device, 1 + experts),
+            pairs=pairs,
+            tokens=self.tokens,
+            most=self.most,
+            experts=experts,
+            rows=rows,
+            chunk=CHUNK,
+            lanes=triton.next_power_of_2(experts),
+            num_warps=GROUP_WARPS,
+            launch_pdl=self.early,
+        )
+
+    def product(
+        self,
+        x: Tensor,
+        top_k: int,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: Activation | None,
+        out: Tensor,
+        tune: GroupedTune,
+    ) -> None:
+        """Multiply row pair // `top_k` of x with its expert's matrix, to `out` [pairs,
+        columns].
+        """
+        columns = out.shape[1]
+        grouped[self.most * triton.cdiv(columns, tune.columns),](
+            x=x,
+            x_stride=x.stride(0),
+            weight=weight,
+            bias=bias,
+            out=out,
+            lists=self.lists,
+            tiles=self.tiles,
+            tokens=self.tokens,
+            most=self.most,
+            top_k=top_k,
+            columns=columns,
+            size=x.shape[1],
+            activation=activation,
+            rows=self.rows,
+            cols=tune.columns,
+            depth=tune.depth,
+            group=tune.group,
+            swapped=tune.swapped,
+            stages=tune.stages,
+            num_warps=tune.warps,
+            launch_pdl=self.early,
+        )

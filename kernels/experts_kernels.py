@@ -1,0 +1,300 @@
+"""The Triton kernels of mixtures of experts; experts.py has their theory, and launches
+them.
+
+A pair is a token and one of its experts: number token * top_k + k. `ids` and `weights`
+have a value a pair.
+"""
+
+import triton
+import triton.language as tl
+
+from minfer.kernels.activation import gated_product
+from minfer.kernels.pdl import arrive, follow
+
+ALL = tl.constexpr(tl.PropagateNan.ALL)
+CLAMP = tl.constexpr(7.0)
+STEEPNESS = tl.constexpr(1.702)
+ROOT = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
+CUBIC = tl.constexpr(0.044715)
+
+
+@triton.jit
+def _lanes(k, size: tl.constexpr, depth: tl.constexpr):
+    """The elements [depth] of a pass from k, and which of them exist."""
+    lane = k + tl.arange(0, depth)
+    return lane, (lane < size) | (size % depth == 0)
+
+
+@triton.jit
+def few_gate_up(
+    x,
+    x_stride,
+    weight,
+    bias,
+    out,
+    ids,
+    top_k: tl.constexpr,
+    columns: tl.constexpr,
+    size: tl.constexpr,
+    activation: tl.constexpr,
+    cols: tl.constexpr,
+    depth: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Grid [pairs, tiles of columns]: out [pairs, columns], activated."""
+    follow()
+    pair = tl.program_id(0).to(tl.int64)
+    expert = tl.load(ids + pair).to(tl.int64)
+    if expert >= 0:
+        line = tl.program_id(1) * cols + tl.arange(0, cols)
+        mine = line < columns
+        # Lines past the end repeat the last: no mask is needed.
+        line = tl.minimum(line, columns - 1)
+        gates = weight + (expert * 2 * columns + line)[:, None] * size
+        row = x + pair // top_k * x_stride
+        gate = tl.zeros([cols, depth], tl.float32)
+        up = tl.zeros([cols, depth], tl.float32)
+        for k in tl.range(0, size, depth, num_stages=stages):
+            lane, inside = _lanes(k, size, depth)
+            w = tl.load(gates + lane[None, :], mask=inside[None, :], other=0.0)
+            v = tl.load(
+                gates + columns * size + lane[None, :], mask=inside[None, :], other=0.0
+            )
+            y = tl.load(row + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
+            gate += w.to(tl.float32) * y
+            up += v.to(tl.float32) * y
+        gate = tl.sum(gate, 1)
+        up = tl.sum(up, 1)
+        if bias is not None:
+            biases = bias + expert * 2 * columns + line
+            gate += tl.load(biases)
+            up += tl.load(biases + columns)
+        made = gated_product(gate, up, activation).to(out.dtype.element_ty)
+        tl.store(out + pair * columns + line, made, mask=mine)
+
+
+@triton.jit
+def few_down(
+    x,
+    weight,
+    bias,
+    residual,
+    residual_stride,
+    ids,
+    weights,
+    top_k: tl.constexpr,
+    columns: tl.constexpr,
+    size: tl.constexpr,
+    cols: tl.constexpr,
+    depth: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Grid [tokens, tiles of columns]: residual [tokens, columns] += the weighted sum of
+    a token's experts of x [pairs, size], in the order of its pairs.
+    """
+    follow()
+    token = tl.program_id(0).to(tl.int64)
+    line = tl.program_id(1) * cols + tl.arange(0, cols)
+    mine = line < columns
+    where = residual + token * residual_stride + line
+    before = tl.load(where, mask=mine, other=0.0)
+    line = tl.minimum(line, columns - 1)
+    acc = tl.zeros([cols, depth], tl.float32)
+    start = tl.zeros([cols], tl.float32)
+    for i in tl.static_range(top_k):
+        pair = token * top_k + i
+        expert = tl.load(ids + pair).to(tl.int64)
+        there = expert >= 0
+        share = tl.load(weights + pair, mask=there, other=0.0)
+        limit = tl.where(there, size, 0)  # of no expert, no weights are read
+        at = weight + (expert * columns + line)[:, None] * size
+        for k in tl.range(0, size, depth, num_stages=stages):
+            lane = k + tl.arange(0, depth)
+            inside = lane < limit
+            w = tl.load(at + lane[None, :], mask=inside[None, :], other=0.0)
+            y = tl.load(x + pair * size + lane, mask=inside, other=0.0).to(tl.float32)
+            acc += w.to(tl.float32) * (y * share)[None, :]
+        if bias is not None:
+            own = bias + expert * columns + line
+            known = line < tl.where(there, columns, 0)
+            start += share * tl.load(own, mask=known, other=0.0)
+    acc = tl.sum(acc, 1) + start + before
+    tl.store(where, acc.to(residual.dtype.element_ty), mask=mine)
+
+
+@triton.jit(do_not_specialize=["pairs", "tokens", "most"])
+def group_pairs(
+    ids,
+    lists,
+    tiles,
+    counts,
+    pairs,
+    tokens,
+    most,
+    experts: tl.constexpr,
+    rows: tl.constexpr,
+    chunk: tl.constexpr,
+    lanes: tl.constexpr,
+):
+    """Grid [chunks of pairs]: the pairs of each expert, and the tiles of rows.
+
+    lists [experts, tokens]: an expert's pairs, in any order. tiles [1 + 3 * most]: how
+    many there are; then of each its expert, its first place in the expert's list, and
+    its rows. counts: zeros, for programs that have finished and for each expert's pairs.
+    """
+    follow()
+    pair = tl.program_id(0) * chunk + tl.arange(0, chunk)
+    expert = tl.load(ids + pair, mask=pair < pairs, other=-1)
+    there = expert >= 0
+    place = tl.atomic_add(counts + 1 + expert, 1, mask=there, sem="relaxed")
+    tl.store(lists + expert.to(tl.int64) * tokens + place, pair, mask=there)
+    if arrive(counts, 0) == tl.num_programs(0) - 1:
+        tl.store(counts, 0)  # for the next launch
+        one = tl.arange(0, lanes)
+        known = one < experts
+        count = tl.load(counts + 1 + one, mask=known, other=0)
+        tl.store(counts + 1 + one, tl.zeros_like(count), mask=known)
+        own = (count + rows - 1) // rows
+        end = tl.cumsum(own, 0)
+        tl.store(tiles, tl.sum(own, 0))
+        at = tiles + 1 + (end - own)
+        for i in range(tl.max(own, 0)):
+            mine = i < own
+            tl.store(at + i, one, mask=mine)
+            tl.store(at + i + most, tl.zeros_like(one) + i * rows, mask=mine)
+            left = tl.minimum(count - i * rows, rows)
+            tl.store(at + i + 2 * most, left, mask=mine)
+
+
+@triton.jit
+def _swizzled(row_tiles, column_tiles, group: tl.constexpr):
+    """A program's tile of rows and of columns: of `group` tiles of rows, which are mostly
+    of one expert, those of the same columns run together.
+    """
+    program = tl.program_id(0)
+    area = group * column_tiles
+    first = program // area * group
+    height = tl.minimum(row_tiles - first, group)
+    return first + program % area % height, program % area // height
+
+
+@triton.jit(do_not_specialize=["tokens", "most"])
+def grouped(
+    x,
+    x_stride,
+    weight,
+    bias,
+    out,
+    lists,
+    tiles,
+    tokens,
+    most,
+    top_k: tl.constexpr,
+    columns: tl.constexpr,
+    size: tl.constexpr,
+    activation: tl.constexpr,
+    rows: tl.constexpr,
+    cols: tl.constexpr,
+    depth: tl.constexpr,
+    group: tl.constexpr,
+    swapped: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Grid [tiles of rows * tiles of columns]: out [pairs, columns], of row pair // top_k
+    of x. No activation: one matrix an expert, else gates and what they multiply.
+    """
+    follow()
+    tile, column_tile = _swizzled(most, tl.cdiv(columns, cols), group)
+    # Past the last tile there is no value, which is not used.
+    expert = tl.load(tiles + 1 + tile).to(tl.int64)
+    first = tl.load(tiles + 1 + most + tile)
+    left = tl.load(tiles + 1 + 2 * most + tile)
+    if tile < tl.load(tiles):
+        each: tl.constexpr = 1 if activation is None else 2
+        lines: tl.constexpr = cols * each
+        # Gates and what they multiply alternate. Lines past the end repeat the last.
+        line = tl.arange(0, lines)
+        column = tl.minimum(column_tile * cols + line // each, columns - 1)
+        line = expert * (each * columns) + column + line % each * columns
+        row = tl.arange(0, rows)
+        there = row < left
+        pair = tl.load(lists + expert * tokens + first + row, mask=there, other=0)
+        acc = _tile(
+            x + (pair // top_k).to(tl.int64)[:, None] * x_stride,
+            there[:, None],
+            weight + line[:, None] * size,
+            size,
+            depth,
+            swapped,
+            stages,
+        )
+        if bias is not None:
+            acc += tl.load(bias + line)[None, :]
+        if activation is not None:
+            gate, up = tl.split(tl.reshape(acc, [rows, cols, 2]))
+            acc = gated_product(gate, up, activation)
+        column = column_tile * cols + tl.arange(0, cols)[None, :]
+        where = out + pair.to(tl.int64)[:, None] * columns + column
+        mine = there[:, None] & (column < columns)
+        tl.store(where, acc.to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _tile(
+    x,
+    there,
+    weight,
+    size: tl.constexpr,
+    depth: tl.constexpr,
+    swapped: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Products [rows, lines] of rows of x with lines of the weights. swapped: the weights
+    are the first operand, as tensor cores take 64 lines of that, and 8 of the second.
+    """
+    rows: tl.constexpr = x.shape[0]
+    lines: tl.constexpr = weight.shape[0]
+    acc = tl.zeros([lines, rows] if swapped else [rows, lines], tl.float32)
+    for k in tl.range(0, size, depth, num_stages=stages):
+        lane, inside = _lanes(k, size, depth)
+        lane = lane[None, :]
+        inside = inside[None, :]
+        w = tl.load(weight + lane, mask=inside, other=0.0)
+        y = tl.load(x + lane, mask=there & inside, other=0.0)
+        if swapped:
+            acc = tl.dot(w, tl.trans(y), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(y, tl.trans(w), acc, input_precision="ieee")
+    return tl.trans(acc) if swapped else acc
+
+
+@triton.jit
+def combine(
+    parts,
+    residual,
+    residual_stride,
+    ids,
+    weights,
+    size,
+    top_k: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Grid [tokens, tiles of a row]: residual += the weighted sum of parts [pairs, size],
+    in the order of the pairs.
+    """
+    follow()
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.program_id(1) * tile + tl.arange(0, tile)
+    inside = lane < size
+    where = residual + token * residual_stride + lane
+    before = tl.load(where, mask=inside, other=0.0)
+    total = tl.zeros([tile], tl.float32)
+    for i in tl.static_range(top_k):
+        pair = token * top_k + i
+        there = tl.load(ids + pair) >= 0
+        share = tl.load(weights + pair, mask=there, other=0.0)
+        limit = tl.where(there, size, 0)
+        part = tl.load(parts + pair * size + lane, mask=lane < limit, other=0.0)
+        total += share * part.to(tl.float32)
+    total += before
+    tl.store(where, total.to(residual.dtype.element_ty), mask=inside)

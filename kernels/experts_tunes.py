@@ -1,0 +1,120 @@
+"""Constants of the kernels of experts.py, and which of its two paths is taken: by shapes
+alone, so that a CUDA graph holds for any routing.
+
+Not measured yet: from the arithmetic of experts.py, and from the registers and shared
+memory of the compiled kernels.
+"""
+
+from typing import Final, NamedTuple
+
+from minfer.kernels.leaves import Experts
+
+
+class FewTune(NamedTuple):
+    """The tiling of a product of pairs, one a program."""
+
+    columns: int  # of a program
+    depth: int  # of a pass along the summed dimension
+    warps: int
+    stages: int
+
+
+class GroupedTune(NamedTuple):
+    """The tiling of a product of an expert's rows."""
+
+    columns: int  # of a program; gated, it reads two lines of weights for each
+    depth: int  # of a pass along the summed dimension
+    warps: int
+    stages: int
+    group: int  # tiles of rows whose programs of the same columns run together
+    swapped: bool  # weights are the first operand of the tensor cores
+
+
+class Few(NamedTuple):
+    """Constants for few tokens."""
+
+    gate_up: FewTune
+    down: FewTune
+
+
+class Grouped(NamedTuple):
+    """Constants for many tokens."""
+
+    rows: int  # of a tile
+    gate_up: GroupedTune
+    down: GroupedTune
+
+
+class FewEntry(NamedTuple):
+    """A row of the table: its upper limit, and the tune."""
+
+    inter: float
+    tune: Few
+
+
+class GroupedEntry(NamedTuple):
+    """A row of the table: its upper limit, and the tune."""
+
+    mean: float  # pairs an expert
+    tune: Grouped
+
+
+Tune = Few | Grouped
+# Few tokens: one, or at most so many pairs an expert, so that few experts are read twice.
+FEW_SHARE: Final = 0.25
+# Of both tables, the first row that fits is used.
+FEW: Final = [
+    # columns, depth, warps, stages. All loads of a token's experts are unrolled if passes
+    # are few; where they are not, a pass has to be long.
+    FewEntry(1024, Few(FewTune(1, 1024, 1, 1), FewTune(1, 256, 1, 1))),
+    FewEntry(float("inf"), Few(FewTune(1, 1024, 1, 1), FewTune(1, 1024, 1, 1))),
+]
+GROUPED: Final = [
+    # columns, depth, warps, stages, group, swapped
+    GroupedEntry(
+        8,
+        Grouped(
+            16,
+            GroupedTune(32, 128, 4, 4, 1, True),
+            GroupedTune(64, 128, 4, 4, 1, True),
+        ),
+    ),
+    GroupedEntry(
+        24,
+        Grouped(
+            32,
+            GroupedTune(64, 64, 4, 4, 2, True),
+            GroupedTune(128, 64, 4, 4, 2, True),
+        ),
+    ),
+    GroupedEntry(
+        64,
+        Grouped(
+            64,
+            GroupedTune(64, 64, 4, 4, 8, False),
+            GroupedTune(128, 64, 4, 4, 8, False),
+        ),
+    ),
+    GroupedEntry(
+        float("inf"),
+        Grouped(
+            128,
+            GroupedTune(128, 64, 8, 4, 8, False),
+            GroupedTune(128, 64, 8, 4, 8, False),
+        ),
+    ),
+]
+# Of float32, which no tensor cores multiply.
+WIDE: Final = Grouped(
+    16, GroupedTune(16, 32, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 1, False)
+)
+
+
+def tune_of(tokens: int, top_k: int, experts: Experts) -> Tune:
+    """The constants for so many tokens, of so many experts each."""
+    mean = tokens * top_k / len(experts.down)
+    if tokens == 1 or mean <= FEW_SHARE:
+        return next(row.tune for row in FEW if experts.down.shape[2] <= row.inter)
+    if experts.down.element_size() > 2:
+        return WIDE
+    return next(row.tune for row in GROUPED if mean <= row.mean)

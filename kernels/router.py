@@ -1,0 +1,169 @@
+"""The experts of each token, out of a router's logits.
+
+Theory. Routing is a chain of some twenty small operations in torch (scores, groups, a
+sort, weights), whose launches would take longer than the experts of one token. Here the
+logits are cuBLAS's, and all else is one launch with a program of one warp a token, which
+has its scores in registers, in a row for each group. A score's *key* is an integer: its
+order, then its inverted id; so the largest key is the best score's, or the lower id's of
+two that are equal, and each id is chosen once, NaN or not. Top-k takes k maxima, one
+after the other: a reduction in a warp, 0.1 us each; a sort would take longer for any k up
+to 16. A token's choice depends on its logits alone.
+
+Roundings: as plain_experts.py, but exponentials and sums of float32 may differ in the
+last places.
+"""
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minfer.kernels import on_triton, plain_experts
+from minfer.kernels.leaves import Choice, Router
+from minfer.kernels.pdl import early, follow
+
+WARP_SCORES: Final = 512  # of a warp
+NONE = tl.constexpr(-(2**63))  # less than every key
+NEVER = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _key(score, ids):
+    """The keys of ids with these scores: the larger is the better one's."""
+    bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)  # -0 is 0
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (order.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
+
+
+@triton.jit
+def _id(key):
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _kept(
+    ranked,
+    inside,
+    groups: tl.constexpr,
+    kept_groups: tl.constexpr,
+    best_two: tl.constexpr,
+):
+    """Which groups are the best, [groups, 1]: `ranked` [groups, experts of one]."""
+    group = tl.arange(0, ranked.shape[0])
+    place = tl.arange(0, ranked.shape[1])[None, :]
+    keys = tl.where(inside, _key(ranked, place), NONE)
+    best = tl.max(keys, 1)[:, None]
+    score = tl.sum(tl.where(keys == best, ranked, 0.0), 1)
+    if best_two:
+        keys = tl.where(keys == best, NONE, keys)
+        best = tl.max(keys, 1)[:, None]
+        score += tl.sum(tl.where((keys == best) & inside, ranked, 0.0), 1)
+    keys = tl.where(group < groups, _key(score, group), NONE)
+    kept = group < 0
+    for _ in tl.static_range(kept_groups):
+        best = tl.max(keys, 0)
+        kept = kept | (keys == best)
+        keys = tl.where(keys == best, NONE, keys)
+    return kept[:, None]
+
+
+@triton.jit
+def choose(
+    logits,
+    correction,
+    real,
+    ids,
+    weights,
+    scaling,
+    experts: tl.constexpr,
+    top_k: tl.constexpr,
+    sigmoid: tl.constexpr,
+    normalise: tl.constexpr,
+    groups: tl.constexpr,
+    kept_groups: tl.constexpr,
+    best_two: tl.constexpr,
+    group_lanes: tl.constexpr,
+    lanes: tl.constexpr,
+    top_lanes: tl.constexpr,
+):
+    """Grid [tokens]."""
+    follow()
+    token = tl.program_id(0).to(tl.int64)
+    each: tl.constexpr = experts // groups
+    group = tl.arange(0, group_lanes)[:, None]
+    lane = tl.arange(0, lanes)[None, :]
+    expert = group * each + lane
+    inside = (group < groups) & (lane < each)
+    line = logits + token * experts
+    x = tl.load(line + expert, mask=inside, other=NEVER).to(tl.float32)
+    if sigmoid:
+        scores = 1 / (1 + tl.exp(-x))
+    else:
+        powers = tl.exp(x - tl.max(x))
+        scores = powers / tl.sum(powers)
+    ranked = scores
+    if correction is not None:
+        ranked += tl.load(correction + expert, mask=inside, other=0.0)
+    if groups > kept_groups:
+        kept = _kept(ranked, inside, groups, kept_groups, best_two)
+        ranked = tl.where(kept, ranked, NEVER)
+    keys = tl.where(inside, _key(ranked, expert), NONE)
+    top = tl.arange(0, top_lanes)
+    chosen = tl.zeros([top_lanes], tl.int32)
+    given = tl.zeros([top_lanes], tl.float32)
+    total = 0.0
+    for i in tl.static_range(top_k):
+        best = tl.max(keys)
+        score = tl.sum(tl.where(keys == best, scores, 0.0))
+        keys = tl.where(keys == best, NONE, keys)
+        chosen = tl.where(top == i, _id(best), chosen)
+        given = tl.where(top == i, score, given)
+        total += score
+    if normalise:
+        given /= total + 1e-20
+    if real is not None:
+        chosen = tl.where(tl.load(real + token), chosen, -1)
+    at = token * top_k + top
+    tl.store(ids + at, chosen, mask=top < top_k)
+    tl.store(weights + at, given * scaling, mask=top < top_k)
+
+
+def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
+    """Choose the experts of normalised tokens, as `plain_experts.route`.
+
+    `x` [tokens, hidden]; `real` [tokens] bool is False for padding, which gets no expert.
+    """
+    if not on_triton(x) or not len(x):
+        return plain_experts.route(x, router, real)
+    rule = router.rule
+    logits = F.linear(x.to(router.weight.dtype), router.weight, router.bias)
+    tokens, experts = logits.shape
+    ids = x.new_empty(tokens, rule.top_k, dtype=torch.int32)
+    weights = x.new_empty(tokens, rule.top_k, dtype=torch.float32)
+    groups = rule.groups if rule.groups > rule.kept_groups else 1
+    group_lanes = triton.next_power_of_2(groups)
+    lanes = triton.next_power_of_2(experts // groups)
+    choose[tokens,](
+        logits=logits,
+        correction=router.correction,
+        real=real,
+        ids=ids,
+        weights=weights,
+        scaling=rule.scaling,
+        experts=experts,
+        top_k=rule.top_k,
+        sigmoid=rule.scores == "sigmoid",
+        normalise=rule.normalise,
+        groups=groups,
+        kept_groups=min(rule.kept_groups, groups),
+        best_two=rule.ranked_by == "best_two",
+        group_lanes=group_lanes,
+        lanes=lanes,
+        top_lanes=triton.next_power_of_2(rule.top_k),
+        num_warps=max(1, group_lanes * lanes // WARP_SCORES),
+        launch_pdl=early(x),
+    )
+    return Choice(ids, weights)

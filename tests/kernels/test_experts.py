@@ -1,0 +1,282 @@
+"""Sums of chosen experts against plain torch, in both paths."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from minfer import kernels
+from minfer.kernels import experts as module
+from minfer.kernels import plain_experts
+from minfer.kernels.experts import add_experts, experts_hit, most_tiles
+from minfer.kernels.experts_tunes import (
+    FEW,
+    GROUPED,
+    WIDE,
+    Few,
+    FewTune,
+    Grouped,
+    GroupedTune,
+    Tune,
+    tune_of,
+)
+from minfer.kernels.leaves import Activation, Choice, Experts
+from minfer.kernels.pdl import arrivals
+from tests.circles import claimed, long
+
+from .conftest import CUDA
+
+DEVICE = "cuda" if CUDA else "cpu"
+# Under the interpreter, products of bfloat16 are wrong.
+TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
+LIMIT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# Small tiles, so that there are several of each kind.
+FEW_TILES = Few(FewTune(16, 64, 2, 1), FewTune(32, 32, 2, 2))
+ROWS_FIRST = Grouped(
+    16, GroupedTune(16, 64, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 2, False)
+)
+LINES_FIRST = Grouped(
+    16, GroupedTune(32, 32, 4, 2, 2, True), GroupedTune(64, 64, 4, 2, 1, True)
+)
+TUNES = {"few": FEW_TILES, "rows": ROWS_FIRST, "lines": LINES_FIRST}
+# Tokens, experts, top_k, hidden, inter; some tiles are full, others are not.
+FIRST = [(1, 4, 1, 32, 16), (2, 3, 1, 48, 24)]
+LONG = [(2, 5, 2, 48, 24), (5, 7, 3, 80, 40), (3, 60, 8, 64, 16), (21, 4, 2, 32, 48)]
+CLAIMED = [(70, 13, 5, 64, 32), (33, 6, 6, 96, 56), (17, 24, 4, 40, 100)]
+SHAPES = [*FIRST, *long(zip(LONG)), *claimed(zip(CLAIMED))]
+ACTIVATIONS: list[Activation] = ["silu", "gelu_tanh", "clamped"]
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered"),
+    pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
+]
+both = pytest.mark.parametrize("tune", TUNES.values(), ids=[*TUNES])
+
+
+class Case:
+    """A layer's experts, and tokens with the experts that they chose."""
+
+    def __init__(
+        self,
+        tokens: int,
+        experts: int,
+        top_k: int,
+        hidden: int,
+        inter: int,
+        dtype: torch.dtype = torch.float32,
+        activation: Activation = "silu",
+        bias: bool = False,
+    ) -> None:
+        draw = torch.Generator(DEVICE).manual_seed(tokens * experts + hidden)
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=draw, device=DEVICE).to(dtype)
+
+        self.x, self.residual = randn(tokens, hidden), randn(tokens, hidden)
+        scores = torch.rand(tokens, experts, generator=draw, device=DEVICE)
+        weights, ids = scores.topk(top_k)
+        self.choice = Choice(ids.int(), weights)
+        self.experts = Experts(
+            gate_up=2 * randn(experts, 2 * inter, hidden) / hidden**0.5,
+            down=randn(experts, hidden, inter) / inter**0.5,
+            gate_up_bias=randn(experts, 2 * inter) if bias else None,
+            down_bias=randn(experts, hidden) if bias else None,
+            activation=activation,
+        )
+
+    def expected(self) -> Tensor:
+        """The sum without the residual, in float32."""
+        given = self.experts
+        biases = [
+            None if one is None else one.float()
+            for one in (given.gate_up_bias, given.down_bias)
+        ]
+        wide = Experts(
+            gate_up=given.gate_up.float(),
+            down=given.down.float(),
+            gate_up_bias=biases[0],
+            down_bias=biases[1],
+            activation=given.activation,
+        )
+        out = torch.zeros_like(self.residual, dtype=torch.float32)
+        plain_experts.add_experts(out, self.x.float(), wide, self.choice)
+        return out
+
+    def made(self, tune: Tune | None) -> Tensor:
+        out = self.residual.clone()
+        add_experts(out, self.x, self.experts, self.choice, tune)
+        return out
+
+    def check(self, tune: Tune | None) -> None:
+        out, expected = self.made(tune), self.residual.float() + self.expected()
+        assert out.isfinite().all()
+        error = (out.float() - expected).norm() / expected.norm()
+        assert error < LIMIT[out.dtype], f"relative error {error:.2e}"
+
+    def pad(self, *rows: int) -> None:
+        """Make padding of these tokens, which hold anything."""
+        for row in rows:
+            self.choice.ids[row] = -1
+            self.choice.weights[row] = torch.nan
+            self.x[row] = torch.nan
+
+    def forget_others(self) -> None:
+        """Experts that no token chose hold NaN."""
+        hit = {*self.choice.ids.flatten().tolist()}
+        for expert in {*range(len(self.experts.down))} - hit:
+            self.experts.gate_up[expert] = torch.nan
+            self.experts.down[expert] = torch.nan
+
+
+@both
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes(tune: Tune, shape: tuple[int, int, int, int, int]) -> None:
+    Case(*shape).check(tune)
+
+
+@pytest.mark.long
+@both
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_and_biases(
+    tune: Tune, dtype: torch.dtype, bias: bool, activation: Activation
+) -> None:
+    Case(3, 5, 2, 48, 32, dtype, activation, bias).check(tune)
+
+
+@both
+def test_padding_and_experts_that_are_not_hit_are_not_read(tune: Tune) -> None:
+    case = Case(3, 8, 1, 32, 16)
+    case.pad(1)
+    case.forget_others()
+    out, expected = case.made(tune), case.residual + case.expected().nan_to_num()
+    torch.testing.assert_close(out[::2], expected[::2])
+    assert torch.equal(out[1], case.residual[1])
+
+
+@both
+@pytest.mark.long
+def test_a_tokens_bits_depend_on_no_other_token(tune: Tune) -> None:
+    """Among the same, in another order, and among others that choose other experts."""
+    case = Case(9, 5, 2, 32, 16)
+    whole, order = case.made(tune), torch.arange(8, -1, -1, device=DEVICE)
+    turned = Case(9, 5, 2, 32, 16)
+    turned.x, turned.residual = case.x[order], case.residual[order]
+    turned.choice = Choice(case.choice.ids[order], case.choice.weights[order])
+    assert torch.equal(turned.made(tune)[order], whole)
+    case.pad(0, 1, 2, 3)
+    assert torch.equal(case.made(tune)[4:], whole[4:])
+
+
+def choices() -> Iterator[tuple[int, list[list[int]]]]:
+    """Numbers of experts, and ids of tokens."""
+    draw = torch.Generator().manual_seed(0)
+    for tokens, experts, top_k in ((1, 4, 1), (3, 4, 4), (40, 6, 2), (70, 13, 3)):
+        scores = torch.rand(tokens, experts, generator=draw)
+        yield experts, scores.topk(top_k).indices.tolist()
+    yield 3, [[2]] * 33  # all of one expert
+    yield 3, [[-1]] * 5  # padding alone
+    yield 60, [[59, 0], [-1, -1], [0, 58]]
+
+
+@pytest.mark.parametrize(("experts", "ids"), [*choices()])
+@pytest.mark.parametrize("chunk", [16, 1024])
+def test_tiles_hold_the_pairs_of_experts_that_are_hit_and_no_others(
+    experts: int, ids: list[list[int]], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    rows = 16
+    choice = Choice(torch.tensor(ids, dtype=torch.int32, device=DEVICE), torch.empty(0))
+    made = module._Tiles(choice, experts, rows)
+    lists, (count, *rest) = made.lists.tolist(), made.tiles.tolist()
+    assert made.most == most_tiles(choice.ids.numel(), experts, rows) >= count
+    tiles = [rest[i * made.most : i * made.most + count] for i in range(3)]
+    found = dict[int, list[int]]()
+    for expert, first, left in zip(*tiles, strict=True):
+        assert first == len(found.setdefault(expert, []))
+        found[expert] += lists[expert][first : first + left]
+    pairs = choice.ids.flatten().tolist()
+    wanted = {one: {i for i, own in enumerate(pairs) if own == one} for one in {*pairs}}
+    wanted.pop(-1, None)
+    assert {one: {*own} for one, own in found.items()} == wanted
+    assert sum(map(len, found.values())) == sum(map(len, wanted.values()))
+    assert count == sum(-(-len(own) // rows) for own in wanted.values())
+    assert int(experts_hit(choice)) == len(wanted)
+    assert not arrivals(made.lists.device, 1 + experts).any()
+
+
+@pytest.mark.parametrize("experts", [8, 60, 128])
+def test_constants_by_shape(experts: int) -> None:
+    layer, wide = (
+        Experts(
+            gate_up=torch.empty(experts, 2, 1, dtype=dtype),
+            down=torch.empty(experts, 1, 1, dtype=dtype),
+        )
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    few = FEW[0].tune
+    assert tune_of(1, 8, layer) == tune_of(1, 8, wide) == few
+    taken = [tune_of(tokens, 4, layer) for tokens in range(1, 64 * experts, 3)]
+    order = [few, *(row.tune for row in GROUPED)]
+    assert [*dict.fromkeys(taken)] == order
+    assert taken == sorted(taken, key=order.index)
+    assert tune_of(experts, 1, wide) == WIDE
+    long = Experts(gate_up=layer.gate_up, down=torch.empty(experts, 1, 9999))
+    assert tune_of(1, 8, long) == FEW[-1].tune
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_constants_of_the_tables(tokens: int) -> None:
+    Case(tokens, 3, 2, 48, 32).check(None)
+
+
+@pytest.mark.parametrize("tune", [FEW_TILES, ROWS_FIRST], ids=["few", "grouped"])
+def test_strided_rows(tune: Tune) -> None:
+    case = Case(2, 3, 1, 32, 16)
+    case.x = torch.cat((case.x, case.x), 1)[:, :32]
+    wide = torch.cat((case.residual, case.residual), 1)
+    out = wide[:, :32]
+    add_experts(out, case.x, case.experts, case.choice, tune)
+    torch.testing.assert_close(out, case.residual + case.expected())
+    assert torch.equal(wide[:, 32:], case.residual)
+
+
+def test_other_tensors_take_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "tune_of", None)
+    turned = Case(2, 3, 2, 32, 16)
+    turned.x = turned.x.t().contiguous().t()
+    turned.check(None)
+    Case(0, 3, 2, 32, 16).made(None)
+    monkeypatch.setattr(kernels, "interpreting", False)
+    monkeypatch.setattr(f"{__name__}.DEVICE", "cpu")
+    Case(2, 3, 2, 32, 16).check(None)
+
+
+@pytest.mark.skipif(not CUDA, reason="real shapes are for the GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 3, 8, 64, 300, 1100, 4096])
+def test_real_shapes(dtype: torch.dtype, tokens: int) -> None:
+    Case(tokens, 128, 8, 2048, 768, dtype).check(None)
+    Case(tokens, 32, 4, 2880, 2880, dtype, "clamped", bias=True).check(None)
+
+
+@pytest.mark.skipif(not CUDA, reason="CUDA graphs")
+@pytest.mark.parametrize("tokens", [1, 9, 200])
+def test_in_a_cuda_graph(tokens: int) -> None:
+    """The choice of a replay is another than that of the capture."""
+    case = Case(tokens, 16, 4, 256, 128, torch.bfloat16)
+    case.made(None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = case.made(None)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        scores = torch.rand(tokens, 16, device="cuda")
+        case.choice.ids.copy_(scores.topk(4).indices)
+        case.choice.ids[seed::5] = -1
+        graph.replay()
+        assert torch.equal(case.made(None), out)

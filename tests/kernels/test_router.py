@@ -1,0 +1,155 @@
+"""The kernel's choice of experts is the reference's."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from minfer.kernels import plain_experts
+from minfer.kernels.leaves import Choice, Router, RoutingRule
+from minfer.kernels.router import route
+from tests.circles import long
+
+from .conftest import CUDA
+
+DEVICE = "cuda" if CUDA else "cpu"
+DEEPSEEK_V3 = RoutingRule(
+    8, "sigmoid", scaling=2.5, groups=8, kept_groups=4, ranked_by="best_two"
+)
+# A rule, experts, and whether there is a correction.
+CASES = [
+    (RoutingRule(1), 4, False),
+    (RoutingRule(2), 8, False),  # Mixtral
+    (RoutingRule(8), 128, False),  # Qwen3
+    (RoutingRule(4, normalise=False), 60, True),  # Qwen2's shape
+    (RoutingRule(3, "sigmoid", scaling=1.5), 13, True),
+    (RoutingRule(5, "sigmoid", normalise=False), 5, False),
+    (RoutingRule(6, normalise=False, scaling=16, groups=8, kept_groups=3), 160, False),
+    (RoutingRule(3, groups=5, kept_groups=2, ranked_by="best_two"), 35, True),
+    *long(
+        [
+            (DEEPSEEK_V3, 256, True),
+            (RoutingRule(8, "sigmoid", scaling=2.827), 384, True),  # Kimi K2
+            (RoutingRule(16), 512, False),
+            (RoutingRule(2, groups=3, kept_groups=3), 12, True),  # all groups are kept
+        ]
+    ),
+]
+cases = pytest.mark.parametrize(("rule", "experts", "corrected"), CASES, ids=str)
+pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
+    # exp in sigmoid, and NaN as input
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered"),
+    pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
+]
+
+
+def router(
+    rule: RoutingRule,
+    experts: int,
+    hidden: int = 16,
+    corrected: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Router:
+    draw = torch.Generator().manual_seed(experts)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw).to(DEVICE)
+
+    return Router(
+        weight=randn(experts, hidden).to(dtype),
+        bias=randn(experts).to(dtype) if experts % 2 else None,
+        correction=randn(experts) / 4 if corrected else None,
+        rule=rule,
+    )
+
+
+def tokens(count: int, hidden: int = 16, dtype: torch.dtype = torch.float32) -> Tensor:
+    draw = torch.Generator().manual_seed(count)
+    return torch.randn(count, hidden, generator=draw).to(DEVICE, dtype)
+
+
+def same(made: Choice, expected: Choice) -> None:
+    assert made.ids.dtype == torch.int32
+    assert made.weights.dtype == torch.float32
+    assert torch.equal(made.ids, expected.ids)
+    torch.testing.assert_close(made.weights, expected.weights, rtol=2e-5, atol=1e-7)
+
+
+@cases
+def test_the_choice(rule: RoutingRule, experts: int, corrected: bool) -> None:
+    chooser, x = router(rule, experts, corrected=corrected), tokens(2)
+    same(route(x, chooser), plain_experts.route(x, chooser))
+
+
+@cases
+def test_of_equal_scores_the_lower_id(
+    rule: RoutingRule, experts: int, corrected: bool
+) -> None:
+    """Logits are one of three, so most are equal."""
+    x = torch.eye(2, device=DEVICE)
+    draw = torch.Generator().manual_seed(experts)
+    weight = torch.randint(-1, 2, (experts, 2), generator=draw).to(DEVICE).float()
+    correction = torch.zeros(experts, device=DEVICE) if corrected else None
+    chooser = Router(weight=weight, correction=correction, rule=rule)
+    made = route(x, chooser)
+    same(made, plain_experts.route(x, chooser))
+    if rule.groups == 1:
+        for row, ids in enumerate(made.ids.tolist()):
+            order = sorted(
+                range(experts), key=lambda one: (-weight[one, row].item(), one)
+            )
+            assert ids == order[: rule.top_k]
+
+
+@pytest.mark.parametrize(
+    ("weight", "x"),
+    [(torch.float32, torch.float16), (torch.float16, torch.float16)],
+    ids=str,
+)
+def test_logits_are_of_the_weights_dtype(weight: torch.dtype, x: torch.dtype) -> None:
+    chooser, some = router(RoutingRule(3), 9, dtype=weight), tokens(2, dtype=x)
+    same(route(some, chooser), plain_experts.route(some, chooser))
+
+
+def test_padding_gets_no_expert() -> None:
+    chooser, x = router(RoutingRule(2), 6), tokens(4)
+    x[1] = torch.nan
+    x[3] = torch.inf
+    real = torch.tensor([True, False, True, False], device=DEVICE)
+    made, expected = route(x, chooser, real), plain_experts.route(x, chooser, real)
+    assert torch.equal(made.ids, expected.ids)
+    assert made.ids[[1, 3]].eq(-1).all()
+    assert torch.equal(made.ids[::2], route(x[::2], chooser).ids)
+    torch.testing.assert_close(made.weights[::2], expected.weights[::2])
+
+
+@pytest.mark.parametrize(
+    "rule", [RoutingRule(3), RoutingRule(3, groups=3, kept_groups=2)]
+)
+def test_ids_exist_and_differ_even_if_logits_are_nan(rule: RoutingRule) -> None:
+    chooser, x = router(rule, 6), tokens(2)
+    x[0] = torch.nan
+    for ids in route(x, chooser).ids.tolist():
+        assert len({*ids} & {*range(6)}) == 3
+
+
+def test_no_tokens() -> None:
+    made = route(tokens(0), router(RoutingRule(2), 4))
+    assert made.ids.shape == made.weights.shape == (0, 2)
+
+
+def test_the_reference(device: str) -> None:
+    chooser, x = router(RoutingRule(2), 7), tokens(1).to(device)
+    same(route(x, chooser), plain_experts.route(x, chooser))
+
+
+@pytest.mark.skipif(not CUDA, reason="real shapes are for the GPU")
+@cases
+def test_many_tokens(rule: RoutingRule, experts: int, corrected: bool) -> None:
+    chooser, x = router(rule, experts, 64, corrected), tokens(3000, 64)
+    made, expected = route(x, chooser), plain_experts.route(x, chooser)
+    rows = (made.ids == expected.ids).all(1)  # scores may differ in the last place
+    assert rows.float().mean() > 0.999
+    torch.testing.assert_close(
+        made.weights[rows], expected.weights[rows], rtol=1e-4, atol=1e-6
+    )
