@@ -144,7 +144,7 @@ def _merge(
 
 
 @triton.jit
-def _chunk(starts, counts, offsets, chunk):
+def chunk_of(starts, counts, offsets, chunk):
     """A chunk's first position, its number of queries, and the index of the first
     in q.
     """
@@ -158,7 +158,7 @@ def _chunk(starts, counts, offsets, chunk):
 
 
 @triton.jit
-def _token(offset, query, skip, stride, drafted: tl.constexpr):
+def token_of(offset, query, skip, stride, drafted: tl.constexpr):
     """The index of a chunk's query in q; those after the first may not be consecutive."""
     if drafted:
         return offset + tl.where(query > 0, skip + (query - 1) * stride, 0)
@@ -281,7 +281,7 @@ def attend(
     part = tl.program_id(0) % splits
     chunk = tl.program_id(1)
     kv_head = tl.program_id(2)
-    start, count, offset = _chunk(starts, counts, offsets, chunk)
+    start, count, offset = chunk_of(starts, counts, offsets, chunk)
     queries = most if drafted else count
     # The last rows of a chunk see the most keys: they are launched first, so that shorter
     # programs fill the end.
@@ -291,7 +291,7 @@ def attend(
     blocks = table + tl.load(rows + chunk).to(tl.int64) * table_row
     flat = index * rows_tile + tl.arange(0, rows_tile)
     query = flat * 0 if counts is None else flat // group
-    token = _token(offset, query, skip, stride, drafted)
+    token = token_of(offset, query, skip, stride, drafted)
     head = kv_head * group + flat - query * group
     positions = start + query
     last = start + tl.minimum((index * rows_tile + rows_tile - 1) // group, count - 1)
@@ -369,7 +369,7 @@ def attend(
         if arrive(counters, kv_head) == used - 1:
             tl.store(counters + kv_head, 0)
             row = index * rows_tile + tl.arange(0, merge_rows)
-            to = _token(offset, row // group, skip, stride, drafted)
+            to = token_of(offset, row // group, skip, stride, drafted)
             by = kv_head * group + row % group
             base = (to * heads + by) * splits
             all_of = row < queries * group
