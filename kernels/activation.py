@@ -14,6 +14,7 @@ from minfer.kernels.pdl import early, follow
 
 TILE = 1024  # elements of a program: 8 a thread, in loads of 16 bytes
 WARPS = 4
+ALL = tl.constexpr(tl.PropagateNan.ALL)
 CLAMP = tl.constexpr(plain.CLAMP)
 STEEPNESS = tl.constexpr(plain.STEEPNESS)
 ROOT = tl.constexpr((2 / math.pi) ** 0.5)
@@ -30,8 +31,8 @@ def gated_product(gate, up, activation: tl.constexpr):
         inner = ROOT * (gate + CUBIC * gate * gate * gate)
         product = gate / (1 + tl.exp(-2 * inner)) * up
     else:
-        gate = tl.minimum(gate, CLAMP)
-        up = tl.minimum(tl.maximum(up, -CLAMP), CLAMP)
+        gate = tl.minimum(gate, CLAMP, propagate_nan=ALL)
+        up = tl.clamp(up, -CLAMP, CLAMP, propagate_nan=ALL)
         product = gate / (1 + tl.exp(-STEEPNESS * gate)) * (up + 1)
     return product
 

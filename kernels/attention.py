@@ -102,6 +102,7 @@ def decode_attention(
     scale: float,
     *,
     window: int = 0,
+    sinks: Tensor | None = None,
     splits: int | None = None,
     out: Tensor | None = None,
     tune: DecodeTune | None = None,
@@ -113,7 +114,8 @@ def decode_attention(
     block_size, kv_heads, head_dim], the query's own key and value already written; table
     [max_rows, max_blocks] int32, of which sequence i uses row rows[i]; contexts [batch],
     the tokens each attends to (0 gives zeros). window > 0: only the last `window` of
-    them. Table entries outside are never read. scale > 0 multiplies the scores.
+    them. Table entries outside are never read. scale > 0 multiplies the scores. sinks
+    [heads] float32: one more logit of each head, whose weight goes to no value.
 
     splits: ranges that each context is cut into, at most `MAX_SPLITS`; None is
     `num_splits` of the table's width. tune: instead of the table's (attention_tunes.py).
@@ -132,6 +134,7 @@ def decode_attention(
             offsets=torch.arange(len(q), device=q.device),
             scale=scale,
             window=window,
+            sinks=sinks,
             out=out,
         )
     block_size, kv_heads, dim = k_cache.shape[1:]
@@ -149,6 +152,7 @@ def decode_attention(
         offsets=None,
         scale=scale,
         window=window,
+        sinks=sinks,
         max_count=1,
         splits=splits,
         out=out,
@@ -171,6 +175,7 @@ def prefill_attention(
     scale: float,
     *,
     window: int = 0,
+    sinks: Tensor | None = None,
     max_count: int,
     splits: int = 1,
     out: Tensor | None = None,
@@ -205,6 +210,7 @@ def prefill_attention(
             offsets=offsets,
             scale=scale,
             window=window,
+            sinks=sinks,
             out=out,
             draft_layout=draft_layout,
             most=max_count,
@@ -222,6 +228,7 @@ def prefill_attention(
         offsets=offsets,
         scale=scale,
         window=window,
+        sinks=sinks,
         max_count=max_count,
         splits=splits,
         out=out,
@@ -245,6 +252,7 @@ def _launch(
     offsets: Tensor | None,
     scale: float,
     window: int,
+    sinks: Tensor | None,
     max_count: int,
     splits: int,
     out: Tensor | None,
@@ -286,6 +294,7 @@ def _launch(
         starts=starts,
         counts=counts,
         offsets=offsets,
+        sinks=None if sinks is None else sinks * LOG2_E,
         out=out,
         parts=parts,
         sums=parts[results * dim :],
@@ -361,6 +370,7 @@ def attention_reference(
     offsets: Tensor,
     scale: float,
     window: int = 0,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     draft_layout: DraftLayout | None = None,
     most: int = 0,
@@ -393,7 +403,11 @@ def attention_reference(
         scores = torch.einsum("qhgd,khd->hgqk", query, key) * scale
         behind = torch.arange(start, start + count, device=q.device)[:, None] - tokens
         unseen = (behind < 0) | (behind >= window) if window else behind < 0
-        weights = scores.masked_fill(unseen, -math.inf).softmax(-1)
+        scores = scores.masked_fill(unseen, -math.inf)
+        if sinks is not None:
+            extra = sinks.view(kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, extra), -1)
+        weights = scores.softmax(-1)[..., : len(tokens)]
         mixed = torch.einsum("hgqk,khd->qhgd", weights, value)
         out[here] = mixed.reshape(count, *out.shape[1:]).to(out)
     return out

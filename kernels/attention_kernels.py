@@ -144,7 +144,7 @@ def _merge(
 
 
 @triton.jit
-def _chunk(starts, counts, offsets, chunk):
+def chunk_of(starts, counts, offsets, chunk):
     """A chunk's first position, its number of queries, and the index of the first
     in q.
     """
@@ -158,7 +158,7 @@ def _chunk(starts, counts, offsets, chunk):
 
 
 @triton.jit
-def _token(offset, query, skip, stride, drafted: tl.constexpr):
+def token_of(offset, query, skip, stride, drafted: tl.constexpr):
     """The index of a chunk's query in q; those after the first may not be consecutive."""
     if drafted:
         return offset + tl.where(query > 0, skip + (query - 1) * stride, 0)
@@ -242,6 +242,7 @@ def attend(
     starts,
     counts,
     offsets,
+    sinks,
     out,
     parts,
     sums,
@@ -273,7 +274,8 @@ def attend(
 ):
     """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are
     contexts. `drafted`: queries are laid out by skip and stride, and each chunk has
-    `most`, of which those after its count get finite results.
+    `most`, of which those after its count get finite results. `sinks` [heads] float32:
+    one more logit of each head, times log2(e), which belongs to the first range.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
@@ -281,7 +283,7 @@ def attend(
     part = tl.program_id(0) % splits
     chunk = tl.program_id(1)
     kv_head = tl.program_id(2)
-    start, count, offset = _chunk(starts, counts, offsets, chunk)
+    start, count, offset = chunk_of(starts, counts, offsets, chunk)
     queries = most if drafted else count
     # The last rows of a chunk see the most keys: they are launched first, so that shorter
     # programs fill the end.
@@ -291,7 +293,7 @@ def attend(
     blocks = table + tl.load(rows + chunk).to(tl.int64) * table_row
     flat = index * rows_tile + tl.arange(0, rows_tile)
     query = flat * 0 if counts is None else flat // group
-    token = _token(offset, query, skip, stride, drafted)
+    token = token_of(offset, query, skip, stride, drafted)
     head = kv_head * group + flat - query * group
     positions = start + query
     last = start + tl.minimum((index * rows_tile + rows_tile - 1) // group, count - 1)
@@ -307,7 +309,12 @@ def attend(
     v_head = v_cache + kv_head * stride_head
     acc = tl.zeros([rows_tile, dim_pad], tl.float32)
     top = tl.full([rows_tile], NOTHING_YET, tl.float32)
-    softmax = Softmax(acc, top, tl.zeros([rows_tile], tl.float32))
+    total = tl.zeros([rows_tile], tl.float32)
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=ours, other=NOTHING_YET)
+        top = tl.where(part == 0, sink, top)
+        total = tl.where(part == 0, 1.0, total)
+    softmax = Softmax(acc, top, total)
     first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
     context = HeadPages(
         first_key, last, start, k_head, v_head, blocks, stride_block, stride_token
@@ -369,7 +376,7 @@ def attend(
         if arrive(counters, kv_head) == used - 1:
             tl.store(counters + kv_head, 0)
             row = index * rows_tile + tl.arange(0, merge_rows)
-            to = _token(offset, row // group, skip, stride, drafted)
+            to = token_of(offset, row // group, skip, stride, drafted)
             by = kv_head * group + row % group
             base = (to * heads + by) * splits
             all_of = row < queries * group

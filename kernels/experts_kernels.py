@@ -12,10 +12,6 @@ from minfer.kernels.activation import gated_product
 from minfer.kernels.pdl import arrive, follow
 
 ALL = tl.constexpr(tl.PropagateNan.ALL)
-CLAMP = tl.constexpr(7.0)
-STEEPNESS = tl.constexpr(1.702)
-ROOT = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
-CUBIC = tl.constexpr(0.044715)
 
 
 @triton.jit

@@ -26,6 +26,7 @@ from minfer.kernels import (
     linear,
     logprobs,
     masks,
+    mla,
     norm,
     rope,
     router,
@@ -41,6 +42,8 @@ from minfer.kernels.sample_reference import SamplingValues
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, BLOCK = 3584, 18_944, 28, 4, 128, 152_064, 64
 QKV = (HEADS + 2 * KV_HEADS) * DIM
+LATENT, ROTATED = 512, 64  # of DeepSeek's MLA
+SHARED = 227 << 10  # bytes of shared memory that a program may have
 run, seen = JITFunction.run, set[object]()
 
 
@@ -65,6 +68,7 @@ def compiled(kernel: Any, *of: Any, grid: Any, warmup: bool, **more: Any) -> Any
     del warmup
     began, more["launch_pdl"] = time.perf_counter(), True
     made = run(kernel, *of, grid=grid, warmup=True, **more)
+    assert made.metadata.shared <= SHARED, f"{kernel.__name__}: {made.metadata.shared}"
     if made.hash not in seen:
         seen.add(made.hash)
         where = kernel.__module__.rpartition(".")[2]
@@ -166,6 +170,31 @@ def routers() -> None:
     router.route(x, wide, real)
 
 
+def latents(heads: int) -> None:
+    """MLA's attention: of four rows, cut and not, of their drafts, and of a chunk."""
+    at, one, table, kept = (
+        ints(4),
+        ints(1),
+        ints(9, 32),
+        half(32, BLOCK, LATENT + ROTATED),
+    )
+    q = half(512, heads, LATENT + ROTATED)
+    drafts = attention.DraftLayout(skip=4, stride=4)
+    for splits in (1, 8):
+        more = {"value_dim": LATENT, "splits": splits}
+        mla.latent_decode(q[:4], kept, table, at, at, 0.1, **more)
+        for count in (2, 4):
+            mla.latent_attention(
+                *(q, kept, table, at, at, at, at, 0.1),
+                max_count=count,
+                draft_layout=drafts,
+                **more,
+            )
+    mla.latent_attention(
+        *(q, kept, table, one, one, one, one, 0.1), value_dim=LATENT, max_count=512
+    )
+
+
 def main(few: bool) -> None:
     driver.set_active(Hopper())
     JITFunction.run = compiled
@@ -182,6 +211,8 @@ def main(few: bool) -> None:
             drafts_to_verify(splits)
         for tune in tunes():
             mixture(4, tune)
+        for heads in (16, 128):
+            latents(heads)
     routers()
     rows.scatter(ints(99), ints(8))
     norm.rms_norm(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))
@@ -195,6 +226,10 @@ def main(few: bool) -> None:
     rope.rope_and_cache(
         half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms
     )
+    latent = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)
+    kept = half(32, BLOCK, LATENT + ROTATED)
+    turns = torch.empty(9, ROTATED)
+    mla.write_latent(*latent, turns, at, at.long(), kept, half(4, 16, ROTATED))
     values = SamplingValues(ones, at, ones, ones, ones)
     for logits in (half(4, VOCAB), *[torch.empty(4, VOCAB)] * (not few)):
         draws = logits, at, values, at.long(), at

@@ -14,16 +14,18 @@ from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import (
     heads_of,
+    latents_of,
     rope_table,
     rotations,
 )
+from minfer.effects.execution.cuda.latent_attention import LatentLayer
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.rope import Rope
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import DraftLayout, decode_attention, prefill_attention
 from minfer.kernels.flash import flash_attention
-from minfer.kernels.leaves import HeadWeights
+from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.rope import rope_and_cache
 from minfer.records.plan import Copy
 
@@ -39,9 +41,10 @@ class CudaCache:
     """
 
     spec: ModelSpec
-    data: Tensor  # [layers, 2, blocks + 1, block_size, kv_heads, head_dim]
-    # keys, values: [blocks + 1, block_size, ...]
-    layers: tuple[tuple[Tensor, Tensor], ...]
+    # [layers, 2, blocks + 1, block_size, kv_heads, head_dim], keys and values; or, of
+    # latents, [layers, 1, blocks + 1, block_size, latent_dim]
+    data: Tensor
+    layers: tuple[tuple[Tensor, ...], ...]  # of each [blocks + 1, block_size, ...]
     # [positions, head_dim] float32 by rotation: cosines, then sines
     ropes: Mapping[Rope, Tensor]
 
@@ -57,14 +60,16 @@ class CudaCache:
         """Returns blocks on a device, for positions up to `length`.
         torch.OutOfMemoryError.
         """
-        [(two, *token)] = {group.attention.kv_shape for group in spec.groups}
-        shape = (len(spec.layers), two, blocks + 1, block_size, *token)
+        [kept] = {group.attention.kv_shape for group in spec.groups}
+        parts, *token = kept if len(kept) > 1 else (1, *kept)
+        shape = (len(spec.layers), parts, blocks + 1, block_size, *token)
         data = torch.empty(shape, dtype=torch_dtype(spec.kv_dtype), device=device)
         ropes = {
             rope: _angles(rope, dim, length).to(device)
             for rope, dim in rotations(spec).items()
         }
-        return cls(spec, data, tuple((one[0], one[1]) for one in data.unbind(0)), ropes)
+        layers = tuple(layer.unbind(0) for layer in data.unbind(0))
+        return cls(spec, data, layers, ropes)
 
     def mix(self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights) -> Tensor:
         """Norm and rotate heads, write keys and values, attend; see `PagedCache` in
@@ -85,7 +90,20 @@ class CudaCache:
             heads.q_norm,
             heads.k_norm,
         )
-        return self._read(batch, index, qkv, gqa.scale)
+        return self._read(batch, index, qkv, gqa.scale, heads.sinks)
+
+    def mix_latent(
+        self,
+        batch: Batch,
+        index: int,
+        query: Tensor,
+        latent: Tensor,
+        weights: LatentWeights,
+    ) -> Tensor:
+        """Norm and rotate, write latents, and attend; see `PagedCache`."""
+        mla, [cache] = latents_of(self.spec, index), self.layers[index]
+        layer = LatentLayer(mla, cache, self.ropes[mla.rope], weights)
+        return layer.mix(batch, query, latent)
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
@@ -98,7 +116,14 @@ class CudaCache:
             cache.view(-1, gqa.kv_heads, gqa.head_dim).index_copy_(0, batch.slots, new)
         return self._read(batch, index, qkv, gqa.scale if scale is None else scale)
 
-    def _read(self, batch: Batch, index: int, qkv: Tensor, scale: float) -> Tensor:
+    def _read(
+        self,
+        batch: Batch,
+        index: int,
+        qkv: Tensor,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Returns the attention of rotated queries, whose keys and values are in the
         cache.
         """
@@ -121,6 +146,7 @@ class CudaCache:
                 drafts.firsts,
                 scale,
                 window=window,
+                sinks=sinks,
                 max_count=drafts.most,
                 splits=batch.splits,
                 out=out[:decode_inputs],
@@ -138,6 +164,7 @@ class CudaCache:
                 batch.contexts[ours],
                 scale,
                 window=window,
+                sinks=sinks,
                 splits=batch.splits,
                 out=out[ours],
             )
@@ -155,6 +182,7 @@ class CudaCache:
                 *where,
                 scale,
                 window=window,
+                sinks=sinks,
                 max_count=chunks.longest,
                 out=out,
             )

@@ -1,0 +1,102 @@
+"""A GPU's attention over latents; models/mla.py has the theory, kernels/mla.py kernels.
+
+All tokens are absorbed: queries are multiplied with the matrix of keys, attend over the
+latents themselves, and what they find is multiplied with the matrix of values.
+"""
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from minfer.effects.execution.cpu.latent_attention import expanding
+from minfer.effects.models.batch import Batch
+from minfer.effects.models.mla import MLA
+from minfer.kernels.attention import DraftLayout
+from minfer.kernels.leaves import LatentWeights
+from minfer.kernels.mla import latent_attention, latent_decode, write_latent
+
+
+@frozen(eq=False)
+class LatentLayer:
+    """The latents of one layer, and what they are multiplied with."""
+
+    mla: MLA
+    cache: Tensor  # [blocks + 1, block_size, latent_dim]
+    rope: Tensor  # [positions, rope_dim] float32: cosines, then sines
+    weights: LatentWeights
+
+    def mix(self, batch: Batch, query: Tensor, latent: Tensor) -> Tensor:
+        """Norm and rotate, write latents, and attend; see `PagedCache.mix_latent`."""
+        mla, tokens = self.mla, len(query)
+        keys, values = expanding(mla, self.weights)
+        by_head = query.view(tokens, mla.heads, mla.query_dim)
+        absorbed = query.new_empty(tokens, mla.heads, mla.latent_dim)
+        folded = torch.bmm(by_head[..., : mla.plain_dim].transpose(0, 1), keys)
+        absorbed[..., : mla.rank].copy_(folded.transpose(0, 1))
+        write_latent(
+            latent,
+            self.weights.norm,
+            self.rope,
+            batch.positions,
+            batch.slots,
+            self.cache,
+            by_head[..., mla.plain_dim :],
+            out=absorbed[..., mla.rank :],
+            interleaved=False,  # weights are in the order of halves
+        )
+        mixed = self._attend(batch, absorbed)  # [tokens, heads, rank]
+        found = torch.bmm(mixed.transpose(0, 1), values.transpose(1, 2))
+        return found.transpose(0, 1).reshape(tokens, -1)
+
+    def _attend(self, batch: Batch, q: Tensor) -> Tensor:
+        """Returns latents [tokens, heads, rank], mixed for absorbed queries."""
+        mla, chunks, table = self.mla, batch.chunks, batch.table
+        out = q.new_empty(len(q), mla.heads, mla.rank)
+        decode_inputs = len(batch.rows)
+        ours = slice(0, decode_inputs)
+        if (drafts := batch.verified) is not None:
+            ours = slice(len(drafts.starts), drafts.decode_rows)
+            latent_attention(
+                q[:decode_inputs],
+                self.cache,
+                table,
+                batch.rows[: len(drafts.starts)],
+                drafts.starts,
+                drafts.counts,
+                drafts.firsts,
+                mla.scale,
+                value_dim=mla.rank,
+                max_count=drafts.most,
+                splits=batch.splits,
+                out=out[:decode_inputs],
+                draft_layout=DraftLayout(
+                    skip=drafts.decode_rows, stride=len(drafts.starts)
+                ),
+            )
+        if ours.start < ours.stop:
+            latent_decode(
+                q[ours],
+                self.cache,
+                table,
+                batch.rows[ours],
+                batch.contexts[ours],
+                mla.scale,
+                value_dim=mla.rank,
+                splits=batch.splits,
+                out=out[ours],
+            )
+        if chunks is not None:
+            latent_attention(
+                q,
+                self.cache,
+                table,
+                chunks.rows,
+                chunks.starts,
+                chunks.counts,
+                chunks.offsets,
+                mla.scale,
+                value_dim=mla.rank,
+                max_count=chunks.longest,
+                out=out,
+            )
+        return out

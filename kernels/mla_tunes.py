@@ -1,0 +1,46 @@
+"""Constants of the kernels of mla.py, from compiled kernels; not yet measured."""
+
+from typing import Final, NamedTuple
+
+from minfer.kernels.attention_tunes import HAVE_99_KB, padded
+from minfer.kernels.target import HOPPER, Capability
+
+MOST_ROWS: Final = 64  # (query, head) pairs of a program
+MERGE_VALUES: Final = 2048  # values that a program of `merge_ranges` loads at once
+HEADS: Final = 16  # that a program of `store_latent` rotates
+
+
+class LatentTune(NamedTuple):
+    """The tiling of attention over a latent cache."""
+
+    rows: int  # (query, head) pairs of a program
+    tile: int  # keys loaded at once
+    warps: int
+    stages: int
+    # Scores are [keys, rows]: a tile of 64 keys fills the 64 rows of Hopper's products
+    # (wgmma), which few queries would not.
+    keys_first: bool
+
+
+# By rows. With latents of 512 and rotated keys of 64 in 2 bytes, 16 rows take 218 KB of
+# shared memory (three tiles of 64 KB), 32 take 104 KB and 64 take 172 KB.
+HALF: Final = {
+    16: LatentTune(16, 64, 4, 3, keys_first=True),
+    32: LatentTune(32, 32, 8, 3, keys_first=False),
+    64: LatentTune(64, 32, 8, 3, keys_first=False),
+}
+# Of GPUs with 99 KB for a program, or 163.
+SMALL: Final = LatentTune(16, 32, 4, 3, keys_first=False)  # 86 KB
+# float32 products do not use the tensor cores.
+SINGLE: Final = LatentTune(16, 16, 4, 2, keys_first=False)
+
+
+def latent_tune(size: int, pairs: int, target: Capability) -> LatentTune:
+    """The tiling for elements of `size` bytes, and chunks of at most so many (query,
+    head) pairs.
+    """
+    if size > 2:
+        return SINGLE
+    if target < HOPPER or target in HAVE_99_KB:
+        return SMALL
+    return HALF[min(padded(pairs), MOST_ROWS)]
