@@ -9,6 +9,7 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.models.families import Family
+from minfer.effects.models.moe import MoE
 from minfer.effects.models.layers import Layer, LayerGroup, layer_groups
 from minfer.effects.models.linear import NormRule
 
@@ -50,6 +51,11 @@ class ModelSpec:
     def kv_dtype(self) -> str:
         """The dtype of keys and values in the cache."""
         return self._kv_dtype or self.dtype
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer is a mixture of experts."""
+        return any(isinstance(layer.feed_forward, MoE) for layer in self.layers)
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:

@@ -141,7 +141,7 @@ def drafts_to_verify(splits: int) -> None:
 
 
 def tunes() -> list[Tune]:
-    return [row.tune for row in (*FEW, *GROUPED)]
+    return [*(row.tune for row in FEW), *(row.tune for row in GROUPED)]
 
 
 def mixture(tokens: int, tune: Tune) -> None:
@@ -181,14 +181,16 @@ def latents(heads: int) -> None:
     q = half(512, heads, LATENT + ROTATED)
     drafts = attention.DraftLayout(skip=4, stride=4)
     for splits in (1, 8):
-        more = {"value_dim": LATENT, "splits": splits}
-        mla.latent_decode(q[:4], kept, table, at, at, 0.1, **more)
+        mla.latent_decode(
+            q[:4], kept, table, at, at, 0.1, value_dim=LATENT, splits=splits
+        )
         for count in (2, 4):
             mla.latent_attention(
                 *(q, kept, table, at, at, at, at, 0.1),
                 max_count=count,
                 draft_layout=drafts,
-                **more,
+                value_dim=LATENT,
+                splits=splits,
             )
     mla.latent_attention(
         *(q, kept, table, one, one, one, one, 0.1), value_dim=LATENT, max_count=512
@@ -227,9 +229,8 @@ def main(few: bool) -> None:
         half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms
     )
     latent = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)
-    kept = half(32, BLOCK, LATENT + ROTATED)
-    turns = torch.empty(9, ROTATED)
-    mla.write_latent(*latent, turns, at, at.long(), kept, half(4, 16, ROTATED))
+    paged, turns = half(32, BLOCK, LATENT + ROTATED), torch.empty(9, ROTATED)
+    mla.write_latent(*latent, turns, at, at.long(), paged, half(4, 16, ROTATED))
     values = SamplingValues(ones, at, ones, ones, ones)
     for logits in (half(4, VOCAB), *[torch.empty(4, VOCAB)] * (not few)):
         draws = logits, at, values, at.long(), at

@@ -691,3 +691,49 @@ def test_zeros_to_count_in_are_kept() -> None:
     assert arrivals(cpu, 7) is arrivals(cpu, 7)
     assert arrivals(cpu, 7) is not arrivals(cpu, 8)
     assert arrivals(cpu, 8).tolist() == [0] * 8
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("window", [0, 9])
+def test_sinks_take_their_share_of_the_softmax_once(splits: int, window: int) -> None:
+    contexts, heads = [1, 40, 0, 17], 4
+    case, sinks = make(contexts), torch.tensor([0.5, 3.0, -2.0, 8.0], device=DEVICE)
+    q = queries(len(contexts), heads, case)
+    decoded = decode_attention(
+        q,
+        case.k_cache,
+        case.v_cache,
+        case.table,
+        case.rows,
+        case.contexts,
+        0.2,
+        window=window,
+        sinks=sinks,
+        splits=splits,
+    )
+    ones = torch.ones_like(case.contexts)
+    chunked = prefill_attention(
+        q,
+        case.k_cache,
+        case.v_cache,
+        case.table,
+        case.rows,
+        case.contexts - 1,
+        ones * (case.contexts > 0),
+        torch.arange(len(contexts), device=DEVICE),
+        0.2,
+        window=window,
+        sinks=sinks,
+        max_count=1,
+        splits=splits,
+    )
+    for i, context in enumerate(contexts):
+        first = max(0, context - window) if window else 0
+        keys, values = (kept[i][first:] for kept in (case.keys, case.values))
+        for head in range(heads):
+            scores = keys[:, head // 2] @ q[i, head].double().cpu() * 0.2
+            weights = torch.cat((scores, sinks[head, None].double().cpu())).softmax(0)
+            want = weights[:-1] @ values[:, head // 2]
+            for found in (decoded, chunked)[: 1 + (context > 0)]:
+                own = found[i, head].double().cpu()
+                torch.testing.assert_close(own, want, rtol=1e-5, atol=1e-6)

@@ -84,7 +84,8 @@ def make(
         tokens = torch.arange(context)
         pool[mine[tokens // block_size], 1, tokens % block_size] = drawn
     weights = torch.randn(heads, NOPE + VALUE, latent, generator=draw).double()
-    key, value = weights.div(latent**0.5).split([NOPE, VALUE], 1)
+    scaled = weights.div(latent**0.5)
+    key, value = scaled[:, :NOPE], scaled[:, NOPE:]
     return Case(
         latents,
         pool.to(DEVICE)[:, 1],
@@ -108,11 +109,9 @@ class Queries:
 def queries(tokens: int, case: Case, seed: int = 1) -> Queries:
     draw = torch.Generator().manual_seed(seed)
     heads, rotated = len(case.key), case.cache.shape[2] - case.latent
-    nope, turned = (
-        torch.randn(tokens, heads, NOPE + rotated, generator=draw)
-        .to(case.cache.dtype)
-        .double()
-        .split([NOPE, rotated], 2)
+    drawn = torch.randn(tokens, heads, NOPE + rotated, generator=draw)
+    drawn = drawn.to(case.cache.dtype).double()
+    nope, turned = drawn[..., :NOPE], drawn[..., NOPE:]
     )
     # A view into rows that hold more (here NaN).
     wide = torch.full((tokens, heads + 1, case.cache.shape[2]), math.nan).double()
@@ -125,7 +124,9 @@ def naive(case: Case, q: Queries, here: list[int], latents: Tensor, start: int) 
     """[queries, heads, VALUE]: attention of queries `here`, at positions start on, over
     expanded keys and values.
     """
-    latent, turned = latents.split([case.latent, latents.shape[1] - case.latent], 1)
+    latent, turned = torch.split(
+        latents, [case.latent, latents.shape[1] - case.latent], 1
+    )
     keys = torch.einsum("cl,hnl->chn", latent, case.key)
     values = torch.einsum("cl,hvl->chv", latent, case.value)
     scores = torch.einsum("qhn,chn->hqc", q.nope[here], keys)
@@ -502,7 +503,8 @@ def rotated(x: Tensor, given: Written, interleaved: bool) -> Tensor:
     wide = x.double().cpu()
     if not interleaved:
         wide = torch.stack(wide.chunk(2, -1), -1).flatten(-2)
-    turned = torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous())
+    pairs = wide.reshape(*wide.shape[:-1], -1, 2)
+    turned = torch.view_as_complex(pairs)
     pairs = torch.view_as_real(turned * torch.complex(cos, sin))
     return pairs.flatten(-2) if interleaved else torch.cat(pairs.unbind(-1), -1)
 
@@ -568,9 +570,15 @@ def test_what_does_not_fit_is_refused() -> None:
     q = queries(1, case).absorbed
     args = case.table, case.rows, case.contexts, 1.0
 
-    def refused(match: str, q: Tensor = q, cache: Tensor = case.cache, **of: int) -> None:
+    def refused(
+        match: str,
+        q: Tensor = q,
+        cache: Tensor = case.cache,
+        splits: int = 1,
+        value_dim: int = 32,
+    ) -> None:
         with pytest.raises(ValueError, match=match):
-            latent_decode(q, cache, *args, **{"value_dim": 32, **of})
+            latent_decode(q, cache, *args, splits=splits, value_dim=value_dim)
 
     refused("splits is 129", splits=129)
     refused("they have one type", q.half())

@@ -60,6 +60,9 @@ class Feeder:
     backend: Backend
     rows: DeviceRows
     block_size: int
+    # The first slot that only padding writes, which is sent to no expert; 0: there are no
+    # experts.
+    padding_from: int = 0
 
     def decode_inputs(self, step: StepRows) -> StepInputs:
         """Gather tokens, positions and slots of a step."""
@@ -99,6 +102,7 @@ class Feeder:
             splits=splits,
             fused=fused,
             verified=verified,
+            real=decode_inputs.slots < self.padding_from if self.padding_from else None,
         )
 
 

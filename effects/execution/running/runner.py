@@ -90,7 +90,8 @@ class OwnModel:
         layers = self.spec.layers
         count = max(layers.index(layer) for layer in layers) + 2
         return OwnModel(
-            self.spec, evolve(self.weights, layers=self.weights.layers[:count])
+            evolve(self.spec, layers=layers[:count]),
+            evolve(self.weights, layers=self.weights.layers[:count]),
         )
 
 
@@ -130,7 +131,14 @@ class ModelRunner:
             spec, config.num_blocks, config.block_size, length
         )
         self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
-        self.feeder = Feeder(backend, self.rows, config.block_size)
+        specs = [spec, *([] if draft is None else [draft.spec])]
+        slots = config.num_blocks * config.block_size
+        self.feeder = Feeder(
+            backend,
+            self.rows,
+            config.block_size,
+            padding_from=slots if any(one.has_experts for one in specs) else 0,
+        )
         self.draft: DraftModel | None = None
         if draft is not None:
             model = model_of(draft.spec, draft.weights)
