@@ -21,6 +21,7 @@ from minfer import kernels
 from minfer.kernels import (
     activation,
     attention,
+    latent_cache,
     linear,
     logprobs,
     masks,
@@ -142,14 +143,16 @@ def latents(heads: int) -> None:
     q = half(512, heads, LATENT + ROTATED)
     drafts = attention.DraftLayout(skip=4, stride=4)
     for splits in (1, 8):
-        more = {"value_dim": LATENT, "splits": splits}
-        mla.latent_decode(q[:4], kept, table, at, at, 0.1, **more)
+        mla.latent_decode(
+            *(q[:4], kept, table, at, at, 0.1), value_dim=LATENT, splits=splits
+        )
         for count in (2, 4):
             mla.latent_attention(
                 *(q, kept, table, at, at, at, at, 0.1),
+                value_dim=LATENT,
                 max_count=count,
+                splits=splits,
                 draft_layout=drafts,
-                **more,
             )
     mla.latent_attention(
         *(q, kept, table, one, one, one, one, 0.1), value_dim=LATENT, max_count=512
@@ -185,9 +188,13 @@ def main(few: bool) -> None:
         half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms
     )
     latent = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)
-    kept = half(32, BLOCK, LATENT + ROTATED)
-    turns = torch.empty(9, ROTATED)
-    mla.write_latent(*latent, turns, at, at.long(), kept, half(4, 16, ROTATED))
+    latent_cache.write_latent(
+        *latent,
+        torch.empty(9, ROTATED),
+        *(at, at.long()),
+        half(32, BLOCK, LATENT + ROTATED),
+        half(4, 16, ROTATED),
+    )
     values = SamplingValues(ones, at, ones, ones, ones)
     for logits in (half(4, VOCAB), *[torch.empty(4, VOCAB)] * (not few)):
         draws = logits, at, values, at.long(), at
