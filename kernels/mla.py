@@ -1,4 +1,4 @@
-"""Attention of DeepSeek's MLA over a paged cache of latents, and the writing of it.
+"""Attention of DeepSeek's MLA over a paged cache of latents.
 
 Theory. Multi-head latent attention (DeepSeek-V2, 2024) caches one vector a token for all
 heads: the normed latent c (512) and one rotated key (64). Head h's key is [W_K[h] c,
@@ -18,9 +18,9 @@ Arithmetic, in 2 bytes on 132 processors at 4.2 TB/s. A token costs 1,152 bytes 
 and 2 * (576 + 512) FLOP a head: for 16 heads 30 FLOP a byte, so a decode step is bound by
 memory, 32,768 tokens by 9 us; for 128 heads 242 a byte, at which both limits are near,
 and a product at half of its peak takes twice the time of the bytes. 16 rows and tiles of
-64 keys (74 KB): each processor has two tiles in flight while it multiplies a third, 147
-KB, and needs 25 KB (attention.py). Batch 1, 4,096 tokens: 64 ranges of one tile leave 2
-MB of results, merged by 64 programs.
+64 keys (74 KB): while a processor multiplies a tile, the next is being loaded, and needs
+25 KB in flight (attention.py). Batch 1, 4,096 tokens: 64 ranges of one tile leave 2 MB of
+results, merged by 256 programs.
 """
 
 import torch
@@ -36,16 +36,13 @@ from minfer.kernels.attention import (
     num_splits,
 )
 from minfer.kernels.attention_tunes import WIDEST, padded
-from minfer.kernels.leaves import Norm
-from minfer.kernels.mla_kernels import attend_latent, merge_ranges, store_latent
+from minfer.kernels.mla_kernels import attend_latent, merge_ranges
 from minfer.kernels.mla_tunes import (
-    HEADS,
     MERGE_VALUES,
     MOST_ROWS,
     LatentTune,
     latent_tune,
 )
-from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import early
 from minfer.kernels.target import capability
 
@@ -305,104 +302,3 @@ def _check(
         raise ValueError(
             "the last dimension of q, cache, table and out must be contiguous"
         )
-
-
-def write_latent(
-    kv: Tensor,
-    norm: Norm,
-    cos_sin: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    cache: Tensor,
-    q: Tensor,
-    *,
-    out: Tensor | None = None,
-    interleaved: bool = True,
-) -> None:
-    """Norm latents, rotate keys, write both to the cache, and rotate queries, in one
-    launch.
-
-    kv [tokens, latent + rotated], rows at any stride: latents before their norm, then
-    keys; it stays as it is. q [tokens, heads, rotated]: the parts of queries that are
-    rotated, any strides but the last; `out`, of the same shape, gets them, or q itself.
-    cos_sin [positions, rotated] float32: cosines, then sines. slots [tokens] are block *
-    block_size + offset, negative: not written. cache [blocks, block_size, latent +
-    rotated], any strides but the last. float32 inside; latents are rounded as by
-    `rms_norm`.
-
-    Angle i turns the numbers (2i, 2i + 1), of keys and queries, and they stay there
-    (transformers' DeepSeek-V3 then moves them to (i, i + half), which changes no product
-    of a key and a query); without `interleaved` it turns (i, i + half).
-    """
-    out = q if out is None else out
-    latent, rotated = kv.shape[1] - cos_sin.shape[1], cos_sin.shape[1]
-    sizes = (len(norm.weight), cache.shape[2], *q.shape[::2], *out.shape)
-    if sizes != (latent, kv.shape[1], len(kv), rotated, *q.shape):
-        raise ValueError(
-            f"kv {tuple(kv.shape)}, a norm of {len(norm.weight)}, cos_sin "
-            f"{tuple(cos_sin.shape)}, a cache of {tuple(cache.shape)}, q "
-            f"{tuple(q.shape)} and out {tuple(out.shape)} do not fit together"
-        )
-    if not on_triton(kv):
-        _write_reference(kv, norm, cos_sin, positions, slots, cache, q, out, interleaved)
-        return
-    height = min(HEADS, triton.next_power_of_2(q.shape[1]))
-    store_latent[len(kv), 1 + triton.cdiv(q.shape[1], height)](
-        kv=kv,
-        weight=norm.weight,
-        cos_sin=cos_sin,
-        positions=positions,
-        slots=slots,
-        cache=cache,
-        q=q,
-        out=out,
-        eps=norm.eps,
-        kv_row=kv.stride(0),
-        q_row=q.stride(0),
-        q_head=q.stride(1),
-        out_row=out.stride(0),
-        out_head=out.stride(1),
-        stride_block=cache.stride(0),
-        stride_token=cache.stride(1),
-        heads=q.shape[1],
-        block_size=cache.shape[1],
-        latent=latent,
-        latent_pad=triton.next_power_of_2(latent),
-        half=rotated // 2,
-        half_pad=triton.next_power_of_2(rotated // 2),
-        height=height,
-        interleaved=interleaved,
-        num_warps=2,
-        launch_pdl=early(kv),
-    )
-
-
-def _write_reference(
-    kv: Tensor,
-    norm: Norm,
-    cos_sin: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    cache: Tensor,
-    q: Tensor,
-    out: Tensor,
-    interleaved: bool,
-) -> None:
-    """`write_latent` in plain torch."""
-    cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
-    latent = len(norm.weight)
-
-    def turned(x: Tensor) -> Tensor:
-        wide = x.float()
-        pairs = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
-        first, second = pairs
-        both = first * cos - second * sin, second * cos + first * sin
-        return torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
-
-    normed = rms_norm(kv[:, :latent], norm)
-    keys = turned(kv[:, None, latent:])[:, 0].to(kv.dtype)
-    written = slots >= 0
-    places, block_size = slots[written].long(), cache.shape[1]
-    whole = torch.cat((normed, keys), 1)[written]
-    cache[places // block_size, places % block_size] = whole
-    out.copy_(turned(q))

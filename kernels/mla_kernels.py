@@ -2,7 +2,7 @@
 
 `attend_latent` folds the tiles of its program's range of a context into a running softmax
 (`_scan`), and stores the result; or, if the context is cut, leaves it for `merge_ranges`,
-which is launched after it. `store_latent` writes the cache.
+which is launched after it.
 """
 
 from typing import NamedTuple
@@ -30,9 +30,8 @@ def _block_ids(pages, index, block_size: tl.constexpr, tile: tl.constexpr):
     tokens = index * tile
     if block_size % tile > 0:
         tokens += tl.arange(0, tile)
-    return tl.load(
-        pages.blocks + tokens // block_size, mask=tokens <= pages.last, other=0
-    )
+    at = pages.blocks + tokens // block_size
+    return tl.load(at, mask=tokens <= pages.last, other=0)
 
 
 @triton.jit
@@ -119,23 +118,23 @@ def _scan(
     """
     keys: tl.constexpr = 0 if keys_first else 1  # their dimension in scores
     other: tl.constexpr = 1 - keys
-    lanes = tl.arange(0, tile)
     dims = tl.arange(0, latent_pad)
     if keys_first:
+        q_latent = tl.trans(q_latent)  # once, not for every tile
+        q_rotated = tl.trans(q_rotated)
         acc = tl.zeros([latent_pad, rows], tl.float32)
     else:
         acc = tl.zeros([rows, latent_pad], tl.float32)
     # It starts at a finite number, so a row that sees no key yet has no inf - inf.
     top = tl.full([rows], NOTHING_YET, tl.float32)
     total = tl.zeros([rows], tl.float32)
-    if keys_first:
-        q_latent = tl.trans(q_latent)
-        q_rotated = tl.trans(q_rotated)
+    # Block ids and rotated keys are loaded to registers, a tile ahead. Triton would hold
+    # rotated keys in shared memory, as latents, for as many tiles; three do not fit.
     at = _offsets(pages, _block_ids(pages, lo, block_size, tile), lo, block_size, tile)
     turned = _rotated(pages, at, lo, tile, latent, rotated, rotated_pad)
     ids = _block_ids(pages, lo + 1, block_size, tile)
     for index in range(lo, hi):
-        tokens = index * tile + lanes
+        tokens = index * tile + tl.arange(0, tile)
         latents = tl.load(
             pages.cache + at[:, None] + dims[None, :],
             mask=(tokens <= pages.last)[:, None] & (dims < latent)[None, :],
@@ -345,146 +344,5 @@ def merge_ranges(
     weights = tl.exp2(logs - tl.maximum(tl.max(logs, 0), NOTHING_YET))
     total = tl.sum(weights, 0)
     merged = tl.sum(weights[:, None] * found, 0) / tl.where(total == 0, 1.0, total)
-    tl.store(
-        out + token * out_row + head * out_head + dims,
-        merged.to(out.dtype.element_ty),
-        mask=dims < latent,
-    )
-
-
-@triton.jit
-def _store_key(
-    kv,
-    factor,
-    to,
-    cos,
-    sin,
-    eps,
-    slot,
-    latent: tl.constexpr,
-    latent_pad: tl.constexpr,
-    half: tl.constexpr,
-    half_pad: tl.constexpr,
-    interleaved: tl.constexpr,
-):
-    """Norm a token's latent and rotate its key, at kv, and store both at `to`, unless its
-    slot is negative.
-    """
-    dims = tl.arange(0, latent_pad)
-    value = tl.load(kv + dims, mask=dims < latent, other=0.0)
-    lane = tl.arange(0, half_pad)
-    first = latent + (lane * 2 if interleaved else lane)
-    second = first + (1 if interleaved else half)
-    low = tl.load(kv + first, mask=lane < half, other=0.0).to(tl.float32)
-    high = tl.load(kv + second, mask=lane < half, other=0.0).to(tl.float32)
-    wide = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / latent + eps)
-    # Rounded as in transformers: normalised value, product.
-    normed = (wide * scale).to(value.dtype) * factor
-    tl.store(to + dims, normed, mask=dims < tl.where(slot >= 0, latent, 0))
-    there = lane < tl.where(slot >= 0, half, 0)
-    tl.store(to + first, low * cos - high * sin, mask=there)
-    tl.store(to + second, high * cos + low * sin, mask=there)
-
-
-@triton.jit
-def _rotate_heads(
-    q,
-    to,
-    cos,
-    sin,
-    head,
-    q_head,
-    out_head,
-    heads,
-    half: tl.constexpr,
-    half_pad: tl.constexpr,
-    interleaved: tl.constexpr,
-):
-    """Rotate heads `head` of a token's queries, at q, and store them at `to`."""
-    lane = tl.arange(0, half_pad)[None, :]
-    head = head[:, None]
-    ours = (head < heads) & (lane < half)
-    first = lane * 2 if interleaved else lane
-    second = first + (1 if interleaved else half)
-    low = tl.load(q + head * q_head + first, mask=ours, other=0.0).to(tl.float32)
-    high = tl.load(q + head * q_head + second, mask=ours, other=0.0).to(tl.float32)
-    cos = cos[None, :]
-    sin = sin[None, :]
-    tl.store(to + head * out_head + first, low * cos - high * sin, mask=ours)
-    tl.store(to + head * out_head + second, high * cos + low * sin, mask=ours)
-
-
-# Tokens may begin anywhere among a step's.
-@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
-def store_latent(
-    kv,
-    weight,
-    cos_sin,
-    positions,
-    slots,
-    cache,
-    q,
-    out,
-    eps,
-    kv_row,
-    q_row,
-    q_head,
-    out_row,
-    out_head,
-    stride_block,
-    stride_token,
-    heads,
-    block_size: tl.constexpr,
-    latent: tl.constexpr,
-    latent_pad: tl.constexpr,
-    half: tl.constexpr,
-    half_pad: tl.constexpr,
-    height: tl.constexpr,
-    interleaved: tl.constexpr,
-):
-    """Grid [tokens, 1 + heads / height]: a token's first program writes the cache, the
-    others rotate `height` heads each.
-    """
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
-    dims = tl.arange(0, latent_pad)
-    factor = tl.load(
-        weight + dims, mask=dims < tl.where(group == 0, latent, 0), other=0.0
-    )
-    follow()
-    lane = tl.arange(0, half_pad)
-    angle = cos_sin + tl.load(positions + token).to(tl.int64) * (2 * half) + lane
-    cos = tl.load(angle, mask=lane < half, other=0.0)
-    sin = tl.load(angle + half, mask=lane < half, other=0.0)
-    if group == 0:
-        slot = tl.load(slots + token).to(tl.int64)
-        place = slot // block_size * stride_block + slot % block_size * stride_token
-        _store_key(
-            kv + token * kv_row,
-            factor,
-            cache + place,
-            cos,
-            sin,
-            eps,
-            slot,
-            latent,
-            latent_pad,
-            half,
-            half_pad,
-            interleaved,
-        )
-    else:
-        _rotate_heads(
-            q + token * q_row,
-            out + token * out_row,
-            cos,
-            sin,
-            (group - 1) * height + tl.arange(0, height),
-            q_head,
-            out_head,
-            heads,
-            half,
-            half_pad,
-            interleaved,
-        )
+    place = out + token * out_row + head * out_head + dims
+    tl.store(place, merged.to(out.dtype.element_ty), mask=dims < latent)

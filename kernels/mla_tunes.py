@@ -7,7 +7,6 @@ from minfer.kernels.target import HOPPER, Capability
 
 MOST_ROWS: Final = 64  # (query, head) pairs of a program
 MERGE_VALUES: Final = 2048  # values that a program of `merge_ranges` loads at once
-HEADS: Final = 16  # that a program of `store_latent` rotates
 
 
 class LatentTune(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.models.families import Family
-from minfer.effects.models.moe import MoE
 from minfer.effects.models.layers import Layer, LayerGroup, layer_groups
 from minfer.effects.models.linear import NormRule
+from minfer.effects.models.moe import MoE
 
 EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # names in a checkpoint
 

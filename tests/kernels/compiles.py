@@ -23,6 +23,7 @@ from minfer.kernels import (
     activation,
     attention,
     experts,
+    latent_cache,
     linear,
     logprobs,
     masks,
@@ -182,15 +183,15 @@ def latents(heads: int) -> None:
     drafts = attention.DraftLayout(skip=4, stride=4)
     for splits in (1, 8):
         mla.latent_decode(
-            q[:4], kept, table, at, at, 0.1, value_dim=LATENT, splits=splits
+            *(q[:4], kept, table, at, at, 0.1), value_dim=LATENT, splits=splits
         )
         for count in (2, 4):
             mla.latent_attention(
                 *(q, kept, table, at, at, at, at, 0.1),
-                max_count=count,
-                draft_layout=drafts,
                 value_dim=LATENT,
+                max_count=count,
                 splits=splits,
+                draft_layout=drafts,
             )
     mla.latent_attention(
         *(q, kept, table, one, one, one, one, 0.1), value_dim=LATENT, max_count=512
@@ -229,8 +230,13 @@ def main(few: bool) -> None:
         half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms
     )
     latent = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)
-    paged, turns = half(32, BLOCK, LATENT + ROTATED), torch.empty(9, ROTATED)
-    mla.write_latent(*latent, turns, at, at.long(), paged, half(4, 16, ROTATED))
+    latent_cache.write_latent(
+        *latent,
+        torch.empty(9, ROTATED),
+        *(at, at.long()),
+        half(32, BLOCK, LATENT + ROTATED),
+        half(4, 16, ROTATED),
+    )
     values = SamplingValues(ones, at, ones, ones, ones)
     for logits in (half(4, VOCAB), *[torch.empty(4, VOCAB)] * (not few)):
         draws = logits, at, values, at.long(), at

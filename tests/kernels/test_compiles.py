@@ -29,6 +29,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path, few: bool) 
         return
     assert made["linear_kernels.product"] >= 6
     assert made["attention_kernels.attend"] >= 3
+    assert made["mla_kernels.attend_latent"] >= 6
     assert launched() == {*made}
 
 

@@ -12,8 +12,9 @@ from minfer.effects.execution.cpu.latent_attention import expanding
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.mla import MLA
 from minfer.kernels.attention import DraftLayout
+from minfer.kernels.latent_cache import write_latent
 from minfer.kernels.leaves import LatentWeights
-from minfer.kernels.mla import latent_attention, latent_decode, write_latent
+from minfer.kernels.mla import latent_attention, latent_decode
 
 
 @frozen(eq=False)

@@ -1,0 +1,116 @@
+"""What is written to the cache of latents."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from minfer.kernels.latent_cache import write_latent
+from minfer.kernels.leaves import Norm
+from tests.kernels.latents import DEVICE, HALF_TYPE, NOPE
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@dataclass
+class Written:
+    """What `write_latent` is given: seven tokens, two of them without a slot."""
+
+    kv: Tensor
+    norm: Norm
+    cos_sin: Tensor
+    positions: Tensor
+    slots: Tensor
+    cache: Tensor
+    q: Tensor
+
+    def write(self, **options: object) -> None:
+        write_latent(
+            self.kv,
+            self.norm,
+            self.cos_sin,
+            self.positions,
+            self.slots,
+            self.cache,
+            self.q,
+            **options,  # type: ignore[arg-type]  # checked by its callee
+        )
+
+
+def written(
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    heads: int = 3,
+    latent: int = 32,
+    rotated: int = 16,
+) -> Written:
+    draw = torch.Generator().manual_seed(0)
+    kv = torch.randn(7, latent + rotated + 5, generator=draw).to(dtype).to(device)
+    q = torch.randn(7, heads, NOPE + rotated, generator=draw).to(dtype).to(device)
+    angles = torch.rand(50, rotated // 2, generator=draw).double() * 6
+    pool = torch.full((6, 2, 4, latent + rotated), math.nan, dtype=dtype, device=device)
+    return Written(
+        kv[:, : latent + rotated],
+        Norm((torch.rand(latent, generator=draw) + 0.5).to(dtype).to(device), 1e-5),
+        torch.cat((angles.cos(), angles.sin()), 1).float().to(device),
+        torch.tensor([0, 49, 3, 4, 5, 17, 17], device=device),
+        torch.tensor([9, -1, 0, 23, 4, -1, 14], device=device),
+        pool[:, 1],
+        q[..., NOPE:],
+    )
+
+
+def rotated(x: Tensor, given: Written, interleaved: bool) -> Tensor:
+    """x [tokens, heads, rotated] as complex numbers, times those of the angles."""
+    cos, sin = given.cos_sin.double().cpu()[given.positions.cpu(), None].chunk(2, -1)
+    wide = x.double().cpu()
+    if not interleaved:
+        wide = torch.stack(wide.chunk(2, -1), -1).flatten(-2)
+    turned = torch.view_as_complex(wide.reshape(*wide.shape[:-1], -1, 2))
+    pairs = torch.view_as_real(turned * torch.complex(cos, sin))
+    return pairs.flatten(-2) if interleaved else torch.cat(pairs.unbind(-1), -1)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("apart", [True, False])
+def test_what_is_written(device: str, interleaved: bool, apart: bool) -> None:
+    given = written(device)
+    kv, q = given.kv.clone(), given.q.clone()
+    out = torch.full_like(q, math.nan) if apart else None
+    given.write(out=out, interleaved=interleaved)
+    assert torch.equal(given.kv, kv)
+    found = given.q if out is None else out
+    assert (found.cpu() - rotated(q, given, interleaved)).abs().max() < 1e-6
+    assert out is None or torch.equal(given.q, q)
+    latent = kv[:, :32].double().cpu()
+    size = latent.square().mean(1, keepdim=True).add(given.norm.eps).sqrt()
+    normed = latent / size * given.norm.weight.double().cpu()
+    turned = rotated(kv[:, None, 32:], given, interleaved)[:, 0]
+    whole = torch.cat((normed, turned), 1)
+    kept = given.cache.flatten(0, 1).cpu()  # a copy
+    slots = given.slots.cpu()
+    there = slots >= 0
+    assert (kept[slots[there]] - whole[there]).abs().max() < 2e-6
+    kept[slots[there]] = math.nan
+    assert kept.isnan().all()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("heads", "latent", "turned"), [(20, 48, 24), (16, 512, 64)])
+def test_what_is_written_at_other_shapes(heads: int, latent: int, turned: int) -> None:
+    given, same = (written(DEVICE, HALF_TYPE, heads, latent, turned) for _ in range(2))
+    given.write()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minfer.kernels.latent_cache.on_triton", lambda _: False)
+        patch.setattr("minfer.kernels.norm.on_triton", lambda _: False)
+        same.write()
+    for found, expected in ((given.q, same.q), (given.cache, same.cache)):
+        torch.testing.assert_close(found, expected, atol=0, rtol=8e-3, equal_nan=True)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    given = written(DEVICE)
+    with pytest.raises(ValueError, match="do not fit together"):
+        replace(given, q=given.q[..., 1:]).write()
