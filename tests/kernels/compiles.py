@@ -132,7 +132,7 @@ def drafts_to_verify(splits: int) -> None:
 
 
 def tunes() -> list[Tune]:
-    return [row.tune for row in (*FEW, *GROUPED)]
+    return [*(row.tune for row in FEW), *(row.tune for row in GROUPED)]
 
 
 def mixture(tokens: int, tune: Tune) -> None:
