@@ -69,8 +69,9 @@ class GroupedEntry(NamedTuple):
 
 
 Tune = Few | Grouped
-# Few tokens: one, or at most so many pairs an expert, so that few experts are read twice.
-FEW_SHARE: Final = 0.25
+# Few tokens: one, or at most so many pairs an expert, so that few experts are read twice,
+# the second time from the cache.
+FEW_SHARE: Final = 0.5
 # Of both tables, the first row that fits is used.
 FEW: Final = [
     # columns, depth, warps, stages; columns, depth, warps, ahead
