@@ -20,6 +20,11 @@ rows, found by their pairs, with columns of its expert; gates are applied as the
 stored. `combine` adds a token's parts to the residual, in the order of its pairs.
 Four launches. Padding, of id -1, is in no tile.
 
+Between the two products no bandwidth is lost: which weights the second needs is known
+before the first runs. So the first lets it start only after the routing is complete
+(pdl.follow_first), and it loads weights, to registers or to the cache, while the last
+programs of the first still run.
+
 A row's bits. A list's order depends on which program counted first. It decides in which
 row of which tile a pair is, and no more: an element of a product is the sum, over the
 depth in the order of the tile's constants, of that pair's row and one line of weights;
@@ -138,7 +143,7 @@ def _few(
         size=inter,
         cols=narrow.columns,
         depth=narrow.depth,
-        stages=narrow.stages,
+        ahead=narrow.ahead,
         num_warps=narrow.warps,
         launch_pdl=early(x),
     )

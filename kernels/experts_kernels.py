@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from minfer.kernels.activation import gated_product
-from minfer.kernels.pdl import arrive, follow
+from minfer.kernels.pdl import arrive, follow, follow_first, prefetch
 
 ALL = tl.constexpr(tl.PropagateNan.ALL)
 
@@ -38,7 +38,7 @@ def few_gate_up(
     stages: tl.constexpr,
 ):
     """Grid [pairs, tiles of columns]: out [pairs, columns], activated."""
-    follow()
+    follow_first()
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(ids + pair).to(tl.int64)
     if expert >= 0:
@@ -70,6 +70,21 @@ def few_gate_up(
 
 
 @triton.jit
+def _down_tile(
+    weight,
+    expert,
+    line,
+    lane,
+    columns: tl.constexpr,
+    size: tl.constexpr,
+):
+    """Weights [lines, lanes] of an expert; of no expert, none are read."""
+    inside = lane < tl.where(expert >= 0, size, 0)
+    at = weight + (expert * columns + line)[:, None] * size + lane[None, :]
+    return tl.load(at, mask=inside[None, :], other=0.0)
+
+
+@triton.jit
 def few_down(
     x,
     weight,
@@ -83,39 +98,47 @@ def few_down(
     size: tl.constexpr,
     cols: tl.constexpr,
     depth: tl.constexpr,
-    stages: tl.constexpr,
+    ahead: tl.constexpr,
 ):
     """Grid [tokens, tiles of columns]: residual [tokens, columns] += the weighted sum of
-    a token's experts of x [pairs, size], in the order of its pairs.
+    a token's experts of x [pairs, size], in the order of its pairs. `ahead` tiles of
+    weights are loaded while the kernel before, of `few_gate_up`, runs.
     """
-    follow()
     token = tl.program_id(0).to(tl.int64)
-    line = tl.program_id(1) * cols + tl.arange(0, cols)
-    mine = line < columns
-    where = residual + token * residual_stride + line
-    before = tl.load(where, mask=mine, other=0.0)
-    line = tl.minimum(line, columns - 1)
+    lanes = tl.arange(0, depth)
+    column = tl.program_id(1) * cols + tl.arange(0, cols)
+    # Lines past the end repeat the last.
+    line = tl.minimum(column, columns - 1)
+    passes: tl.constexpr = (size + depth - 1) // depth
+    tiles = tl.tuple([])
+    for n in tl.static_range(min(ahead, top_k * passes)):
+        at = ids + token * top_k + n // passes
+        expert = tl.load(at, cache_modifier=".cg").to(tl.int64)
+        lane = n % passes * depth + lanes
+        tiles += (_down_tile(weight, expert, line, lane, columns, size),)
+    follow()
+    where = residual + token * residual_stride + column
+    before = tl.load(where, mask=column < columns, other=0.0)
     acc = tl.zeros([cols, depth], tl.float32)
     start = tl.zeros([cols], tl.float32)
-    for i in tl.static_range(top_k):
-        pair = token * top_k + i
+    for n in tl.static_range(top_k * passes):
+        pair = token * top_k + n // passes
         expert = tl.load(ids + pair).to(tl.int64)
-        there = expert >= 0
-        share = tl.load(weights + pair, mask=there, other=0.0)
-        limit = tl.where(there, size, 0)  # of no expert, no weights are read
-        at = weight + (expert * columns + line)[:, None] * size
-        for k in tl.range(0, size, depth, num_stages=stages):
-            lane = k + tl.arange(0, depth)
-            inside = lane < limit
-            w = tl.load(at + lane[None, :], mask=inside[None, :], other=0.0)
-            y = tl.load(x + pair * size + lane, mask=inside, other=0.0).to(tl.float32)
-            acc += w.to(tl.float32) * (y * share)[None, :]
-        if bias is not None:
+        share = tl.load(weights + pair, mask=expert >= 0, other=0.0)
+        lane = n % passes * depth + lanes
+        if n < ahead:
+            w = tiles[n]
+        else:
+            w = _down_tile(weight, expert, line, lane, columns, size)
+        inside = lane < tl.where(expert >= 0, size, 0)
+        y = tl.load(x + pair * size + lane, mask=inside, other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * (y * share)[None, :]
+        if bias is not None and n % passes == 0:
             own = bias + expert * columns + line
-            known = line < tl.where(there, columns, 0)
+            known = line < tl.where(expert >= 0, columns, 0)
             start += share * tl.load(own, mask=known, other=0.0)
     acc = tl.sum(acc, 1) + start + before
-    tl.store(where, acc.to(residual.dtype.element_ty), mask=mine)
+    tl.store(where, acc.to(residual.dtype.element_ty), mask=column < columns)
 
 
 @triton.jit(do_not_specialize=["pairs", "tokens", "most"])
@@ -197,21 +220,31 @@ def grouped(
     stages: tl.constexpr,
 ):
     """Grid [tiles of rows * tiles of columns]: out [pairs, columns], of row pair // top_k
-    of x. No activation: one matrix an expert, else gates and what they multiply.
+    of x. With activation: gates and what they multiply. Without: one matrix an expert,
+    whose first weights are prefetched while the kernel before, of the gates, runs.
     """
-    follow()
+    if activation is not None:
+        follow_first()
     tile, column_tile = _swizzled(most, tl.cdiv(columns, cols), group)
     # Past the last tile there is no value, which is not used.
-    expert = tl.load(tiles + 1 + tile).to(tl.int64)
-    first = tl.load(tiles + 1 + most + tile)
-    left = tl.load(tiles + 1 + 2 * most + tile)
-    if tile < tl.load(tiles):
-        each: tl.constexpr = 1 if activation is None else 2
-        lines: tl.constexpr = cols * each
-        # Gates and what they multiply alternate. Lines past the end repeat the last.
-        line = tl.arange(0, lines)
-        column = tl.minimum(column_tile * cols + line // each, columns - 1)
-        line = expert * (each * columns) + column + line % each * columns
+    expert = tl.load(tiles + 1 + tile, cache_modifier=".cg").to(tl.int64)
+    first = tl.load(tiles + 1 + most + tile, cache_modifier=".cg")
+    left = tl.load(tiles + 1 + 2 * most + tile, cache_modifier=".cg")
+    exists = tile < tl.load(tiles, cache_modifier=".cg")
+    each: tl.constexpr = 1 if activation is None else 2
+    lines: tl.constexpr = cols * each
+    # Gates and what they multiply alternate. Lines past the end repeat the last.
+    line = tl.arange(0, lines)
+    column = tl.minimum(column_tile * cols + line // each, columns - 1)
+    line = expert * (each * columns) + column + line % each * columns
+    if activation is None:
+        if exists:
+            for i in tl.static_range(stages):
+                lane = i * depth + tl.arange(0, depth // 16) * 16
+                lane = tl.minimum(lane, size - 1)[None, :]
+                prefetch(weight + line[:, None] * size + lane)
+        follow()
+    if exists:
         row = tl.arange(0, rows)
         there = row < left
         pair = tl.load(lists + expert * tokens + first + row, mask=there, other=0)
@@ -229,9 +262,9 @@ def grouped(
         if activation is not None:
             gate, up = tl.split(tl.reshape(acc, [rows, cols, 2]))
             acc = gated_product(gate, up, activation)
-        column = column_tile * cols + tl.arange(0, cols)[None, :]
-        where = out + pair.to(tl.int64)[:, None] * columns + column
-        mine = there[:, None] & (column < columns)
+        place = column_tile * cols + tl.arange(0, cols)[None, :]
+        where = out + pair.to(tl.int64)[:, None] * columns + place
+        mine = there[:, None] & (place < columns)
         tl.store(where, acc.to(out.dtype.element_ty), mask=mine)
 
 

@@ -11,12 +11,21 @@ from minfer.kernels.leaves import Experts
 
 
 class FewTune(NamedTuple):
-    """The tiling of a product of pairs, one a program."""
+    """The tiling of gates of pairs, one a program."""
 
     columns: int  # of a program
     depth: int  # of a pass along the summed dimension
     warps: int
     stages: int
+
+
+class DownTune(NamedTuple):
+    """The tiling of sums of a token's pairs."""
+
+    columns: int  # of a program
+    depth: int  # of a pass along the summed dimension of an expert
+    warps: int
+    ahead: int  # passes whose weights are held before the gated products are there
 
 
 class GroupedTune(NamedTuple):
@@ -34,7 +43,7 @@ class Few(NamedTuple):
     """Constants for few tokens."""
 
     gate_up: FewTune
-    down: FewTune
+    down: DownTune
 
 
 class Grouped(NamedTuple):
@@ -60,14 +69,15 @@ class GroupedEntry(NamedTuple):
 
 
 Tune = Few | Grouped
-# Few tokens: one, or at most so many pairs an expert, so that few experts are read twice.
-FEW_SHARE: Final = 0.25
+# Few tokens: one, or at most so many pairs an expert, so that few experts are read twice,
+# the second time from the cache.
+FEW_SHARE: Final = 0.5
 # Of both tables, the first row that fits is used.
 FEW: Final = [
-    # columns, depth, warps, stages. All loads of a token's experts are unrolled if passes
-    # are few; where they are not, a pass has to be long.
-    FewEntry(1024, Few(FewTune(1, 1024, 1, 1), FewTune(1, 256, 1, 1))),
-    FewEntry(float("inf"), Few(FewTune(1, 1024, 1, 1), FewTune(1, 1024, 1, 1))),
+    # columns, depth, warps, stages; columns, depth, warps, ahead
+    FewEntry(1024, Few(FewTune(1, 1024, 1, 1), DownTune(1, 256, 1, 16))),
+    FewEntry(4096, Few(FewTune(1, 1024, 1, 1), DownTune(1, 1024, 2, 12))),
+    FewEntry(float("inf"), Few(FewTune(1, 1024, 1, 1), DownTune(1, 4096, 4, 4))),
 ]
 GROUPED: Final = [
     # columns, depth, warps, stages, group, swapped

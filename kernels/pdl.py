@@ -70,6 +70,17 @@ def follow():
 
 
 @triton.jit
+def follow_first():
+    """Wait for the kernel before; then let the next start. What kernels before this one
+    wrote, the next may then load before it waits, past the first cache (".cg"), which may
+    hold what was there earlier.
+    """
+    if tl.target_info.cuda_capability_geq(9, 0):
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
 def prefetch(at):
     """Prefetch the 32 bytes at each of these addresses to the L2 cache."""
     if tl.target_info.cuda_capability_geq(9, 0):

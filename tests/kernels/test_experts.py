@@ -14,6 +14,7 @@ from minfer.kernels.experts_tunes import (
     FEW,
     GROUPED,
     WIDE,
+    DownTune,
     Few,
     FewTune,
     Grouped,
@@ -32,7 +33,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
 LIMIT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # Small tiles, so that there are several of each kind.
-FEW_TILES = Few(FewTune(16, 64, 2, 1), FewTune(32, 32, 2, 2))
+FEW_TILES = Few(FewTune(16, 64, 2, 1), DownTune(32, 32, 2, 2))
 ROWS_FIRST = Grouped(
     16, GroupedTune(16, 64, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 2, False)
 )
