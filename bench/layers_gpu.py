@@ -1,0 +1,222 @@
+"""Mixtures of experts and latent attention on a GPU, at the shapes of published models.
+
+    python -m bench.layers_gpu --models moe mla
+
+Output tokens a second of 512 tokens in and 128 out, greedy, without prefix cache, prefill
+included; the experts that a decode step hits, beside E * (1 - (1 - k / E)^rows), which
+independent choices would; and the median of engine steps in which so many rows decode at
+32,000 tokens, and nothing is prefilled. Weights are random; embeddings and routers are
+drawn from N(0, 1), so that the residual stream is the token's own direction, and experts
+are hit independently.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, cast
+
+import torch
+
+from bench.results import run, spread
+from minfer import LLM, SamplingParams
+from minfer.effects.execution.running.runner import OwnModel
+from minfer.effects.execution.torch_executor import TorchExecutor
+from minfer.effects.models.moe import MoE, MoEWeights
+from minfer.effects.models.weights import Weights
+from minfer.kernels import router
+from minfer.kernels.experts import experts_hit
+from minfer.kernels.leaves import Choice
+
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "moe": {  # Qwen3-30B-A3B
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "vocab_size": 151_936,
+        "rope_theta": 1e6,
+    },
+    "mla": {  # DeepSeek-V2-Lite
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "topk_method": "greedy",
+        "vocab_size": 102_400,
+    },
+}
+COMMON: Final = {"dtype": "bfloat16", "max_position_embeddings": 40_960}
+INPUTS, OUTPUTS, LONG, STEPS = 512, 128, 32_000, 64
+
+
+def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The shape, so small that a CPU runs it: to try this script."""
+    small = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
+    small |= {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 2048}
+    small |= {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
+    return {**config, **{k: v for k, v in small.items() if k in config}}
+
+
+class Model:
+    """An engine with one model."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        config = {**SHAPES[name], **COMMON}
+        self.small = bool(args.tiny)
+        folder = Path(tempfile.gettempdir()) / "layers" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        made = tiny(config) if self.small else config
+        (folder / "config.json").write_text(json.dumps(made))
+        length = 400 if self.small else LONG + 2000
+        began = time.perf_counter()
+        self.llm = LLM(
+            str(folder),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enable_prefix_caching=False,
+            max_model_len=length,
+            max_num_seqs=256,
+            gpu_memory_utilization=0.93 if name == "moe" else 0.88,
+        )
+        self.start = time.perf_counter() - began
+        self.executor = cast(TorchExecutor, self.llm.worker.driver.executor)
+        self.model = cast(OwnModel, self.executor.runner.model)
+        draw(self.model.weights)
+        self.rng = random.Random(0)
+
+    def ask(self, rows: int, inputs: int, outputs: int) -> float:
+        """Returns output tokens a second."""
+        prompts = [self.rng.choices(range(100, 2000), k=inputs) for _ in range(rows)]
+        if not self.small:
+            prompts = [self.rng.choices(range(100, 100_000), k=inputs) for _ in prompts]
+        params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
+        began = time.perf_counter()
+        found = self.llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        return sum(len(one.outputs[0].token_ids) for one in found) / seconds
+
+    def throughput(self, rows: int) -> dict[str, Any]:
+        """Returns tokens a second of so many requests at once."""
+        inputs, outputs = (64, 16) if self.small else (INPUTS, OUTPUTS)
+        self.ask(min(rows, 8), inputs, 2)
+        return {"rows": rows, "tok_s": spread([self.ask(rows, inputs, outputs)])}
+
+    def steps(self, rows: int, context: int) -> dict[str, Any]:
+        """Returns the median time of a step in which `rows` decode, in milliseconds."""
+        driver, ends, plans = self.llm.worker.driver, [], []
+        collect = driver.executor.collect
+
+        def timed(*given: Any) -> Any:
+            found = collect(*given)
+            ends.append(time.perf_counter())
+            return found
+
+        launch = driver.executor.launch
+
+        def noted(plan: Any, *given: Any) -> Any:
+            plans.append(len(plan.rows) == rows and not plan.fills)
+            return launch(plan, *given)
+
+        vars(driver.executor).update(collect=timed, launch=noted)
+        self.ask(rows, context, STEPS)
+        del driver.executor.collect, driver.executor.launch
+        pairs = zip(plans[1:], plans, ends[1:], ends, strict=False)
+        gaps = [end - before for now, was, end, before in pairs if now and was]
+        return {"rows": rows, "context": context, "step_ms": 1e3 * median(gaps)}
+
+    def hit(self, rows: int) -> dict[str, Any] | None:
+        """Returns how many experts a layer's decode step hits, the mean of all layers
+        and some steps, with graphs off.
+        """
+        sparse = [
+            one.feed_forward
+            for one in self.model.spec.layers
+            if isinstance(one.feed_forward, MoE)
+        ]
+        if not sparse:
+            return None
+        counts: list[torch.Tensor] = []
+        real = router.route
+
+        def counted(*given: Any) -> Choice:
+            choice = real(*given)
+            if (choice.ids[:, 0] >= 0).sum() == rows:
+                counts.append(experts_hit(choice))
+            return choice
+
+        router.route = counted  # type: ignore[assignment]  # for these steps
+        runner = self.executor.runner
+        graphs, runner.graphs = runner.graphs, None  # type: ignore[assignment]
+        self.ask(rows, 64, 8)
+        router.route, runner.graphs = real, graphs
+        experts, k = sparse[0].experts, sparse[0].rule.top_k
+        return {
+            "rows": rows,
+            "hit": float(torch.stack(counts).float().mean()),
+            "independent": experts * (1 - (1 - k / experts) ** rows),
+        }
+
+
+def draw(weights: Weights) -> None:
+    """Draw embeddings and routers from N(0, 1)."""
+    weights.embed.normal_()
+    for layer in weights.layers:
+        if isinstance(layer.feed_forward, MoEWeights):
+            layer.feed_forward.router.weight.normal_()
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure all models that are named."""
+    found: dict[str, Any] = {}
+    for name in args.models:
+        model = Model(name, args)
+        row: dict[str, Any] = {"start_s": model.start, "throughput": [], "steps": []}
+        found[name] = row
+        for rows in args.rows:
+            row["throughput"].append(model.throughput(rows))
+            print(name, row["throughput"][-1], flush=True)
+        for rows in args.long:
+            row["steps"].append(model.steps(rows, 200 if args.tiny else LONG))
+            print(name, row["steps"][-1], flush=True)
+        model.llm.close()
+        torch.cuda.empty_cache()
+    return found
+
+
+if __name__ == "__main__":
+    run(
+        "layers_gpu",
+        measure,
+        {
+            "--models": {"nargs": "+", "default": list(SHAPES)},
+            "--rows": {"nargs": "*", "type": int, "default": [1, 8, 64, 256]},
+            "--long": {"nargs": "*", "type": int, "default": [1, 8]},
+            "--tiny": {"action": "store_true"},
+        },
+    )
