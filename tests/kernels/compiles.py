@@ -36,7 +36,7 @@ from minfer.kernels import (
     shape,
     verify,
 )
-from minfer.kernels.experts_tunes import FEW, GROUPED, Tune
+from minfer.kernels.experts_tunes import GROUPED, Tune
 from minfer.kernels.leaves import Choice, Experts, Linear, Norm, Router, RoutingRule
 from minfer.kernels.row_state import Penalties, RowTensors, StepInputs
 from minfer.kernels.sample_reference import SamplingValues
@@ -141,11 +141,7 @@ def drafts_to_verify(splits: int) -> None:
     )
 
 
-def tunes() -> list[Tune]:
-    return [*(row.tune for row in FEW), *(row.tune for row in GROUPED)]
-
-
-def mixture(tokens: int, tune: Tune) -> None:
+def mixture(tokens: int, tune: Tune | None) -> None:
     """Two layers of experts: silu, and clamped with biases."""
     for hidden, inter, top_k, biased in ((2048, 768, 8, False), (2880, 2880, 4, True)):
         layer = Experts(
@@ -212,8 +208,9 @@ def main(few: bool) -> None:
         step(512, chunk=True)
         for splits in (1, 4):
             drafts_to_verify(splits)
-        for tune in tunes():
-            mixture(4, tune)
+        mixture(1, None)
+        for row in GROUPED:
+            mixture(4, row.tune)
         for heads in (16, 128):
             latents(heads)
     routers()

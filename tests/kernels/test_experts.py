@@ -43,8 +43,13 @@ LINES_FIRST = Grouped(
 TUNES = {"few": FEW_TILES, "rows": ROWS_FIRST, "lines": LINES_FIRST}
 # Tokens, experts, top_k, hidden, inter; some tiles are full, others are not.
 FIRST = [(1, 4, 1, 32, 16), (2, 3, 1, 48, 24)]
-LONG = [(2, 5, 2, 48, 24), (5, 7, 3, 80, 40), (3, 60, 8, 64, 16), (21, 4, 2, 32, 48)]
-CLAIMED = [(70, 13, 5, 64, 32), (33, 6, 6, 96, 56), (17, 24, 4, 40, 100)]
+LONG = [(2, 5, 2, 48, 24), (5, 7, 3, 80, 40), (3, 60, 8, 64, 16), (37, 2, 1, 32, 16)]
+CLAIMED = [
+    (21, 4, 2, 32, 48),
+    (70, 13, 5, 64, 32),
+    (33, 6, 6, 96, 56),
+    (17, 24, 4, 40, 100),
+]
 SHAPES = [*FIRST, *long(zip(LONG)), *claimed(zip(CLAIMED))]
 ACTIVATIONS: list[Activation] = ["silu", "gelu_tanh", "clamped"]
 

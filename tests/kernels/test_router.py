@@ -1,5 +1,7 @@
 """The kernel's choice of experts is the reference's."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -99,6 +101,18 @@ def test_of_equal_scores_the_lower_id(
                 range(experts), key=lambda one: (-weight[one, row].item(), one)
             )
             assert ids == order[: rule.top_k]
+
+
+@pytest.mark.parametrize(("ranked_by", "kept"), [("best", [0, 0]), ("best_two", [0, 1])])
+def test_what_ranks_a_group(
+    ranked_by: Literal["best", "best_two"], kept: list[int]
+) -> None:
+    """A row whose best score is in the group of the best sum, and one where it is not."""
+    shares = [[0.50, 0.01, 0.20, 0.20, 0.05, 0.04], [0.30, 0.02, 0.20, 0.25, 0.12, 0.11]]
+    weight = torch.tensor(shares, device=DEVICE).log().t().contiguous()
+    rule = RoutingRule(2, groups=3, kept_groups=1, ranked_by=ranked_by)
+    made = route(torch.eye(2, device=DEVICE), Router(weight=weight, rule=rule))
+    assert [ids[0] // 2 for ids in made.ids.tolist()] == kept
 
 
 @pytest.mark.parametrize(
