@@ -148,7 +148,12 @@ class Model:
         del driver.executor.collect, driver.executor.launch
         pairs = zip(plans[1:], plans, ends[1:], ends, strict=False)
         gaps = [end - before for now, was, end, before in pairs if now and was]
-        return {"rows": rows, "context": context, "step_ms": 1e3 * median(gaps)}
+        # None: the cache does not hold so many contexts.
+        return {
+            "rows": rows,
+            "context": context,
+            "step_ms": 1e3 * median(gaps) if gaps else None,
+        }
 
     def hit(self, rows: int) -> dict[str, Any] | None:
         """Returns how many experts a layer's decode step hits, the mean of all layers

@@ -260,7 +260,6 @@ def _launch(
         stride_token=cache.stride(1),
         split=splits > 1,
         rows_tile=tune.rows,
-        keys_first=tune.keys_first,
         block_size=cache.shape[1],
         tile=tune.tile,
         latent_pad=padded(latent),

@@ -101,7 +101,6 @@ def _scan(
     pages,
     scale,
     rows: tl.constexpr,
-    keys_first: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
     latent: tl.constexpr,
@@ -113,18 +112,11 @@ def _scan(
     at positions[r]; returns its weighted values, largest scores times log2(e), and sums
     of exponentials.
 
-    Scores are [rows, tile] and weighted values [rows, latent_pad]; with `keys_first`
-    [tile, rows] and [latent_pad, rows].
+    Scores are [rows, tile], weighted values [rows, latent_pad]. (With keys as the first
+    operand of the products, Triton 3.6's machine code was wrong on an H100.)
     """
-    keys: tl.constexpr = 0 if keys_first else 1  # their dimension in scores
-    other: tl.constexpr = 1 - keys
     dims = tl.arange(0, latent_pad)
-    if keys_first:
-        q_latent = tl.trans(q_latent)  # once, not for every tile
-        q_rotated = tl.trans(q_rotated)
-        acc = tl.zeros([latent_pad, rows], tl.float32)
-    else:
-        acc = tl.zeros([rows, latent_pad], tl.float32)
+    acc = tl.zeros([rows, latent_pad], tl.float32)
     # It starts at a finite number, so a row that sees no key yet has no inf - inf.
     top = tl.full([rows], NOTHING_YET, tl.float32)
     total = tl.zeros([rows], tl.float32)
@@ -144,24 +136,17 @@ def _scan(
         at = _offsets(pages, ids, index + 1, block_size, tile)
         turned = _rotated(pages, at, index + 1, tile, latent, rotated, rotated_pad)
         ids = _block_ids(pages, index + 2, block_size, tile)
-        if keys_first:
-            scores = tl.dot(rotated_keys, q_rotated, input_precision="ieee")
-            scores = tl.dot(latents, q_latent, scores, input_precision="ieee")
-        else:
-            scores = tl.dot(q_rotated, tl.trans(rotated_keys), input_precision="ieee")
-            scores = tl.dot(q_latent, tl.trans(latents), scores, input_precision="ieee")
-        seen = tl.expand_dims(tokens, other) <= tl.expand_dims(positions, keys)
+        scores = tl.dot(q_rotated, tl.trans(rotated_keys), input_precision="ieee")
+        scores = tl.dot(q_latent, tl.trans(latents), scores, input_precision="ieee")
+        seen = tokens[None, :] <= positions[:, None]
         scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, keys) * scale)
-        weights = tl.exp2(scores * scale - tl.expand_dims(higher, keys))
+        higher = tl.maximum(top, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - higher[:, None])
         fade = tl.exp2(top - higher)
-        total = total * fade + tl.sum(weights, keys)
+        total = total * fade + tl.sum(weights, 1)
         weights = weights.to(latents.dtype)
-        acc = acc * tl.expand_dims(fade, keys)
-        if keys_first:
-            acc = tl.dot(tl.trans(latents), weights, acc, input_precision="ieee")
-        else:
-            acc = tl.dot(weights, latents, acc, input_precision="ieee")
+        acc = acc * fade[:, None]
+        acc = tl.dot(weights, latents, acc, input_precision="ieee")
         top = higher
     return acc, top, total
 
@@ -197,7 +182,6 @@ def attend_latent(
     split: tl.constexpr,
     heads: tl.constexpr,
     rows_tile: tl.constexpr,
-    keys_first: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
     latent: tl.constexpr,
@@ -270,7 +254,6 @@ def attend_latent(
         pages,
         scale,
         rows_tile,
-        keys_first,
         block_size,
         tile,
         latent,
@@ -283,9 +266,7 @@ def attend_latent(
 
     # Compared with 0, so that NaN stays.
     some = tl.where(total == 0, 1.0, total)
-    result = acc / tl.expand_dims(some, 0 if keys_first else 1)
-    if keys_first:
-        result = tl.trans(result)
+    result = acc / some[:, None]
     valid = ours[:, None] & (dims < latent)[None, :]
     if split:
         logs = tl.where(total == 0, float("-inf"), top + tl.log2(some))

@@ -16,22 +16,19 @@ class LatentTune(NamedTuple):
     tile: int  # keys loaded at once
     warps: int
     stages: int
-    # Scores are [keys, rows]: a tile of 64 keys fills the 64 rows of Hopper's products
-    # (wgmma), which few queries would not.
-    keys_first: bool
 
 
-# By rows. With latents of 512 and rotated keys of 64 in 2 bytes, 16 rows take 218 KB of
-# shared memory (three tiles of 64 KB), 32 take 104 KB and 64 take 172 KB.
+# By rows. With latents of 512 and rotated keys of 64 in 2 bytes, 16 rows take 158 KB of
+# shared memory, 32 take 104 KB and 64 take 172 KB.
 HALF: Final = {
-    16: LatentTune(16, 64, 4, 3, keys_first=True),
-    32: LatentTune(32, 32, 8, 3, keys_first=False),
-    64: LatentTune(64, 32, 8, 3, keys_first=False),
+    16: LatentTune(16, 64, 8, 3),
+    32: LatentTune(32, 32, 8, 3),
+    64: LatentTune(64, 32, 8, 3),
 }
 # Of GPUs with 99 KB for a program, or 163.
-SMALL: Final = LatentTune(16, 32, 4, 3, keys_first=False)  # 86 KB
+SMALL: Final = LatentTune(16, 32, 4, 3)  # 86 KB
 # float32 products do not use the tensor cores.
-SINGLE: Final = LatentTune(16, 16, 4, 2, keys_first=False)
+SINGLE: Final = LatentTune(16, 16, 4, 2)
 
 
 def latent_tune(size: int, pairs: int, target: Capability) -> LatentTune:

@@ -17,7 +17,7 @@ def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
     scores = logits.sigmoid() if rule.scores == "sigmoid" else logits.softmax(-1)
     ranked = scores if router.correction is None else scores + router.correction
     if rule.groups > rule.kept_groups:
-        by_group = ranked.view(len(ranked), rule.groups, -1)
+        by_group = ranked.view(len(ranked), rule.groups, ranked.shape[1] // rule.groups)
         best = by_group.topk(1 + (rule.ranked_by == "best_two"), -1).values.sum(-1)
         kept = _first_of(best, rule.kept_groups)
         allowed = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, True)

@@ -35,8 +35,8 @@ pytestmark = [
     pytest.mark.usefixtures("poisoned"),
     pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
 ]
-KEYS_FIRST = LatentTune(16, 16, 4, 3, keys_first=True)
-ROWS_FIRST = LatentTune(16, 32, 4, 2, keys_first=False)
+SMALL_TILE = LatentTune(16, 16, 4, 3)
+LARGE_TILE = LatentTune(16, 32, 4, 2)
 
 
 SHAPES = [
@@ -50,18 +50,18 @@ SHAPES = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tune", [KEYS_FIRST, ROWS_FIRST])
+@pytest.mark.parametrize("tune", [SMALL_TILE, LARGE_TILE])
 def test_chunks_at_every_shape(shape: Shape, tune: LatentTune) -> None:
     check_chunks([(0, 9), (63, 1), (17, 5), (3, 0)], shape, slack=3, tune=tune)
 
 
-@pytest.mark.parametrize("tune", [KEYS_FIRST, ROWS_FIRST])
+@pytest.mark.parametrize("tune", [SMALL_TILE, LARGE_TILE])
 def test_chunks(tune: LatentTune) -> None:
     check_chunks([(10, 3), (0, 0), (20, 1)], Shape(heads=2), tune=tune)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tune", [KEYS_FIRST, ROWS_FIRST])
+@pytest.mark.parametrize("tune", [SMALL_TILE, LARGE_TILE])
 def test_chunks_in_splits(tune: LatentTune) -> None:
     chunks = [(60, 3), (0, 1), (2, 0), (25, 4)]
     check_chunks(chunks, Shape(heads=3), splits=3, slack=1, tune=tune)
@@ -91,7 +91,7 @@ def test_deepseeks_sizes(heads: int, splits: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("splits", "block_size"), [(None, 16), (1, 1), (7, 64)])
-@pytest.mark.parametrize("tune", [KEYS_FIRST, ROWS_FIRST])
+@pytest.mark.parametrize("tune", [SMALL_TILE, LARGE_TILE])
 def test_decode(splits: int | None, block_size: int, tune: LatentTune) -> None:
     case = make([33, 0, 90, 1], Shape(heads=3, block_size=block_size))
     check_decode(case, queries(4, case), splits=splits, tune=tune)
@@ -100,12 +100,12 @@ def test_decode(splits: int | None, block_size: int, tune: LatentTune) -> None:
 def test_decode_of_no_context_gives_zeros_and_reads_no_id() -> None:
     case = make([0, 20], Shape(heads=1))
     for splits in (1, 2):
-        check_decode(case, queries(2, case), splits=splits, tune=KEYS_FIRST)
+        check_decode(case, queries(2, case), splits=splits, tune=SMALL_TILE)
 
 
 def test_decode_of_large_scores_stays_finite() -> None:
     case = replace(make([40], Shape(1, dtype=torch.float16)), scale=200.0)
-    check_decode(case, queries(1, case), splits=2, tune=KEYS_FIRST)
+    check_decode(case, queries(1, case), splits=2, tune=SMALL_TILE)
 
 
 @pytest.mark.long
@@ -113,13 +113,13 @@ def test_decode_again_and_among_others_gives_the_same_bits() -> None:
     case = make([70, 30], Shape(2, dtype=torch.float16))
     q = queries(2, case)
     for splits in (1, 3):
-        out = decode(case, q, splits=splits, tune=ROWS_FIRST)
-        assert torch.equal(out, decode(case, q, splits=splits, tune=ROWS_FIRST))
+        out = decode(case, q, splits=splits, tune=LARGE_TILE)
+        assert torch.equal(out, decode(case, q, splits=splits, tune=LARGE_TILE))
         for i in range(2):
             one = slice(i, i + 1)
             case_i = replace(case, rows=case.rows[one], contexts=case.contexts[one])
             q_i = Queries(q.nope[one], q.rotated[one], q.absorbed[one])
-            alone = decode(case_i, q_i, splits=splits, tune=ROWS_FIRST)
+            alone = decode(case_i, q_i, splits=splits, tune=LARGE_TILE)
             assert torch.equal(alone, out[one])
 
 
@@ -136,7 +136,7 @@ def test_decode_makes_its_own_room_and_takes_long_positions() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("tune", [KEYS_FIRST, ROWS_FIRST, HALF[64]])
+@pytest.mark.parametrize("tune", [SMALL_TILE, LARGE_TILE, HALF[64]])
 def test_drafts_to_verify(splits: int, tune: LatentTune) -> None:
     """A line of first queries, among others, then a line of rows for each place."""
     chunks, most, alone = [(0, 1), (63, 5), (17, 2)], 6, 8
@@ -169,7 +169,7 @@ def test_drafts_to_verify(splits: int, tune: LatentTune) -> None:
 @pytest.mark.parametrize(
     ("splits", "bad", "place"), [(1, math.nan, 0), (3, math.inf, 31), (1, math.nan, 40)]
 )
-@pytest.mark.parametrize("tune", [KEYS_FIRST, ROWS_FIRST])
+@pytest.mark.parametrize("tune", [SMALL_TILE, LARGE_TILE])
 def test_a_draft_that_is_not_finite_is_seen_by_none_before_it(
     splits: int, bad: float, place: int, tune: LatentTune
 ) -> None:
@@ -206,7 +206,7 @@ def test_at_random(seed: int) -> None:
         block_size=draw.choice([1, 16, 24, 64, 128]),
         dtype=draw.choice([torch.float32, HALF_TYPE]),
     )
-    tune = draw.choice([None, KEYS_FIRST, ROWS_FIRST])
+    tune = draw.choice([None, SMALL_TILE, LARGE_TILE])
     splits = draw.choice([1, draw.randint(1, 20 if CUDA else 4)])
     case = make([draw.randint(0, longest) for _ in range(3)], shape, seed)
     check_decode(case, queries(3, case, seed), splits=splits, tune=tune)
