@@ -25,6 +25,7 @@ from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
+from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup
@@ -56,7 +57,8 @@ def run_engine(
 
     _obey(over, loaded)
     bound_products()
-    host = Host(fronts, died, beat)
+    live = LiveRequests()
+    host = Host(fronts, died, beat, live=live)
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")
@@ -66,7 +68,7 @@ def run_engine(
     def report(progress: StartProgress) -> None:
         host.report(progress.stage, progress.done, progress.total)
 
-    with contextlib.closing(ServedModel.opened(args, report)) as model:
+    with contextlib.closing(ServedModel.opened(args, report, live)) as model:
         model.warm_grammars()
         loaded.set()
         _note_blocks(path, model.setup.config.num_blocks)

@@ -26,8 +26,9 @@ from minfer.effects.live.client import (
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.output_routing import LinkedRequest, OutputRouter, Session
-from minfer.effects.live.link.quarantine import SUSPECT_DEATHS, Quarantine
+from minfer.effects.live.link.output_routing import OutputRouter, Session
+from minfer.effects.live.link.quarantine import Quarantine
+from minfer.effects.live.live_requests import LiveRequest, LiveRequests, Stage
 from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
 from minfer.records.messages import Finished, clip
 from minfer.records.request import Request
@@ -49,10 +50,11 @@ class Host:
         died: Callable[[str], None] = print,
         beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        live: LiveRequests | None = None,
     ) -> None:
         """`fronts` is the number of fronts; `died` gets why the engine broke, once.
         `beat` is called in each tick in which the engine seems well; `clock` is for the
-        time before it is ready.
+        time before it is ready; `live` is the registry of the engine's client, too.
         """
         self._lock = threading.RLock()
         self._died = died
@@ -64,7 +66,7 @@ class Host:
         self._ready: bytes = b""
         self._progress = wire.encode(wire.LoadingProgress("starting"))
         self._sessions: list[Session] = []
-        self._requests: dict[str, LinkedRequest] = {}  # of all fronts, by id
+        self._live = LiveRequests() if live is None else live
         self._router = OutputRouter()
         self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
@@ -138,9 +140,9 @@ class Host:
         """Remove a closed link, and cancel the requests that came over it."""
         with self._lock:
             self._sessions.remove(session)
-            gone = set(session.ids)
+            gone = {name for name, one in self._linked() if one.reader is session}
             for name in gone:
-                self._remove(name)
+                self._live.release(name)
             held = {name for name in gone if self._quarantine.drop(name) is not None}
             if self._client is not None:
                 self._client.cancel(gone - held)
@@ -161,7 +163,9 @@ class Host:
                     self._cancel(session, ids)
                 case wire.EndSamples(ends):
                     if self._client is not None:
-                        self._client.finish([e for e in ends if e.id in session.ids])
+                        self._client.finish(
+                            [e for e in ends if self._is_of(session, e.id)]
+                        )
                 case wire.ResetCache():
                     self._resets += 1
                 case wire.SendQuery() | wire.SendAnswer():
@@ -200,13 +204,9 @@ class Host:
             self._processes[hello.front] = hello.life
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.front)
-        resumed = {one.request.id: one for one in hello.resumed}
+        deaths = {one.request.id: one.deaths for one in hello.resumed}
         for request in self._register(session, [one.request for one in hello.resumed]):
-            deaths = resumed[request.id].deaths
-            if deaths >= SUSPECT_DEATHS:
-                self._quarantine.suspect(request, deaths)
-            else:
-                self._quarantine.hold([request])
+            self._quarantine.hold([request], deaths[request.id])
         self._serve_due()
 
     def _submit(self, session: Session, requests: Sequence[Request]) -> None:
@@ -217,34 +217,38 @@ class Host:
         """Register requests; returns them without those that are refused."""
         taken = []
         for request in requests:
-            if request.id in session.ids:
+            if self._is_of(session, request.id):
                 raise wire.LinkError(f"request {clip(request.id)!r} was asked for twice")
-            if request.id in self._requests:
-                why = "a request with this id is being served; ids must differ"
-                self._refuse(session, request, "rejected", why)
-                continue
-            self._requests[request.id] = LinkedRequest(session, request.n)
-            session.ids.add(request.id)
-            taken.append(request)
+            try:
+                self._live.add(request, session)
+            except RequestError as error:
+                self._refuse(session, request, "rejected", str(error))
+            else:
+                taken.append(request)
         return taken
+
+    def _is_of(self, session: Session, name: str) -> bool:
+        """Returns whether a live request came over this link."""
+        return (one := self._live.get(name)) is not None and one.reader is session
+
+    def _linked(self) -> list[tuple[str, LiveRequest]]:
+        """Returns the requests of connected fronts."""
+        each = list(self._live.items())
+        return [(name, one) for name, one in each if one.reader is not None]
 
     def _cancel(self, session: Session, ids: Sequence[str]) -> None:
         running = []
         for name in ids:
-            if name not in session.ids:
+            if not self._is_of(session, name):
                 continue
             waiting = self._quarantine.drop(name)
             if waiting is None:
                 running.append(name)
             else:
-                self._remove(name)
+                self._live.release(name)
                 self._refuse(session, waiting, "cancelled")
         if self._client is not None:
             self._client.cancel(running)
-
-    def _remove(self, name: str) -> None:
-        if (request := self._requests.pop(name, None)) is not None:
-            request.session.ids.discard(name)
 
     def _refuse(
         self, session: Session, request: Request, reason: str, why: str = ""
@@ -271,7 +275,8 @@ class Host:
         if probing != before:
             # If earlier requests still run beside the suspect, a death would prove
             # nothing.
-            is_solo = self._requests.keys() - self._quarantine.waiting() <= {probing}
+            running = {name for name, _ in self._linked()} - self._quarantine.waiting()
+            is_solo = running <= {probing}
             self._broadcast(wire.encode(wire.ProbingRequest(probing if is_solo else "")))
         # Grammars may have to be compiled first, for which no other request should wait.
         bound = [one for one in due if one.sampling.structured_outputs is not None]
@@ -292,9 +297,10 @@ class Host:
                     self._submit_to_engine(client, (request,))
                 return
             (request,) = due
-            session = self._requests[request.id].session
-            self._remove(request.id)
-            self._refuse(session, request, "rejected", str(error))
+            session = self._live[request.id].reader
+            self._live.release(request.id)
+            if isinstance(session, Session):
+                self._refuse(session, request, "rejected", str(error))
             self._note_cleared(request.id)
 
     def _awaits_fronts(self, client: EngineClient) -> bool:
@@ -313,7 +319,7 @@ class Host:
             self._serve_due()
 
     def _send_outputs(self, outputs: TurnOutputs) -> None:
-        parts = self._router.route(outputs, self._sessions, self._requests)
+        parts = self._router.route(outputs, self._sessions, self._live)
         for session, part in parts:
             session.send(wire.encode(part))
         self._note_ends(outputs)
@@ -321,10 +327,9 @@ class Host:
     def _note_ends(self, outputs: TurnOutputs) -> None:
         """Note which requests have ended, and whether the suspect is cleared."""
         for done in outputs.finished:
-            if (request := self._requests.get(done.id)) is not None:
-                request.unfinished -= 1
-                if not request.unfinished:
-                    self._remove(done.id)
+            one = self._live.get(done.id)
+            if one is not None and one.stage is Stage.ENDED:
+                self._live.release(done.id)
         probing = self._quarantine.probing
         if probing:
             each = zip(outputs.ids, outputs.tokens, strict=True)
@@ -332,7 +337,7 @@ class Host:
             for (name, sample), tokens in each:
                 if name == probing and self._quarantine.give(sample, len(tokens)):
                     cleared = True
-            if cleared or probing not in self._requests:
+            if cleared or probing not in self._live:
                 self._note_cleared(probing)
 
     def _broadcast(self, message: bytes) -> None:

@@ -22,6 +22,7 @@ from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.quarantine import GUILTY_DEATHS
 from minfer.effects.live.link.remote import Remote
+from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.totals import NO_TOTALS
 from minfer.effects.text.grammars.protocol import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -147,7 +148,7 @@ def alone(request: Request) -> dict[int, tuple[int, ...]]:
 
     engine.listen(hear)
     engine.submit([request])
-    while engine.served:
+    while engine.live:
         engine.pump()
     return {i: tuple(tokens) for i, tokens in got.items()}
 
@@ -215,7 +216,8 @@ class World:
 
     def born(self) -> None:
         """An engine starts, which is ready some time later."""
-        self.host = Host(len(self.fronts), lambda _: None)
+        self.live = LiveRequests()
+        self.host = Host(len(self.fronts), lambda _: None, live=self.live)
         self.engine = None
 
     def ready(self) -> None:
@@ -224,7 +226,7 @@ class World:
             executor = Poisoned(self.kills)
             driver = Driver(CONFIG, executor, clock=self.clock)
             self.compiling = CompilingRequests()
-            self.engine = Inline(driver, grammars=self.compiling)
+            self.engine = Inline(driver, grammars=self.compiling, live=self.live)
             self.host.open(self.engine, READY)
 
     def kill(self) -> None:
@@ -236,7 +238,7 @@ class World:
         self.host = self.engine = None
         if engine is not None and host is not None:
             probing = host._quarantine.probing
-            if probing and engine.served.keys() <= {probing}:
+            if probing and engine.live.served().keys() <= {probing}:
                 self.alone[probing.split("#")[0]] += 1
         for front in self.fronts:
             while front.link is not None and front.link.down:
