@@ -17,7 +17,7 @@ answer's requests and outlive them.
 
 import threading
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 from attrs import define
 
@@ -35,6 +35,7 @@ class Stage(Enum):
     ENDED = "ended"  # its last outputs may not be read yet
 
 
+T = TypeVar("T")
 _SERVED: Final = (Stage.COMPILING, Stage.SUBMITTED)
 
 
@@ -44,7 +45,7 @@ class LiveRequest:
 
     request: Request
     # What gets its outputs: an `OutputProcessor`, the `Session` of its front, or, of a
-    # request in a round, the `Beam` of its search.
+    # request in a round, the `SearchBeam` of its search.
     reader: object = None
     # What its client keeps of it: the `PendingBatch` that compiles, the `FrontRequest`
     # that is resubmitted after a crash, or the `LiveSearch`.
@@ -90,6 +91,28 @@ class LiveRequests(dict[str, LiveRequest]):
     def known(self, name: str) -> bool:
         """Returns whether the engine client has a request."""
         return (record := self.get(name)) is not None and record.served
+
+    def reader(self, name: str, kind: type[T]) -> T | None:
+        """Returns what reads the outputs of a request, if it is of this kind."""
+        record = self.get(name)
+        reader = None if record is None else record.reader
+        return reader if isinstance(reader, kind) else None
+
+    def readers(self, kind: type[T]) -> dict[str, T]:
+        """Returns all readers of a kind, by the ids of their requests."""
+        each = [(name, record.reader) for name, record in list(self.items())]
+        return {name: reader for name, reader in each if isinstance(reader, kind)}
+
+    def kept(self, name: str, kind: type[T]) -> T | None:
+        """Returns what the client keeps of a request, if it is of this kind."""
+        record = self.get(name)
+        kept = None if record is None else record.kept
+        return kept if isinstance(kept, kind) else None
+
+    def all_kept(self, kind: type[T]) -> list[T]:
+        """Returns all that is kept of a kind, in the order of arrival."""
+        each = [record.kept for record in list(self.values())]
+        return [kept for kept in each if isinstance(kept, kind)]
 
     def end(self, name: str) -> None:
         """Note that its client has ended a request."""

@@ -38,7 +38,7 @@ class CompilingRequests:
         self.live = live
 
     def __len__(self) -> int:
-        return sum(one.stage is Stage.COMPILING for one in list(self.live.values()))
+        return len(self.live.all_kept(PendingBatch))
 
     def wait_for_grammars(
         self, requests: Sequence[Request], then: Callable[[list[str]], object]
@@ -70,9 +70,7 @@ class CompilingRequests:
         """Returns the whole batches of these requests, which wait no more."""
         found = []
         for name in ids:
-            record = self.live.get(name)
-            pending = None if record is None else record.kept
-            if isinstance(pending, PendingBatch):
+            if (pending := self.live.kept(name, PendingBatch)) is not None:
                 found.append(pending.batch)
                 for request in pending.batch:
                     waiting = self.live[request.id]

@@ -28,7 +28,7 @@ from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.output_routing import OutputRouter, Session
 from minfer.effects.live.link.quarantine import Quarantine
-from minfer.effects.live.live_requests import LiveRequest, LiveRequests, Stage
+from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
 from minfer.records.messages import Finished, clip
 from minfer.records.request import Request
@@ -140,7 +140,8 @@ class Host:
         """Remove a closed link, and cancel the requests that came over it."""
         with self._lock:
             self._sessions.remove(session)
-            gone = {name for name, one in self._linked() if one.reader is session}
+            linked = self._live.readers(Session).items()
+            gone = {name for name, one in linked if one is session}
             for name in gone:
                 self._live.release(name)
             held = {name for name in gone if self._quarantine.drop(name) is not None}
@@ -229,12 +230,7 @@ class Host:
 
     def _is_of(self, session: Session, name: str) -> bool:
         """Returns whether a live request came over this link."""
-        return (one := self._live.get(name)) is not None and one.reader is session
-
-    def _linked(self) -> list[tuple[str, LiveRequest]]:
-        """Returns the requests of connected fronts."""
-        each = list(self._live.items())
-        return [(name, one) for name, one in each if one.reader is not None]
+        return self._live.reader(name, Session) is session
 
     def _cancel(self, session: Session, ids: Sequence[str]) -> None:
         running = []
@@ -275,8 +271,8 @@ class Host:
         if probing != before:
             # If earlier requests still run beside the suspect, a death would prove
             # nothing.
-            running = {name for name, _ in self._linked()} - self._quarantine.waiting()
-            is_solo = running <= {probing}
+            linked = self._live.readers(Session).keys()
+            is_solo = linked - self._quarantine.waiting() <= {probing}
             self._broadcast(wire.encode(wire.ProbingRequest(probing if is_solo else "")))
         # Grammars may have to be compiled first, for which no other request should wait.
         bound = [one for one in due if one.sampling.structured_outputs is not None]
@@ -297,9 +293,9 @@ class Host:
                     self._submit_to_engine(client, (request,))
                 return
             (request,) = due
-            session = self._live[request.id].reader
+            session = self._live.reader(request.id, Session)
             self._live.release(request.id)
-            if isinstance(session, Session):
+            if session is not None:
                 self._refuse(session, request, "rejected", str(error))
             self._note_cleared(request.id)
 

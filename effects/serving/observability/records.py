@@ -112,9 +112,7 @@ class AnswerRecords:
         find = self.find(name, owner)
         if find is None:
             return None
-        jobs = [
-            one for one in list(self._front.processors) if answer_of(one) == find["id"]
-        ]
+        jobs = [one for one in self._front.processors if answer_of(one) == find["id"]]
         self._front.cancel(jobs)
         return {**find, "cancelled": len(jobs)}
 
@@ -140,7 +138,7 @@ class AnswerRecords:
         """The prompts of an answer in the engine, of the first `PARTS`."""
         found = {}
         for i in range(PARTS):
-            job = self._front.processors.get(prompt_name(name, i))
+            job = self._front.processor(prompt_name(name, i))
             if job is not None and i not in ended_prompts:
                 found[i] = job
         return found

@@ -1,7 +1,4 @@
-"""A record lives as long as its client has the request, or something reads its outputs."""
-
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+"""A record is there while its client has the request, or something reads its outputs."""
 
 import pytest
 from attrs import evolve
@@ -72,17 +69,3 @@ def test_a_record_is_there_while_it_is_needed(moves: list[str]) -> None:
         assert ("a" in live) == there
         assert live.known("a") == ("a" in live.served()) == (there and stage in SERVED)
         assert not there or (live["a"].reader is READER) == read
-
-
-def test_of_many_threads_one_gets_an_id() -> None:
-    live = LiveRequests()
-
-    def add(_: int) -> str:
-        try:
-            live.add(request())
-        except RequestError:
-            return "refused"
-        return "added"
-
-    with ThreadPoolExecutor(4) as threads:
-        assert Counter(threads.map(add, range(40))) == {"added": 1, "refused": 39}

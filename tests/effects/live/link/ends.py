@@ -35,6 +35,11 @@ IDLE = Snapshot(
 )
 
 
+def names_of(remote: Remote) -> list[str]:
+    """The names of a front's requests on its link."""
+    return [name for one in remote._requests.all() for name in one.names]
+
+
 def request(name: str = "a", **more: Any) -> Request:
     return Request(id=name, prompt=(1, 2, 3), max_tokens=9, **more)
 

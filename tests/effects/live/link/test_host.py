@@ -14,7 +14,15 @@ from minfer.effects.live.totals import Totals
 from minfer.records.messages import Finish, Finished, QueueBlocked
 from minfer.records.request import SamplingParams
 from minfer.sampling.structured import StructuredOutputs
-from tests.effects.live.link.ends import IDLE, READY, Ends, MadeUp, linked, request
+from tests.effects.live.link.ends import (
+    IDLE,
+    READY,
+    Ends,
+    MadeUp,
+    linked,
+    names_of,
+    request,
+)
 
 
 def hello(front: int = 0, life: int = 1, *resumed: wire.Resumed) -> wire.Hello:
@@ -90,7 +98,7 @@ def test_who_starts_is_told_before_the_step() -> None:
     ends.carry()
     ends.cut()
     ends.link()
-    (kept,) = ends.remotes[0]._requests._kept.values()
+    (kept,) = ends.remotes[0]._requests.all()
     assert kept.histories[0].deaths == 1  # the engine had it, and gave it nothing
 
 
@@ -130,15 +138,14 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
         ends.remotes[0].submit([request(str(number))])
         ends.cut()
         ends.link()
-        ends.remotes[0].cancel(list(ends.remotes[0]._requests._kept))
+        ends.remotes[0].cancel(list(ends.remotes[0].live))
         for name in list(ends.engine.served):
             ends.engine.end(name, "cancelled")
         ends.carry()
     nothing_left(ends)
     assert len(ends.host._sessions) == 1
     remote = ends.remotes[0]
-    assert not remote._requests._kept
-    assert not remote._requests._names
+    assert not remote.live
 
 
 @pytest.mark.parametrize(
@@ -412,7 +419,7 @@ def test_fronts_that_drain_get_what_suspects_hold_back() -> None:
     remote.submit([request("a"), request("b")])
     for _ in range(2):  # two engines die that gave them nothing
         ends.engine.admit(
-            *[name for name in remote._requests._names if name in ends.engine.served]
+            *[name for name in names_of(remote) if name in ends.engine.served]
         )
         ends.carry()
         ends.cut()

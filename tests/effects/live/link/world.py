@@ -322,11 +322,7 @@ class World:
             if all(not front.remote.working for front in self.fronts):
                 return
             self.move(hostile=False)
-        left = [
-            one.request.id
-            for f in self.fronts
-            for one in f.remote._requests._kept.values()
-        ]
+        left = [one.request.id for f in self.fronts for one in f.remote._requests.all()]
         raise AssertionError(f"not drained: {left}")
 
     # --- judgement ----------------------------------------------------------------------
