@@ -21,7 +21,8 @@ from typing import Final, TypeVar
 
 from attrs import define
 
-from minfer.effects.live.errors import id_in_use
+from minfer.effects.live.errors import RequestError
+from minfer.records.messages import clip
 from minfer.records.request import Request
 
 
@@ -74,7 +75,10 @@ class LiveRequests(dict[str, LiveRequest]):
         if record is None:
             return
         if record.request is not request or record.stage is not Stage.NEW:
-            raise id_in_use(request.id)
+            name = clip(request.id)
+            raise RequestError(
+                f"a request with the id {name!r} is being served; ids must differ"
+            )
 
     def add(self, request: Request, reader: object = None) -> LiveRequest:
         """Returns the record of a new request, which may have been added before. Raises
