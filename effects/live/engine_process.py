@@ -25,7 +25,6 @@ from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
-from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup
@@ -57,8 +56,7 @@ def run_engine(
 
     _obey(over, loaded)
     bound_products()
-    live = LiveRequests()
-    host = Host(fronts, died, beat, live=live)
+    host = Host(fronts, died, beat)
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")
@@ -68,7 +66,7 @@ def run_engine(
     def report(progress: StartProgress) -> None:
         host.report(progress.stage, progress.done, progress.total)
 
-    with contextlib.closing(ServedModel.opened(args, report, live)) as model:
+    with contextlib.closing(ServedModel.opened(args, report)) as model:
         model.warm_grammars()
         loaded.set()
         _note_blocks(path, model.setup.config.num_blocks)

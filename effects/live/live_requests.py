@@ -1,7 +1,8 @@
 """The live requests of a process: the only registry by request id.
 
-A record is added by what takes the request first: a front, the link's host, or else the
-engine client. It is removed when its client has ended it and nothing reads its outputs.
+It is the engine client's; the link's host has one until its engine is ready, and passes
+it on. A record is added by what takes the request first: a front, the host, or else the
+client. It is removed when its client has ended it and nothing reads its outputs.
 
     NEW ---> COMPILING ---> SUBMITTED ---> ENDED    set by the engine client
       +------> SEARCHING --------------------^      set by `BeamSearches`

@@ -34,7 +34,6 @@ from minfer.effects.live.input_processing.prompts import (
     read_prompt,
     rendered,
 )
-from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs, Speculative
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.text.grammars.protocol import Compiler, GrammarError
@@ -134,22 +133,15 @@ class ServedModel(Renders):
         self._open(args)
 
     @classmethod
-    def opened(
-        cls, args: EngineArgs, report: Report, live: LiveRequests | None = None
-    ) -> Self:
+    def opened(cls, args: EngineArgs, report: Report) -> Self:
         """Returns the model of `args`, as the constructor makes it; progress goes to
-        `report`, and `live` is the engine's registry of requests.
+        `report`.
         """
         model = cls.__new__(cls)
-        model._open(args, report, live)
+        model._open(args, report)
         return model
 
-    def _open(
-        self,
-        args: EngineArgs,
-        report: Report = ignore_progress,
-        live: LiveRequests | None = None,
-    ) -> None:
+    def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
         """Load the model, and start an engine."""
         self._read(prepare(args))
         setup = self.setup
@@ -164,7 +156,7 @@ class ServedModel(Renders):
             masks=masks,
             drafts=opening.host_drafts(setup),
         )
-        self.worker = EngineWorker(driver, journal, self.grammars, live)
+        self.worker = EngineWorker(driver, journal, self.grammars)
         self._attach(self.worker, 0)
 
     @classmethod

@@ -41,15 +41,13 @@ class EngineWorker:
         driver: Driver,
         journal: JournalWriter | None = None,
         grammars: Grammars | None = None,
-        live: LiveRequests | None = None,
     ) -> None:
         """`journal` is the driver's recorder, if that is a journal; `grammars` compile
-        the requests' constraints, before the requests enter the waiting queue; `live` has
-        those that came before the engine was ready.
+        the requests' constraints, before the requests enter the waiting queue.
         """
         self.driver = driver
         driver.deferred.masks.listen(self._post_event)
-        self.live = LiveRequests() if live is None else live
+        self.live = LiveRequests()
         self.compiling = CompilingRequests(grammars, self.live)
         self.journal = journal
         self.tally = TotalsCounter()

@@ -50,11 +50,10 @@ class Host:
         died: Callable[[str], None] = print,
         beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        live: LiveRequests | None = None,
     ) -> None:
         """`fronts` is the number of fronts; `died` gets why the engine broke, once.
         `beat` is called in each tick in which the engine seems well; `clock` is for the
-        time before it is ready; `live` is the registry of the engine's client, too.
+        time before it is ready.
         """
         self._lock = threading.RLock()
         self._died = died
@@ -66,7 +65,7 @@ class Host:
         self._ready: bytes = b""
         self._progress = wire.encode(wire.LoadingProgress("starting"))
         self._sessions: list[Session] = []
-        self._live = LiveRequests() if live is None else live
+        self._live = LiveRequests()  # the client's, once there is one
         self._router = OutputRouter()
         self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
@@ -94,6 +93,8 @@ class Host:
         """Serve all connected fronts: the engine is ready."""
         with self._lock:
             self._client = client
+            client.live.update(self._live)
+            self._live = client.live
             self._opened = client.clock()
             self._step = _CPU_STEP if ready.device == "cpu" else _STEP
             client.listen(self.hear, early=True)

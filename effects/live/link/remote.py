@@ -92,7 +92,7 @@ class Remote:
     @property
     def working(self) -> bool:
         """As `EngineClient` says."""
-        return (self._serves() or self._sending) and self.dead is None
+        return (bool(self._requests.all()) or self._sending) and self.dead is None
 
     def listen(self, listener: Listener, *, early: bool = False) -> None:
         """As `EngineClient` says; `early` depends on the engine's process."""
@@ -150,7 +150,7 @@ class Remote:
         if self._snapshot is None:
             found = unknown_snapshot(now, len(self.live.served()))
         else:
-            quiet = now - self._last_message if self._serves() else 0.0
+            quiet = now - self._last_message if self._requests.all() else 0.0
             found = reported_snapshot(
                 now, self._snapshot, quiet, ready=self.progress is None
             )
@@ -238,9 +238,6 @@ class Remote:
         for listener in self._listeners:
             listener(message)
         self._sending = False
-
-    def _serves(self) -> bool:
-        return any(one.served for one in list(self.live.values()))
 
     def _waiting(self) -> int:
         """Returns the number of waiting samples: as last reported, or, for an engine that

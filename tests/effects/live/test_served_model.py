@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from minfer import LLM, AsyncLLM, SamplingParams
+from minfer.effects.execution.warming.start_progress import Report, ignore_progress
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.text.chat import ChatOptions, Conversation, Conversations, Tools
@@ -51,7 +52,8 @@ def test_every_setting_arrives() -> None:
     seen: list[EngineArgs] = []
 
     class Model(ServedModel):
-        def _open(self, args: EngineArgs, *_: object, **__: object) -> None:
+        def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
+            del report
             seen.append(args)
 
     with attrs.validators.disabled():

@@ -142,7 +142,7 @@ class Ends:
     why: list[str] = field(factory=list)  # the engine broke
 
     def __attrs_post_init__(self) -> None:
-        self.host = Host(self.fronts, self.why.append, live=self.engine.live)
+        self.host = Host(self.fronts, self.why.append)
         self.remotes, self.heard, self.sessions, self.down = [], [], [], []
         for number in range(self.fronts):
             remote = Remote(number, clock=self.engine.clock)

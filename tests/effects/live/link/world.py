@@ -22,7 +22,6 @@ from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.quarantine import GUILTY_DEATHS
 from minfer.effects.live.link.remote import Remote
-from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.totals import NO_TOTALS
 from minfer.effects.text.grammars.protocol import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -216,8 +215,7 @@ class World:
 
     def born(self) -> None:
         """An engine starts, which is ready some time later."""
-        self.live = LiveRequests()
-        self.host = Host(len(self.fronts), lambda _: None, live=self.live)
+        self.host = Host(len(self.fronts), lambda _: None)
         self.engine = None
 
     def ready(self) -> None:
@@ -226,7 +224,7 @@ class World:
             executor = Poisoned(self.kills)
             driver = Driver(CONFIG, executor, clock=self.clock)
             self.compiling = CompilingRequests()
-            self.engine = Inline(driver, grammars=self.compiling, live=self.live)
+            self.engine = Inline(driver, grammars=self.compiling)
             self.host.open(self.engine, READY)
 
     def kill(self) -> None:
