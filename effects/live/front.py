@@ -123,13 +123,15 @@ class Front:
         self._note_times(outputs)
         self._note_drafts(outputs)
         # In the order of the batch: that of a set would differ from process to process.
-        ready = dict[str, OutputProcessor]()
+        ready, live = dict[str, OutputProcessor](), self._live
         logprobs = outputs.logprobs or repeat(())
         rows = zip(
             outputs.ids, outputs.tokens, logprobs, strict=False
         )  # endless, if none
         for (name, sample), tokens, token_logprobs in rows:
-            if tokens and (processor := self.processor(name)) is not None:
+            record = live.get(name)  # inlined, as this is once a row and step
+            processor = None if record is None else record.reader
+            if tokens and isinstance(processor, OutputProcessor):
                 processor.feed(sample, tokens, outputs.time, token_logprobs)
                 if processor.eager:
                     ready[name] = processor

@@ -55,11 +55,6 @@ class LiveRequest:
     arrived: float = 0.0  # at its client
     stage: Stage = Stage.NEW
 
-    @property
-    def served(self) -> bool:
-        """Whether the engine client has it."""
-        return self.stage in _SERVED
-
 
 class LiveRequests(dict[str, LiveRequest]):
     """The records, by id."""
@@ -91,16 +86,15 @@ class LiveRequests(dict[str, LiveRequest]):
 
     def served(self) -> dict[str, LiveRequest]:
         """Returns the requests that the engine client has."""
-        return {name: record for name, record in list(self.items()) if record.served}
+        return {name: one for name, one in list(self.items()) if one.stage in _SERVED}
 
     def known(self, name: str) -> bool:
         """Returns whether the engine client has a request."""
-        return (record := self.get(name)) is not None and record.served
+        return (record := self.get(name)) is not None and record.stage in _SERVED
 
     def reader(self, name: str, kind: type[T]) -> T | None:
         """Returns what reads the outputs of a request, if it is of this kind."""
-        record = self.get(name)
-        reader = None if record is None else record.reader
+        reader = None if (record := self.get(name)) is None else record.reader
         return reader if isinstance(reader, kind) else None
 
     def readers(self, kind: type[T]) -> dict[str, T]:
@@ -110,8 +104,7 @@ class LiveRequests(dict[str, LiveRequest]):
 
     def kept(self, name: str, kind: type[T]) -> T | None:
         """Returns what the client keeps of a request, if it is of this kind."""
-        record = self.get(name)
-        kept = None if record is None else record.kept
+        kept = None if (record := self.get(name)) is None else record.kept
         return kept if isinstance(kept, kind) else None
 
     def all_kept(self, kind: type[T]) -> list[T]:

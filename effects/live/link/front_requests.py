@@ -142,11 +142,6 @@ class FrontRequests:
         record = self._live.add(request)
         record.kept, record.stage = kept, Stage.SUBMITTED
 
-    def clear(self) -> None:
-        """Drop all requests."""
-        for kept in self.all():
-            self._live.end(kept.request.id)
-
     def cancel(self, ids: Iterable[str]) -> tuple[str, ...]:
         """Note that requests have to end; returns their names on the link."""
         names: list[str] = []

@@ -177,7 +177,8 @@ class Remote:
             names = self._requests.cancel(ids)
             if self._send is not None and names:
                 self._send(wire.CancelRequests(names))
-            self._requests.clear()
+            for name in ids:
+                self.live.end(name)
             self._send_to_listeners(EngineDied(ids, "the engine client was closed"))
 
     # --- the link -----------------------------------------------------------------------
