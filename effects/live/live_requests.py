@@ -61,7 +61,7 @@ class LiveRequests(dict[str, LiveRequest]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an interrupt's handler may cancel requests
 
     def check_new(self, request: Request) -> None:
         """Raise RequestError if the id of a request is that of a live one. A request that

@@ -396,6 +396,7 @@ def test_a_front_that_is_started_again_while_the_engine_loads() -> None:
     ends.host.receive(session, wire.SubmitRequests((request("b"),)))
     ends.open()
     assert ends.engine.asked == [("b",)]
+    assert list(ends.engine.live) == ["b"], "it is in the registry of the client"
     assert wire.read_to_front(said[-1]) == READY
     ends.engine.end("b")
     nothing_left(ends)
