@@ -14,6 +14,7 @@ from minfer.effects.live.input_processing.input_processor import (
 )
 from minfer.effects.live.llm import LLM
 from minfer.effects.text.chat import ChatTemplateError
+from minfer.lifecycle.arrive import longest_prompt
 
 _HELP: Final = """\
 /clear  forget the conversation, but not --system
@@ -84,7 +85,8 @@ class Talk:
             shortest = self.llm.render([*self.begin, self.history[-1]])
         except (RequestError, ChatTemplateError):
             return False
-        return len(shortest) < self.llm.setup.config.max_model_len
+        context = self.llm.setup.config.max_model_len
+        return len(shortest) <= longest_prompt(context, output=True)
 
     def _stream(self, ids: list[int]) -> str:
         """Write the answer as it comes; returns its text. Raises RequestError."""

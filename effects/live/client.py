@@ -24,6 +24,7 @@ from typing import Protocol
 
 from attrs import field, frozen
 
+from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.totals import NO_TOTALS, Totals
 from minfer.records.messages import (
     Admitted,
@@ -119,6 +120,11 @@ class EngineClient(Protocol):
     @property
     def dead(self) -> BaseException | None:
         """Why the engine serves no requests any more, if so."""
+        ...
+
+    @property
+    def live(self) -> LiveRequests:
+        """The live requests of this process."""
         ...
 
     @property

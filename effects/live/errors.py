@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from minfer.records.messages import clip
+from minfer.lifecycle.arrive import longest_prompt, queue_is_full
 
 PROGRAM_ENDS: Final = (
     "the program's main thread has ended; let it wait for those who still ask"
@@ -37,26 +37,24 @@ def far_too_long(context: int) -> TooLongError:
     return TooLongError(f"{why} tokens; shorten the prompt")
 
 
-def too_long(length: int, context: int, able: int) -> TooLongError:
-    """Returns the error about a prompt of so many tokens that leaves no room for output.
-    The model itself may be `able` to have a longer context.
+def check_prompt(length: int, context: int, able: int, *, output: bool) -> None:
+    """Raise TooLongError for a prompt of so many tokens that the context cannot hold,
+    with room for `output` if there is any. The model itself may be `able` to have a
+    longer context.
     """
+    if length <= longest_prompt(context, output=output):
+        return
     if length > _FAR * max(context, _LEAST_LIST):
-        return far_too_long(context)
+        raise far_too_long(context)
     why = (
         f"the prompt has {length} tokens; this model's maximum context length is "
-        f"{context} tokens, of which at least one must be left for the output: shorten "
-        "the prompt"
+        f"{context} tokens"
     )
+    if not output:
+        raise TooLongError(f"{why}: shorten the prompt")
+    why += ", of which at least one must be left for the output: shorten the prompt"
     more = f", or raise max_model_len (this model can do {able})"
-    return TooLongError(f"{why}{more}" if context < able else why)
-
-
-def id_in_use(name: str) -> RequestError:
-    """Returns the error about a request whose id is that of a live request."""
-    return RequestError(
-        f"a request with the id {clip(name)!r} is being served; ids must differ"
-    )
+    raise TooLongError(f"{why}{more}" if context < able else why)
 
 
 class OverloadedError(RequestError):
@@ -65,7 +63,7 @@ class OverloadedError(RequestError):
 
 def check_queue(waiting: int, new: int, most: int) -> None:
     """Raise OverloadedError if `new` samples more would not fit in the waiting queue."""
-    if waiting + new > most:
+    if queue_is_full(waiting, new, most):
         why = f"{waiting} samples wait already, of at most {most} (max_waiting)"
         raise OverloadedError(f"{why}; try again later")
 

@@ -1,8 +1,9 @@
 """A front: the callers' end of the engine client.
 
-It keeps the requests that were submitted through it, each as an `OutputProcessor` that
-turns tokens into text, and passes every message of the engine client on to them. It finds
-stop strings, and reports to the engine where the samples ended.
+It reads the outputs of requests that were submitted through it, each by an
+`OutputProcessor` that turns tokens into text, and passes every message of the engine
+client on to them. It finds stop strings, and reports to the engine where the samples
+ended.
 
     caller ---> submit ----------------> client ---> engine
        ^                                    |
@@ -26,7 +27,7 @@ from minfer.effects.live.client import (
     EngineMessage,
     TurnOutputs,
 )
-from minfer.effects.live.errors import EngineDeadError, RequestError, id_in_use
+from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Admitted, Preempted
 
@@ -44,38 +45,47 @@ class Front:
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.searches = BeamSearches(client)
-        self.processors: dict[str, OutputProcessor] = {}  # by id, until they end
+        self._live = client.live
         self.entry = threading.Lock()  # held while submitting
         self.on_end: list[Callable[[OutputProcessor], None]] = []
         self.after: list[Callable[[], None]] = []
         client.listen(self.hear)
 
+    @property
+    def processors(self) -> dict[str, OutputProcessor]:
+        """The processors of all its requests, by id, until they end."""
+        return self._live.readers(OutputProcessor)
+
+    def processor(self, name: str) -> OutputProcessor | None:
+        """Returns the processor of a request, if it is one of its own."""
+        return self._live.reader(name, OutputProcessor)
+
     def check(self, processor: OutputProcessor) -> None:
         """Raise the error with which a request would be refused now: see
         `EngineClient.check`.
         """
-        self._check_new(processor)
+        self._live.check_new(processor.request)
         self.searches.check(processor.request)
 
     def submit(self, processors: Sequence[OutputProcessor]) -> None:
         """Submit requests: all of them, or none. Raises as `EngineClient.submit`."""
         with self.entry:
             for processor in processors:
-                self._check_new(processor)
+                self._live.check_new(processor.request)
             now = self.client.clock()
             for processor in processors:
                 processor.times.arrived = now
-                self.processors[processor.request.id] = processor
+                self._live.add(processor.request, processor)
             try:
                 self.searches.submit([processor.request for processor in processors])
             except (EngineDeadError, RequestError):  # all of them were refused
                 for processor in processors:
-                    self._forget(processor.request.id)
+                    self._live.release(processor.request.id)
                 raise
 
     def cancel(self, ids: Iterable[str] | None = None) -> None:
         """End requests, or all; their outputs so far end as "cancelled"."""
-        self.searches.cancel(list(self.processors) if ids is None else ids)
+        self.searches.cancel(self.processors if ids is None else ids)
 
     def drop(self, processors: Iterable[OutputProcessor]) -> None:
         """Cancel requests whose outputs are not needed, and wait until they are gone."""
@@ -84,18 +94,18 @@ class Front:
         names = {
             processor.request.id
             for processor in processors
-            if self.processors.get(processor.request.id) is processor
+            if self.processor(processor.request.id) is processor
         }
         served = self.searches.cancel(names)
         for name in names - served:  # an interrupt came before they were submitted
-            self._forget(name)
-        while self.client.working and not self.processors.keys().isdisjoint(served):
+            self._live.release(name)
+        while self.client.working and any(map(self.processor, served)):
             time.sleep(POLL)
 
     def abandon(self, error: Exception) -> None:
         """Cancel all, and fail their jobs at once: a running step may take a while."""
         self.cancel()
-        for processor in list(self.processors.values()):
+        for processor in self.processors.values():
             processor.fail(error)
 
     def hear(self, message: EngineMessage) -> None:
@@ -109,36 +119,31 @@ class Front:
         for notify in self.after:
             notify()
 
-    def _forget(self, name: str) -> None:
-        self.processors.pop(name, None)
-
-    def _check_new(self, processor: OutputProcessor) -> None:
-        if processor.request.id in self.processors:
-            raise id_in_use(processor.request.id)
-
     def _process_outputs(self, outputs: TurnOutputs) -> None:
         self._note_times(outputs)
         self._note_drafts(outputs)
         # In the order of the batch: that of a set would differ from process to process.
-        ready = dict[str, OutputProcessor]()
+        ready, live = dict[str, OutputProcessor](), self._live
         logprobs = outputs.logprobs or repeat(())
         rows = zip(
             outputs.ids, outputs.tokens, logprobs, strict=False
         )  # endless, if none
         for (name, sample), tokens, token_logprobs in rows:
-            if tokens and (processor := self.processors.get(name)) is not None:
+            record = live.get(name)  # inlined, as this is once a row and step
+            processor = None if record is None else record.reader
+            if tokens and isinstance(processor, OutputProcessor):
                 processor.feed(sample, tokens, outputs.time, token_logprobs)
                 if processor.eager:
                     ready[name] = processor
         for (name, _), vector in zip(outputs.ids, outputs.pooled, strict=False):
-            if vector and (processor := self.processors.get(name)) is not None:
+            if vector and (processor := self.processor(name)) is not None:
                 processor.pool(vector, outputs.time)
         for done in outputs.finished:
-            if (processor := self.processors.get(done.id)) is not None:
+            if (processor := self.processor(done.id)) is not None:
                 processor.finish(done)
                 ready[done.id] = processor
         for processor in ready.values():
-            if found := processor.flush(self._forget):
+            if found := processor.flush(self._live.release):
                 self.client.finish(found)
             if processor.finished:
                 for ended in self.on_end:
@@ -147,24 +152,25 @@ class Front:
     def _note_times(self, outputs: TurnOutputs) -> None:
         """Note when requests entered the queue, were admitted, or were preempted."""
         for name in outputs.arrived:
-            if name in self.processors:
-                self.processors[name].times.waits_before = outputs.waits
+            if (processor := self.processor(name)) is not None:
+                processor.times.waits_before = outputs.waits
         for reason in outputs.reasons:
-            if isinstance(reason, Admitted | Preempted) and reason.id in self.processors:
-                times = self.processors[reason.id].times
-                times.note(reason, outputs.time, outputs.waits)
+            processor = self.processor(reason.id)
+            if isinstance(reason, Admitted | Preempted) and processor is not None:
+                processor.times.note(reason, outputs.time, outputs.waits)
 
     def _note_drafts(self, outputs: TurnOutputs) -> None:
         """Note the requests' drafts, and how many were accepted."""
         rows = zip(outputs.ids, outputs.tokens, outputs.drafts, strict=False)
         for (name, _), tokens, drafts in rows:
-            if drafts and (processor := self.processors.get(name)) is not None:
+            if drafts and (processor := self.processor(name)) is not None:
                 processor.times.drafted(drafts, len(tokens))
 
     def _fail_requests(self, death: EngineDied) -> None:
         """Fail the requests that died with the engine, once."""
         for name in death.ids:
-            if (processor := self.processors.pop(name, None)) is not None:
+            if (processor := self.processor(name)) is not None:
+                self._live.release(name)
                 broke = EngineDeadError(death.why)
                 # Its traceback shows the place: in a policy, for example.
                 broke.__cause__ = self.client.dead

@@ -21,6 +21,18 @@ from minfer.sampling.params import MAX_SAMPLES
 from minfer.values.record import evolve
 
 
+def longest_prompt(context: int, *, output: bool) -> int:
+    """Returns the most tokens that a prompt may have; with `output`, one is left for
+    that.
+    """
+    return context - output
+
+
+def queue_is_full(waiting: int, new: int, most: int) -> bool:
+    """Returns whether the waiting queue cannot take so many new samples."""
+    return waiting + new > most
+
+
 def rejection_reason(
     config: EngineConfig, state: EngineState, request: Request, coming: int = 0
 ) -> str:
@@ -37,23 +49,20 @@ def rejection_reason(
         return f"n must be from 1 to {MAX_SAMPLES}, and 1 for a resumed request"
     if why := _conflict(request):
         return why
-    if request.ends_with_prompt and prompt > config.max_model_len:
-        return (
+    output = not request.ends_with_prompt
+    if prompt > longest_prompt(config.max_model_len, output=output):
+        why = (
             f"the prompt has {prompt} tokens; this model's maximum context length is "
             f"{config.max_model_len} tokens"
         )
-    if not request.ends_with_prompt and prompt >= config.max_model_len:
-        return (
-            f"the prompt has {prompt} tokens; this model's maximum context length is "
-            f"{config.max_model_len} tokens, of which at least one must be left for the "
-            f"output"
-        )
+        left = ", of which at least one must be left for the output"
+        return why + left if output else why
     if known >= most:
         return f"the request was resumed with all of its {most - prompt} output tokens"
     if needs > config.num_blocks:
         what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
         return f"{what}; the cache has {config.num_blocks}"
-    full = len(state.waiting) + coming + request.n > config.max_waiting
+    full = queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting)
     if full and request.place is None:
         return f"the waiting line is full ({config.max_waiting} samples)"
     if request.largest >= config.vocab_size:

@@ -360,7 +360,7 @@ class Plane:
         )
         left: dict[str, Any] = {
             "jobs": self.llm.front.processors,
-            "served": self.llm.worker.served,
+            "served": self.llm.worker.live,
             "events": driver.inbox,
             "requests": state.requests,
             "plans": state.inflight,

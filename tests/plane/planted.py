@@ -13,6 +13,7 @@ from attrs import evolve
 from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.front import Front
 from minfer.effects.live.journal import journal_writer as journal
+from minfer.effects.live.live_requests import LiveRequest
 from minfer.effects.serving.answer_task import AnswerTask
 from minfer.effects.serving.observability import metrics
 from minfer.effects.text import output_processor
@@ -53,9 +54,9 @@ def _kept_job(hear: Any) -> Callable[..., Any]:
     def planted(self: Front, message: EngineMessage) -> None:
         jobs = dict(self.processors)
         hear(self, message)
-        self.processors |= {
-            name: job for name, job in jobs.items() if job.finished and job.request.n > 1
-        }
+        for name, job in jobs.items():
+            if job.finished and job.request.n > 1:
+                self.client.live.setdefault(name, LiveRequest(job.request, job))
 
     return planted
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from minfer.effects.live.beams.beam_rounds import (
     SearchRequest,
@@ -29,6 +29,7 @@ from minfer.effects.live.client import (
     TurnOutputs,
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
+from minfer.effects.live.live_requests import Stage
 from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
 from minfer.records.request import Request
@@ -39,7 +40,7 @@ _NO_NUMBERS = "the model gave a beam no log-probabilities that can be compared"
 
 
 @define(eq=False)
-class _LiveSearch:
+class LiveSearch:
     """A live search."""
 
     request: SearchRequest
@@ -55,21 +56,27 @@ class _LiveSearch:
         self.failed = self.failed or done
 
 
+@frozen(eq=False)
+class SearchBeam:
+    """Where the outputs of a request go that is part of a search's round."""
+
+    search: LiveSearch
+    beam: int
+
+
 class BeamSearches:
     """The searches of one front. Methods may be called from any thread."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._lock = threading.RLock()
-        self._live: dict[str, _LiveSearch] = {}  # by the search's id
-        self._beams: dict[
-            str, tuple[_LiveSearch, int]
-        ] = {}  # by the id of a beam's request
+        self._requests = client.live
+        self._count = 0  # of live searches
 
     @property
     def live(self) -> tuple[str, ...]:
         """The ids of live searches."""
-        return tuple(self._live)
+        return tuple(one.request.id for one in self._requests.all_kept(LiveSearch))
 
     def check(self, request: Request) -> None:
         """Raise the error with which a request would be refused now, as
@@ -84,14 +91,15 @@ class BeamSearches:
             self._client.submit(requests)
             return
         with self._lock:
-            found = list[Request]()
             for one in requests:
-                if isinstance(one, SearchRequest):
-                    search = self._live[one.id] = _LiveSearch(one, SearchRounds.of(one))
-                    found += self._next_round(search)
-                else:
-                    found.append(one)
+                self._requests.check_new(one)
+            found = list[Request]()
             try:
+                for one in requests:
+                    if isinstance(one, SearchRequest):
+                        found += self._begin(one)
+                    else:
+                        found.append(one)
                 self._client.submit(found)
             except (EngineDeadError, RequestError):
                 for one in requests:
@@ -103,9 +111,9 @@ class BeamSearches:
         requests.
         """
         with self._lock:
-            wanted = dict.fromkeys(ids)  # in their order, for the journal
-            searches = [self._live[name] for name in wanted if name in self._live]
-            names = dict.fromkeys(name for name in wanted if name not in self._live)
+            wanted = {name: self._search(name) for name in ids}  # in the journal's order
+            searches = [one for one in wanted.values() if one is not None]
+            names = dict.fromkeys(name for name, one in wanted.items() if one is None)
             for search in searches:
                 search.cancelled = True
                 names |= dict.fromkeys(sorted(search.names))
@@ -115,7 +123,7 @@ class BeamSearches:
 
     def translate(self, message: EngineMessage) -> list[EngineMessage]:
         """Returns what a front gets for a message of the engine."""
-        if not self._live:
+        if not self._count:
             return [message]
         with self._lock:
             match message:
@@ -124,44 +132,63 @@ class BeamSearches:
                 case EngineDied():
                     return [self._translate_death(message)]
 
-    def _next_round(self, search: _LiveSearch) -> tuple[Request, ...]:
+    def _search(self, name: str) -> LiveSearch | None:
+        return self._requests.kept(name, LiveSearch)
+
+    def _beam(self, name: str) -> SearchBeam | None:
+        return self._requests.reader(name, SearchBeam)
+
+    def _begin(self, request: SearchRequest) -> tuple[Request, ...]:
+        """Register a search; returns the requests of its first round."""
+        record = self._requests.add(request)
+        search = LiveSearch(request, SearchRounds.of(request))
+        record.kept, record.stage = search, Stage.SEARCHING
+        self._count += 1
+        return self._next_round(search)
+
+    def _next_round(self, search: LiveSearch) -> tuple[Request, ...]:
         """Register and return the requests of a search's next round."""
         search.rounds, requests = round_requests(search.rounds, search.request)
         search.offers = {}
-        search.names = {one.id for one in requests}
-        self._beams |= {one.id: (search, at) for at, one in enumerate(requests)}
+        for at, one in enumerate(requests):
+            self._requests.add(one, SearchBeam(search, at))
+            search.names.add(one.id)
         return requests
 
     def _forget(self, name: str) -> None:
-        search = self._live.pop(name, None)
-        for beam in () if search is None else search.names:
-            self._beams.pop(beam, None)
+        """End a search, if it is one, and what is left of its round."""
+        if (search := self._search(name)) is not None:
+            for beam in search.names:
+                self._requests.release(beam)
+            self._count -= 1
+            self._requests.end(name)
 
     def _translate_death(self, death: EngineDied) -> EngineDied:
         """Returns a death with the ids of searches instead of their beams'."""
-        each = (self._beams.get(name) for name in death.ids)
-        searches = [found[0].request.id for found in each if found is not None]
-        others = [name for name in death.ids if name not in self._beams]
-        self._live.clear()
-        self._beams.clear()
+        beams = {name: self._beam(name) for name in death.ids}
+        others = [name for name, one in beams.items() if one is None]
+        searches = [one.search.request.id for one in beams.values() if one is not None]
+        for name in self.live:
+            self._forget(name)
         return EngineDied((*others, *dict.fromkeys(searches)), death.why)
 
     # --- outputs ------------------------------------------------------------------------
 
     def _translate_outputs(self, outputs: TurnOutputs) -> list[EngineMessage]:
         """Returns outputs without those of beams, and with those of their searches."""
-        beams = self._beams
         places = {
-            at: beams[name] for at, (name, _) in enumerate(outputs.ids) if name in beams
+            at: beam
+            for at, (name, _) in enumerate(outputs.ids)
+            if (beam := self._beam(name)) is not None
         }
-        for at, (search, beam) in places.items():
+        for at, one in places.items():
             logprobs = outputs.logprobs[at] if outputs.logprobs else ()
-            if (offer := candidates_of(beam, logprobs)) is not None:
-                search.offers[beam] = offer
+            if (offer := candidates_of(one.beam, logprobs)) is not None:
+                one.search.offers[one.beam] = offer
         reasons = self._translate_reasons(outputs)
         arrived = self._translate_arrivals(outputs)
-        ended = [done for done in outputs.finished if done.id in beams]
-        finished = [done for done in outputs.finished if done.id not in beams]
+        ended = [done for done in outputs.finished if self._beam(done.id) is not None]
+        finished = [done for done in outputs.finished if self._beam(done.id) is None]
         passed = evolve(
             outputs,
             ids=_without(outputs.ids, places),
@@ -186,13 +213,12 @@ class BeamSearches:
         """
         found = list[RequestReason]()
         for one in outputs.reasons:
-            search, _ = self._beams.get(one.id, (None, 0))
-            if search is None:
+            if (beam := self._beam(one.id)) is None:
                 found.append(one)
             elif isinstance(one, Preempted) or (
-                isinstance(one, Admitted) and not search.rounds.about.number
+                isinstance(one, Admitted) and not beam.search.rounds.about.number
             ):
-                found.append(evolve(one, id=search.request.id, sample=0))
+                found.append(evolve(one, id=beam.search.request.id, sample=0))
         return tuple(found)
 
     def _translate_arrivals(self, outputs: TurnOutputs) -> tuple[str, ...]:
@@ -201,10 +227,10 @@ class BeamSearches:
         """
         found = list[str]()
         for name in outputs.arrived:
-            search, _ = self._beams.get(name, (None, 0))
-            if search is None:
+            if (beam := self._beam(name)) is None:
                 found.append(name)
                 continue
+            search = beam.search
             if (place := outputs.places.get(name)) is not None:
                 search.request = evolve(search.request, place=place)
             if not search.rounds.about.number:
@@ -213,13 +239,13 @@ class BeamSearches:
 
     def _advance(
         self, ended: Iterable[Finished]
-    ) -> tuple[list[_LiveSearch], EngineDied | None]:
+    ) -> tuple[list[LiveSearch], EngineDied | None]:
         """Continue searches of which requests have ended; returns those that are over,
         and a death with those that a dead engine did not take.
         """
-        over, lost, why = list[_LiveSearch](), list[str](), ""
+        over, lost, why = list[LiveSearch](), list[str](), ""
         for search in self._note_ends(ended):
-            if self._live.get(search.request.id) is not search:
+            if self._search(search.request.id) is not search:
                 continue  # it was over before these outputs were read: see `_note_ends`
             if search.failed is None and search.cancelled:
                 search.fail(Finished(search.request.id, 0, "cancelled", 0))
@@ -227,7 +253,7 @@ class BeamSearches:
                 offers = [search.offers[at] for at in range(len(search.rounds.beams))]
                 search.rounds = search.rounds.after_round(offers)
             if search.failed is not None or search.rounds.over:
-                self._live.pop(search.request.id)
+                self._forget(search.request.id)
                 over.append(search)
                 continue
             try:
@@ -242,23 +268,24 @@ class BeamSearches:
                 over.append(search)
         return over, EngineDied(tuple(lost), why) if lost else None
 
-    def _note_ends(self, ended: Iterable[Finished]) -> list[_LiveSearch]:
+    def _note_ends(self, ended: Iterable[Finished]) -> list[LiveSearch]:
         """Note ends of beams' requests; returns the searches whose round is over. If one
         request of a round failed, the others are cancelled; a client without a link
         reports their ends at once, while these outputs are read.
         """
-        touched = dict[str, _LiveSearch]()
+        touched = dict[str, LiveSearch]()
         for done in ended:
-            search, beam = self._beams.pop(done.id, (None, 0))
-            if search is None:
+            if (one := self._beam(done.id)) is None:
                 continue
+            self._requests.release(done.id)
+            search = one.search
             search.names.discard(done.id)
             touched[search.request.id] = search
             if not search.rounds.about.number:
                 search.cached = done.cached
             if done.reason not in ("stop", "length"):
                 search.fail(done)
-            elif beam not in search.offers:
+            elif one.beam not in search.offers:
                 search.fail(Finished(done.id, 0, "error", 0, _NO_NUMBERS))
         for search in touched.values():
             if search.failed is not None and search.names:
@@ -273,7 +300,7 @@ def _without(column: tuple[T, ...], places: Mapping[int, object]) -> tuple[T, ..
     return tuple([one for at, one in enumerate(column) if at not in places])
 
 
-def _with_outputs(outputs: TurnOutputs, search: _LiveSearch) -> TurnOutputs:
+def _with_outputs(outputs: TurnOutputs, search: LiveSearch) -> TurnOutputs:
     """Returns outputs with a search's end: if it ended well, with the best sequences."""
     name, count, failed = search.request.id, search.request.n, search.failed
     if failed is not None:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 from attrs import frozen
 
+from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.text.grammars.protocol import Grammar
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.request import Request
@@ -32,16 +33,12 @@ class PendingBatch:
 class CompilingRequests:
     """The waiting requests. Its caller holds a lock, which `then` may take again."""
 
-    def __init__(self, grammars: Grammars | None) -> None:
+    def __init__(self, grammars: Grammars | None, live: LiveRequests) -> None:
         self._grammars = grammars
-        self._pending: dict[str, PendingBatch] = {}  # by the id of each request in it
+        self.live = live
 
     def __len__(self) -> int:
-        return len(self._pending)
-
-    def __contains__(self, name: str) -> bool:
-        """Returns whether a request waits."""
-        return name in self._pending
+        return len(self.live.all_kept(PendingBatch))
 
     def wait_for_grammars(
         self, requests: Sequence[Request], then: Callable[[list[str]], object]
@@ -63,7 +60,9 @@ class CompilingRequests:
         if not unfinished:
             return False
         pending = PendingBatch(tuple(requests), unfinished)
-        self._pending.update((request.id, pending) for request in requests)
+        for request in requests:
+            record = self.live[request.id]
+            record.kept, record.stage = pending, Stage.COMPILING
         _when_all_done(unfinished, lambda: then([one.id for one in pending.batch]))
         return True
 
@@ -71,10 +70,11 @@ class CompilingRequests:
         """Returns the whole batches of these requests, which wait no more."""
         found = []
         for name in ids:
-            if (pending := self._pending.get(name)) is not None:
+            if (pending := self.live.kept(name, PendingBatch)) is not None:
                 found.append(pending.batch)
                 for request in pending.batch:
-                    del self._pending[request.id]
+                    waiting = self.live[request.id]
+                    waiting.kept, waiting.stage = None, Stage.SUBMITTED
                 for one in pending.begun:
                     one.cancel()  # unless it is done
         return found

@@ -17,14 +17,10 @@ from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
 from minfer.effects.live.engine.reporting import OutputReporter
-from minfer.effects.live.errors import (
-    PROGRAM_ENDS,
-    DrainingError,
-    check_queue,
-    id_in_use,
-)
+from minfer.effects.live.errors import PROGRAM_ENDS, DrainingError, check_queue
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal.journal_writer import JournalWriter
+from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.totals import TotalsCounter
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Event, Finish, Finished, Submit
@@ -51,13 +47,13 @@ class EngineWorker:
         """
         self.driver = driver
         driver.deferred.masks.listen(self._post_event)
-        self.compiling = CompilingRequests(grammars)
+        self.live = LiveRequests()
+        self.compiling = CompilingRequests(grammars, self.live)
         self.journal = journal
         self.tally = TotalsCounter()
         # Guards all attributes below, and is notified when events are posted.
         self.posted = threading.Condition()
         self.reporter = OutputReporter(driver.config, self.posted)
-        self.served: dict[str, float] = {}  # requests, with their arrival times
         self.thread: threading.Thread | None = None  # the last one started
         self.running = False  # the thread
         self.draining = False
@@ -98,14 +94,14 @@ class EngineWorker:
                 self._check_served(request)
             now = self.driver.clock()
             for request in requests:
-                self.served[request.id] = now
+                self.live.add(request).arrived = now
             if not self.compiling.wait_for_grammars(requests, self._post_compiled):
                 self._post_requests(requests)
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
         with self.reporter.locked():
-            known = [name for name in ids if name in self.served]
+            known = [name for name in ids if self.live.known(name)]
             self._post_compiled(known)  # else they could not be ended
             self.driver.inbox.extend(map(Cancel, known))
             if self.driver.busy:
@@ -115,7 +111,7 @@ class EngineWorker:
     def finish(self, ends: Sequence[Finish]) -> None:
         """As `EngineClient` says."""
         with self.reporter.locked():
-            self.driver.inbox.extend(one for one in ends if one.id in self.served)
+            self.driver.inbox.extend(one for one in ends if self.live.known(one.id))
             if self.driver.busy:
                 self._wake()
 
@@ -138,7 +134,7 @@ class EngineWorker:
             time=now,
             dead="" if self.dead is None else repr(self.dead),
             draining=self.draining,
-            requests=len(self.served),
+            requests=len(self.live.served()),
             running=len(state.running),
             waiting=waiting,
             waiting_for=waiting_for,
@@ -165,9 +161,9 @@ class EngineWorker:
     def close(self) -> None:
         """As `EngineClient` says."""
         with self.reporter.locked():  # no requests enter from now on
-            self._post_compiled(list(self.served))
+            self._post_compiled(self.live.served())
             self.dead = self.dead or EngineDeadError("it was closed")
-        self.cancel(list(self.served))
+        self.cancel(self.live.served())
         if self.thread is not None:
             self.thread.join()
         with self.posted:
@@ -188,7 +184,8 @@ class EngineWorker:
         """Enter requests into the engine; the caller holds the lock."""
         now = self.driver.clock()
         for request in requests:
-            self.served[request.id] = now
+            record = self.live[request.id]
+            record.arrived, record.stage = now, Stage.SUBMITTED
             self.driver.post(Submit(request))
         self._wake()
 
@@ -207,16 +204,15 @@ class EngineWorker:
         self._check_alive()
         if self.draining and request.place is None:
             raise DrainingError("the engine finishes what it serves, and takes no more")
-        if request.id in self.served:
-            raise id_in_use(request.id)
+        self.live.check_new(request)
 
     def _stalled(self, now: float) -> float:
         """Returns the seconds without a step although requests wait for one; see
         `Snapshot`.
         """
-        served = list(self.served.items())
         # Requests that wait for a grammar wait for no step.
-        came = [at for name, at in served if name not in self.compiling]
+        served = self.live.served().values()
+        came = [one.arrived for one in served if one.stage is Stage.SUBMITTED]
         policy_waits = self.driver.wake is not None and self.driver.wake > now
         if not came or policy_waits:
             return 0.0
@@ -292,7 +288,7 @@ class EngineWorker:
         """Free the ids of requests that ended."""
         for done in finished:
             if done.id not in state.requests:
-                self.served.pop(done.id, None)
+                self.live.end(done.id)
 
     def _fail(self, error: BaseException) -> None:
         with self.posted:
@@ -303,7 +299,8 @@ class EngineWorker:
         """Stop serving; the caller holds the lock, and reports it then."""
         self.dead = error
         self.running = False
-        ids = tuple(self.served)
+        ids = tuple(self.live.served())
         self.compiling.release(ids)
-        self.served = {}
+        for name in ids:
+            self.live.end(name)
         self.reporter.note_death(ids, why)

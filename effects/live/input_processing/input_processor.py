@@ -21,7 +21,7 @@ from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError as OverloadedError
 from minfer.effects.live.errors import RequestError as RequestError
 from minfer.effects.live.errors import TooLongError as TooLongError
-from minfer.effects.live.errors import too_long
+from minfer.effects.live.errors import check_prompt
 from minfer.effects.live.input_processing.logit_checks import BadWords, check_shape
 from minfer.effects.live.input_processing.prompts import (
     TokenizedPrompt as TokenizedPrompt,
@@ -245,11 +245,7 @@ def check_constraint(grammars: Grammars, constraint: StructuredOutputs) -> None:
 def _check_prompt(setup: Setup, length: int) -> None:
     """Raise TooLongError for a prompt that does not fit, even without output."""
     config = setup.config
-    if length > config.max_model_len:
-        raise TooLongError(
-            f"the prompt has {length} tokens; this model's maximum context length is "
-            f"{config.max_model_len} tokens: shorten the prompt"
-        )
+    _check_context(setup, length, output=False)
     needs = blocks_for(length + 1, config.block_size)
     if needs > config.num_blocks:
         raise TooLongError(
@@ -257,6 +253,11 @@ def _check_prompt(setup: Setup, length: int) -> None:
             f"{config.block_size} tokens; the cache has {config.num_blocks}: shorten the "
             "prompt, or enlarge the cache (kv_cache_memory_bytes)"
         )
+
+
+def _check_context(setup: Setup, length: int, *, output: bool) -> None:
+    able = setup.spec.max_position_embeddings
+    check_prompt(length, setup.config.max_model_len, able, output=output)
 
 
 def _check_params(setup: Setup, params: SamplingParams) -> None:
@@ -312,12 +313,9 @@ def _max_output_tokens(
         return 0
     config = setup.config
     blocks = _blocks_per_beam(setup, beams)
-    whole = config.max_model_len
-    able = setup.spec.max_position_embeddings
-    if length >= whole:
-        raise too_long(length, whole, able)
+    _check_context(setup, length, output=True)
     slots = blocks * config.block_size + 1  # the last token needs no slot
-    most = max(1, min(whole - length, params.max_tokens or slots - length))
+    most = max(1, min(config.max_model_len - length, params.max_tokens or slots - length))
     needs = blocks_for(length + most, config.block_size)
     if needs > blocks:
         has = f"the cache has {config.num_blocks}"

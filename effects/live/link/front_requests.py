@@ -18,7 +18,8 @@ from minfer.effects.live.link.quarantine import (
     GUILTY_DEATHS,
     TOKEN_TOLERANCE,
 )
-from minfer.effects.live.request_names import again_name
+from minfer.effects.live.live_requests import LiveRequests, Stage
+from minfer.effects.live.request_names import again_name, request_of
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
@@ -58,7 +59,8 @@ class FrontRequest:
     request: Request
     tokens: list[list[int]]  # new ones, by sample
     histories: list[CrashHistory]  # likewise
-    names: list[str] = field(factory=list)  # of it, or of its parts, on the link
+    # Of it, or of its parts, on the link: with the sample, or None for all.
+    names: dict[str, int | None] = field(factory=dict)
     ended: set[int] = field(factory=set)  # samples that have ended
     ends: dict[int, Finish] = field(factory=dict)  # ends that were sent to the engine
     cancelled: bool = False
@@ -73,9 +75,16 @@ class FrontRequest:
         """Returns a sample's output tokens so far, including those that it began with."""
         return len(self.request.output) + len(self.tokens[sample])
 
-    def go(self, name: str) -> None:
-        """Note that it, or a part of it, is sent to the engine under a name."""
-        self.names.append(name)
+    def samples_named(self, name: str) -> list[int]:
+        """Returns the samples that have a name on the link."""
+        if name not in self.names:
+            return []
+        sample = self.names[name]
+        return self.left() if sample is None else [sample]
+
+    def go(self, name: str, sample: int | None) -> None:
+        """Note that it, or one of its samples, is sent to the engine under a name."""
+        self.names[name] = sample
         self.compiling = self.request.sampling.structured_outputs is not None
 
     def note_death(self, solo: Sequence[int], *, probing: bool) -> bool:
@@ -103,52 +112,43 @@ class FrontRequest:
 class FrontRequests:
     """The requests of a front that have not ended."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, FrontRequest] = {}
-        # Names on the link, of a request or its sample: the request's own id, or, for
-        # resubmitted ones, a new id.
-        self._names: dict[str, tuple[str, int | None]] = {}
+    def __init__(self, live: LiveRequests) -> None:
+        self._live = live
         self._batch: tuple[SampleId, ...] = ()  # of the last outputs that had one
         self._rows: tuple[
             tuple[FrontRequest, int] | None, ...
         ] = ()  # their requests and samples
         self._again = count(1)
 
-    def __len__(self) -> int:
-        return len(self._kept)
+    def all(self) -> list[FrontRequest]:
+        """Returns all of them."""
+        return self._live.all_kept(FrontRequest)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._kept
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """The ids of all requests."""
-        return tuple(self._kept)
+    def get(self, name: str) -> FrontRequest | None:
+        """Returns the request with an id, if there is one."""
+        return self._live.kept(name, FrontRequest)
 
     @property
     def samples(self) -> int:
         """The number of samples that have not ended."""
-        return sum(len(kept.left()) for kept in self._kept.values())
+        return sum(len(kept.left()) for kept in self.all())
 
     def add(self, request: Request) -> None:
         """Add a request, under an id that no other one has."""
         tokens: list[list[int]] = [[] for _ in range(request.n)]
         histories = [CrashHistory() for _ in range(request.n)]
-        kept = self._kept[request.id] = FrontRequest(request, tokens, histories)
-        kept.go(request.id)
-        self._names[request.id] = (request.id, None)
-
-    def clear(self) -> None:
-        """Drop all requests."""
-        self._kept.clear()
-        self._names.clear()
+        kept = FrontRequest(request, tokens, histories)
+        kept.go(request.id, None)
+        record = self._live.add(request)
+        record.kept, record.stage = kept, Stage.SUBMITTED
 
     def cancel(self, ids: Iterable[str]) -> tuple[str, ...]:
         """Note that requests have to end; returns their names on the link."""
         names: list[str] = []
-        for kept in [self._kept[name] for name in ids]:
-            kept.cancelled = True
-            names += kept.names
+        for name in ids:
+            if (kept := self.get(name)) is not None:
+                kept.cancelled = True
+                names += kept.names
         return tuple(names)
 
     def finish(self, ends: Iterable[Finish]) -> tuple[Finish, ...]:
@@ -157,7 +157,7 @@ class FrontRequests:
         """
         outputs = []
         for end in ends:
-            kept = self._kept.get(end.id)
+            kept = self.get(end.id)
             if kept is not None and end.sample not in kept.ended:
                 kept.ends[end.sample] = end
                 outputs += self._as_named(kept, end)
@@ -171,14 +171,11 @@ class FrontRequests:
         request is blamed.
         """
         guilty = []
-        for kept in self._kept.values():
+        for kept in self.all():
             if not served:
                 kept.leave_engine()
-            elif kept.note_death(
-                self._samples_named(probing, kept), probing=bool(probing)
-            ):
+            elif kept.note_death(kept.samples_named(probing), probing=bool(probing)):
                 guilty.append(kept)
-        self._names.clear()
         self._batch = ()
         self._rows = ()
         why = f"{GIVEN_UP}: the request itself is the cause, and is not tried again"
@@ -188,24 +185,15 @@ class FrontRequests:
             for sample in kept.left()
         )
 
-    def _samples_named(self, name: str, kept: FrontRequest) -> list[int]:
-        """Returns the samples of a request that have a name on the link."""
-        if name not in kept.names:
-            return []
-        _, sample = self._names[name]
-        return kept.left() if sample is None else [sample]
-
     def pending_ends(self) -> tuple[Finished, ...]:
         """Returns the ends of requests and samples that have to end, without an
         engine.
         """
-        return tuple(
-            done for kept in self._kept.values() for done in _ends_without_engine(kept)
-        )
+        return tuple(done for kept in self.all() for done in _ends_without_engine(kept))
 
     def resumed(self) -> tuple[wire.Resumed, ...]:
         """Returns the unfinished parts of all requests, to resubmit."""
-        return tuple(part for kept in self._kept.values() for part in self._parts(kept))
+        return tuple(part for kept in self.all() for part in self._parts(kept))
 
     def _parts(self, kept: FrontRequest) -> list[wire.Resumed]:
         """Returns a request as a whole; or, if its samples have begun, each of them."""
@@ -229,8 +217,7 @@ class FrontRequests:
         self, kept: FrontRequest, part: Request, sample: int | None
     ) -> wire.Resumed:
         name = again_name(kept.request.id, next(self._again))
-        self._names[name] = (kept.request.id, sample)
-        kept.go(name)
+        kept.go(name, sample)
         histories = kept.histories if sample is None else [kept.histories[sample]]
         deaths = max(history.deaths for history in histories)
         solo = max(history.solo_deaths for history in histories)
@@ -249,17 +236,15 @@ class FrontRequests:
                     kept, sample = row
                     kept.tokens[sample] += tokens
                     kept.histories[sample].tokens_received += len(tokens)
-        known = [one for one in outputs.reasons if one.reason.id in self._names]
-        names = self._names
+        known = [part for part in outputs.reasons if self._named_by(part.reason.id)]
         places = {
-            names[part][0]: at for part, at in outputs.places.items() if part in names
+            one.request.id: at
+            for part, at in outputs.places.items()
+            if (one := self._named_by(part)) is not None
         }
-        arrived = [
-            self._names[name][0] for name in outputs.arrived if name in self._names
-        ]
-        for own in arrived:
-            if own in self._kept:
-                self._kept[own].compiling = False
+        arrived = [one for name in outputs.arrived if (one := self._named_by(name))]
+        for one in arrived:
+            one.compiling = False
         return TurnOutputs(
             time=outputs.time,
             ids=self._batch if has_batch else (),
@@ -268,23 +253,19 @@ class FrontRequests:
             pooled=outputs.pooled,
             drafts=outputs.drafts,
             finished=tuple([self._finished(done) for done in outputs.finished]),
-            arrived=tuple(arrived),
+            arrived=tuple([one.request.id for one in arrived]),
             places=places,
-            reasons=tuple([self._reason(one) for one in known]),
+            reasons=tuple([self._reason(part) for part in known]),
             waits=outputs.waits,
         )
 
     def end(self, finished: Sequence[Finished]) -> None:
         """Note that samples have ended, by the requests' own ids."""
         for done in finished:
-            kept = self._kept.get(done.id)
-            if kept is None:
-                continue
-            kept.ended.add(done.sample)
-            if not kept.left():
-                del self._kept[done.id]
-                for name in kept.names:
-                    del self._names[name]
+            if (kept := self.get(done.id)) is not None:
+                kept.ended.add(done.sample)
+                if not kept.left():
+                    self._live.end(done.id)
 
     def _set_batch(self, ids: tuple[SampleId, ...]) -> None:
         """Find the requests of a new batch's rows."""
@@ -292,7 +273,7 @@ class FrontRequests:
         rows: list[tuple[FrontRequest, int] | None] = []
         for name, number in ids:
             own, sample = self._own(name, number)
-            kept = self._kept.get(own)
+            kept = self.get(own)
             batch.append((own, sample))
             rows.append(None if kept is None else (kept, sample))
         self._batch = tuple(batch)
@@ -300,25 +281,36 @@ class FrontRequests:
 
     def _own(self, name: str, number: int) -> SampleId:
         """Returns the own id and sample of a name and number on the link."""
-        own, sample = self._names.get(name, ("", None))
-        return own, number if sample is None else sample
+        if (kept := self._named_by(name)) is None:
+            return "", number
+        sample = kept.names[name]
+        return kept.request.id, number if sample is None else sample
+
+    def _named_by(self, name: str) -> FrontRequest | None:
+        """Returns the request that a name on the link is of: its own id, or a new one if
+        it was resubmitted.
+        """
+        for own in (name, request_of(name)):
+            if (kept := self.get(own)) is not None and name in kept.names:
+                return kept
+        return None
 
     def _finished(self, done: Finished) -> Finished:
-        if done.id not in self._names:
+        if self._named_by(done.id) is None:
             return done
         own, sample = self._own(done.id, done.sample)
         return evolve(done, id=own, sample=sample)
 
     def _reason(self, part: wire.WireReason) -> RequestReason:
         own, sample = self._own(part.reason.id, part.reason.sample)
-        if isinstance(part, wire.AdmittedReason) and own in self._kept:
-            self._kept[own].histories[sample].admitted = True
+        kept = self.get(own)
+        if isinstance(part, wire.AdmittedReason) and kept is not None:
+            kept.histories[sample].admitted = True
         return evolve(part.reason, id=own, sample=sample)
 
     def _as_named(self, kept: FrontRequest, end: Finish) -> list[Finish]:
         """Returns an end with the sample's name on the link, if there is one."""
-        for name in kept.names:
-            _, sample = self._names[name]
+        for name, sample in kept.names.items():
             if sample is None:
                 return [evolve(end, id=name)]
             if sample == end.sample:

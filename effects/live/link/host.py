@@ -26,8 +26,9 @@ from minfer.effects.live.client import (
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.output_routing import LinkedRequest, OutputRouter, Session
-from minfer.effects.live.link.quarantine import SUSPECT_DEATHS, Quarantine
+from minfer.effects.live.link.output_routing import OutputRouter, Session
+from minfer.effects.live.link.quarantine import Quarantine
+from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
 from minfer.records.messages import Finished, clip
 from minfer.records.request import Request
@@ -64,7 +65,7 @@ class Host:
         self._ready: bytes = b""
         self._progress = wire.encode(wire.LoadingProgress("starting"))
         self._sessions: list[Session] = []
-        self._requests: dict[str, LinkedRequest] = {}  # of all fronts, by id
+        self._live = LiveRequests()  # the client's, once there is one
         self._router = OutputRouter()
         self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
@@ -92,6 +93,8 @@ class Host:
         """Serve all connected fronts: the engine is ready."""
         with self._lock:
             self._client = client
+            client.live.update(self._live)
+            self._live = client.live
             self._opened = client.clock()
             self._step = _CPU_STEP if ready.device == "cpu" else _STEP
             client.listen(self.hear, early=True)
@@ -138,9 +141,10 @@ class Host:
         """Remove a closed link, and cancel the requests that came over it."""
         with self._lock:
             self._sessions.remove(session)
-            gone = set(session.ids)
+            linked = self._live.readers(Session).items()
+            gone = {name for name, one in linked if one is session}
             for name in gone:
-                self._remove(name)
+                self._live.release(name)
             held = {name for name in gone if self._quarantine.drop(name) is not None}
             if self._client is not None:
                 self._client.cancel(gone - held)
@@ -161,7 +165,9 @@ class Host:
                     self._cancel(session, ids)
                 case wire.EndSamples(ends):
                     if self._client is not None:
-                        self._client.finish([e for e in ends if e.id in session.ids])
+                        self._client.finish(
+                            [e for e in ends if self._is_of(session, e.id)]
+                        )
                 case wire.ResetCache():
                     self._resets += 1
                 case wire.SendQuery() | wire.SendAnswer():
@@ -200,13 +206,9 @@ class Host:
             self._processes[hello.front] = hello.life
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.front)
-        resumed = {one.request.id: one for one in hello.resumed}
+        deaths = {one.request.id: one.deaths for one in hello.resumed}
         for request in self._register(session, [one.request for one in hello.resumed]):
-            deaths = resumed[request.id].deaths
-            if deaths >= SUSPECT_DEATHS:
-                self._quarantine.suspect(request, deaths)
-            else:
-                self._quarantine.hold([request])
+            self._quarantine.hold([request], deaths[request.id])
         self._serve_due()
 
     def _submit(self, session: Session, requests: Sequence[Request]) -> None:
@@ -217,34 +219,33 @@ class Host:
         """Register requests; returns them without those that are refused."""
         taken = []
         for request in requests:
-            if request.id in session.ids:
+            if self._is_of(session, request.id):
                 raise wire.LinkError(f"request {clip(request.id)!r} was asked for twice")
-            if request.id in self._requests:
-                why = "a request with this id is being served; ids must differ"
-                self._refuse(session, request, "rejected", why)
-                continue
-            self._requests[request.id] = LinkedRequest(session, request.n)
-            session.ids.add(request.id)
-            taken.append(request)
+            try:
+                self._live.add(request, session)
+            except RequestError as error:
+                self._refuse(session, request, "rejected", str(error))
+            else:
+                taken.append(request)
         return taken
+
+    def _is_of(self, session: Session, name: str) -> bool:
+        """Returns whether a live request came over this link."""
+        return self._live.reader(name, Session) is session
 
     def _cancel(self, session: Session, ids: Sequence[str]) -> None:
         running = []
         for name in ids:
-            if name not in session.ids:
+            if not self._is_of(session, name):
                 continue
             waiting = self._quarantine.drop(name)
             if waiting is None:
                 running.append(name)
             else:
-                self._remove(name)
+                self._live.release(name)
                 self._refuse(session, waiting, "cancelled")
         if self._client is not None:
             self._client.cancel(running)
-
-    def _remove(self, name: str) -> None:
-        if (request := self._requests.pop(name, None)) is not None:
-            request.session.ids.discard(name)
 
     def _refuse(
         self, session: Session, request: Request, reason: str, why: str = ""
@@ -271,7 +272,8 @@ class Host:
         if probing != before:
             # If earlier requests still run beside the suspect, a death would prove
             # nothing.
-            is_solo = self._requests.keys() - self._quarantine.waiting() <= {probing}
+            linked = self._live.readers(Session).keys()
+            is_solo = linked - self._quarantine.waiting() <= {probing}
             self._broadcast(wire.encode(wire.ProbingRequest(probing if is_solo else "")))
         # Grammars may have to be compiled first, for which no other request should wait.
         bound = [one for one in due if one.sampling.structured_outputs is not None]
@@ -292,9 +294,10 @@ class Host:
                     self._submit_to_engine(client, (request,))
                 return
             (request,) = due
-            session = self._requests[request.id].session
-            self._remove(request.id)
-            self._refuse(session, request, "rejected", str(error))
+            session = self._live.reader(request.id, Session)
+            self._live.release(request.id)
+            if session is not None:
+                self._refuse(session, request, "rejected", str(error))
             self._note_cleared(request.id)
 
     def _awaits_fronts(self, client: EngineClient) -> bool:
@@ -313,7 +316,7 @@ class Host:
             self._serve_due()
 
     def _send_outputs(self, outputs: TurnOutputs) -> None:
-        parts = self._router.route(outputs, self._sessions, self._requests)
+        parts = self._router.route(outputs, self._sessions, self._live)
         for session, part in parts:
             session.send(wire.encode(part))
         self._note_ends(outputs)
@@ -321,10 +324,9 @@ class Host:
     def _note_ends(self, outputs: TurnOutputs) -> None:
         """Note which requests have ended, and whether the suspect is cleared."""
         for done in outputs.finished:
-            if (request := self._requests.get(done.id)) is not None:
-                request.unfinished -= 1
-                if not request.unfinished:
-                    self._remove(done.id)
+            one = self._live.get(done.id)
+            if one is not None and one.stage is Stage.ENDED:
+                self._live.release(done.id)
         probing = self._quarantine.probing
         if probing:
             each = zip(outputs.ids, outputs.tokens, strict=True)
@@ -332,7 +334,7 @@ class Host:
             for (name, sample), tokens in each:
                 if name == probing and self._quarantine.give(sample, len(tokens)):
                     cleared = True
-            if cleared or probing not in self._requests:
+            if cleared or probing not in self._live:
                 self._note_cleared(probing)
 
     def _broadcast(self, message: bytes) -> None:

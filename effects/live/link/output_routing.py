@@ -11,6 +11,7 @@ from attrs import define, field
 
 from minfer.effects.live.client import TurnOutputs
 from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.live_requests import LiveRequest
 from minfer.records.messages import Finished
 from minfer.records.plan import Logprobs
 from minfer.records.sequence import Place, SampleIds
@@ -22,20 +23,11 @@ class Session:
 
     send: Callable[[bytes], None]
     front: int | None = None  # its number, after its hello
-    ids: set[str] = field(factory=set)  # of its requests here
     rows: tuple[int, ...] = ()  # its indices in the batch
     batch_sent: bool = False  # the batch of the last outputs was sent to it
 
 
-@define(eq=False)
-class LinkedRequest:
-    """A live request of a front."""
-
-    session: Session
-    unfinished: int  # its samples that have not ended
-
-
-LinkedRequests = Mapping[str, LinkedRequest]  # by id
+Records = Mapping[str, LiveRequest]  # by id; the readers of outputs are sessions
 
 
 @define(eq=False)
@@ -58,7 +50,7 @@ class OutputRouter:
         self._batch: SampleIds = ()  # of the last outputs that had one
 
     def route(
-        self, outputs: TurnOutputs, sessions: Sequence[Session], requests: LinkedRequests
+        self, outputs: TurnOutputs, sessions: Sequence[Session], requests: Records
     ) -> Iterator[tuple[Session, wire.FrontOutputs]]:
         """Yields the outputs of each session that is concerned."""
         if outputs.ids is not self._batch and outputs.ids:
@@ -79,22 +71,22 @@ class OutputRouter:
                 yield session, _front_outputs(session, outputs, part)
 
     def _regroup(
-        self, batch: SampleIds, sessions: Sequence[Session], requests: LinkedRequests
+        self, batch: SampleIds, sessions: Sequence[Session], requests: Records
     ) -> None:
         """Compute the rows of each session in a new batch."""
         self._batch = batch
         rows: dict[int, list[int]] = {id(one): [] for one in sessions}
         for at, (name, _) in enumerate(batch):
             request = requests.get(name)
-            if request is not None:
-                rows[id(request.session)].append(at)
+            if request is not None and id(request.reader) in rows:
+                rows[id(request.reader)].append(at)
         for session in sessions:
             session.rows = tuple(rows[id(session)])
             session.batch_sent = False
 
 
-def _extras_of(parts: dict[int, _Extras], request: LinkedRequest | None) -> _Extras:
-    session = None if request is None else request.session
+def _extras_of(parts: dict[int, _Extras], request: LiveRequest | None) -> _Extras:
+    session = None if request is None else request.reader
     return parts.setdefault(id(session), _Extras())
 
 

@@ -37,35 +37,30 @@ class Quarantine:
     def __init__(self) -> None:
         self.probing = ""  # the suspect that runs alone
         self._got: Counter[int] = Counter()  # its tokens, by sample
-        self._suspects: dict[int, list[Request]] = {}  # by deaths; no list is empty
-        self._held: list[Request] = []
+        # In the order in which they came, with the engines that died of them.
+        self._waiting: list[tuple[Request, int]] = []
 
     @property
     def closed(self) -> bool:
         """Whether there is a suspect, so that all others wait."""
-        return bool(self.probing or self._suspects)
+        return bool(self.probing) or self._most_deaths() >= SUSPECT_DEATHS
 
     def waiting(self) -> set[str]:
         """Returns the ids of the requests that wait here."""
-        queues = (*self._suspects.values(), self._held)
-        return {request.id for queue in queues for request in queue}
+        return {request.id for request, _ in self._waiting}
 
-    def suspect(self, request: Request, deaths: int = SUSPECT_DEATHS) -> None:
-        """Add a suspect that saw so many engines die, to run alone in its turn."""
-        self._suspects.setdefault(deaths, []).append(request)
-
-    def hold(self, requests: Sequence[Request]) -> None:
-        """Have requests wait until there is no suspect."""
-        self._held += requests
+    def hold(self, requests: Sequence[Request], deaths: int = 0) -> None:
+        """Have requests wait until there is no suspect; each of them is one itself, to
+        run alone in its turn, if it saw `SUSPECT_DEATHS` engines die.
+        """
+        self._waiting += [(request, deaths) for request in requests]
 
     def drop(self, name: str) -> Request | None:
         """Remove a request that waits here; returns it, if it did."""
-        for queue in (*self._suspects.values(), self._held):
-            for request in queue:
-                if request.id == name:
-                    queue.remove(request)
-                    self._forget_empty()
-                    return request
+        for at, (request, _) in enumerate(self._waiting):
+            if request.id == name:
+                del self._waiting[at]
+                return request
         return None
 
     def give(self, sample: int, tokens: int) -> bool:
@@ -90,15 +85,16 @@ class Quarantine:
         """
         if self.probing:
             return ()
-        if self._suspects:
-            first = self._suspects[max(self._suspects)].pop(0)
-            self._forget_empty()
+        most = self._most_deaths()
+        if most >= SUSPECT_DEATHS:
+            first = next(one for one, deaths in self._waiting if deaths == most)
+            self.drop(first.id)
             self.probing = first.id
             self._got.clear()
             return (first,)
-        free = tuple(self._held)
-        self._held.clear()
+        free = tuple(one for one, _ in self._waiting)
+        self._waiting.clear()
         return free
 
-    def _forget_empty(self) -> None:
-        self._suspects = {deaths: each for deaths, each in self._suspects.items() if each}
+    def _most_deaths(self) -> int:
+        return max((deaths for _, deaths in self._waiting), default=0)

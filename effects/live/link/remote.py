@@ -31,12 +31,12 @@ from minfer.effects.live.errors import (
     DrainingError,
     EngineDeadError,
     check_queue,
-    id_in_use,
 )
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.engine_status import reported_snapshot, unknown_snapshot
 from minfer.effects.live.link.front_requests import FrontRequests
 from minfer.effects.live.link.request_queries import RequestQueries
+from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.totals import Totals
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
@@ -73,7 +73,8 @@ class Remote:
         self._send: Callable[[wire.ToEngine], None] | None = None
         self._listeners: list[Listener] = []
         self._sending = False
-        self._requests = FrontRequests()
+        self.live = LiveRequests()
+        self._requests = FrontRequests(self.live)
         self._probing = ""  # by its name on the link
         self._snapshot: Snapshot | None = None  # the engine's last state
         self._last_message = clock()
@@ -91,7 +92,7 @@ class Remote:
     @property
     def working(self) -> bool:
         """As `EngineClient` says."""
-        return (len(self._requests) > 0 or self._sending) and self.dead is None
+        return (bool(self._requests.all()) or self._sending) and self.dead is None
 
     def listen(self, listener: Listener, *, early: bool = False) -> None:
         """As `EngineClient` says; `early` depends on the engine's process."""
@@ -114,7 +115,7 @@ class Remote:
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
-        known = [name for name in ids if name in self._requests]
+        known = [name for name in ids if self.live.known(name)]
         names = self._requests.cancel(known)
         if self._send is None:
             self._end(self._requests.pending_ends())
@@ -147,9 +148,9 @@ class Remote:
         """As `EngineClient` says: as last reported."""
         now = self.clock()
         if self._snapshot is None:
-            found = unknown_snapshot(now, len(self._requests))
+            found = unknown_snapshot(now, len(self.live.served()))
         else:
-            quiet = now - self._last_message if len(self._requests) else 0.0
+            quiet = now - self._last_message if self._requests.all() else 0.0
             found = reported_snapshot(
                 now, self._snapshot, quiet, ready=self.progress is None
             )
@@ -172,11 +173,12 @@ class Remote:
         """As `EngineClient` says; the engine keeps running, for others."""
         if self.dead is None:
             self.dead = EngineDeadError("it was closed")
-            ids = self._requests.ids
+            ids = tuple(self.live.served())
             names = self._requests.cancel(ids)
             if self._send is not None and names:
                 self._send(wire.CancelRequests(names))
-            self._requests.clear()
+            for name in ids:
+                self.live.end(name)
             self._send_to_listeners(EngineDied(ids, "the engine client was closed"))
 
     # --- the link -----------------------------------------------------------------------
@@ -251,5 +253,4 @@ class Remote:
             raise EngineDeadError(f"the engine has stopped: {self.dead}")
         if self.draining and request.place is None:
             raise DrainingError("the server finishes what it serves, and takes no more")
-        if request.id in self._requests:
-            raise id_in_use(request.id)
+        self.live.check_new(request)

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 from attrs import evolve
 
-from minfer.effects.live.errors import too_long
+from minfer.effects.live.errors import check_prompt
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.errors import INTERNAL, ApiError, to_api_error
@@ -86,9 +86,10 @@ class InputWorker:
 
 def _check_lengths(result: Prepared, context: int, supported: int) -> None:
     """Raise TooLongError already here: a request that cannot run is not sent."""
-    longest = max((len(prompt.ids) for prompt in result.request.prompts), default=0)
-    if longest >= context:
-        raise too_long(longest, context, supported)
+    request = result.request
+    longest = max((len(prompt.ids) for prompt in request.prompts), default=0)
+    output = request.pooled is None and request.params.max_tokens != 0
+    check_prompt(longest, context, supported, output=output)
 
 
 def _refusal(error: ApiError) -> Refusal:

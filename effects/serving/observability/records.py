@@ -13,7 +13,7 @@ others.
 """
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import Final
 
 from attrs import define, field
@@ -47,11 +47,9 @@ class AnswerRecords:
     def __init__(self, llm: ServedModel) -> None:
         self._front = llm.front
         self._lock = threading.Lock()
-        self._live: dict[str, AnswerRecord] = {}  # by the answer's id
-        self._finished: OrderedDict[str, AnswerRecord] = (
-            OrderedDict()
-        )  # the oldest is first
-        self._counts: Counter[str] = Counter()  # of these, by the names of keys
+        # By the answer's id; of those that have ended, the oldest is first.
+        self._records: dict[str, AnswerRecord] = {}
+        self._counts: Counter[str] = Counter()  # of ended ones, by the names of keys
         # Of answers, by the names of their clients' keys, and what these clients chose.
         self._ids: dict[tuple[str, str], str] = {}
         llm.front.on_end.append(self._end)
@@ -59,30 +57,30 @@ class AnswerRecords:
     @property
     def live(self) -> int:
         """How many answers are being written."""
-        return len(self._live)
+        with self._lock:
+            return len(self._records) - self._counts.total()
 
     def begin(self, stamp: Stamp, endpoint: str, chosen_id: str, owner: str = "") -> None:
         """Note that an answer has begun."""
         with self._lock:
-            self._live[stamp.id] = AnswerRecord(stamp, endpoint, chosen_id, owner)
+            self._records[stamp.id] = AnswerRecord(stamp, endpoint, chosen_id, owner)
             if chosen_id:
                 self._ids[owner, chosen_id] = stamp.id
 
     def close(self, name: str) -> None:
         """Note that an answer has ended; an old record is dropped for it."""
         with self._lock:
-            record = self._live.pop(name)
+            record = self._records[name] = self._records.pop(name)
             record.finished = True
-            self._finished[name] = record
             self._counts[record.owner] += 1
-            if len(self._finished) > KEPT:
+            if self._counts.total() > KEPT:
                 self._drop_oldest()
 
     def find(self, name: str, owner: str = "") -> JsonObject | None:
         """The record of an answer by its id, for one owner; None if there is none."""
         with self._lock:
             candidates = name, self._ids.get((owner, name), ""), answer_of(name)
-            found = [one for one in map(self._get, candidates) if one is not None]
+            found = [one for one in map(self._records.get, candidates) if one is not None]
             record = next((one for one in found if one.owner == owner), None)
             if record is None:
                 return None
@@ -112,18 +110,16 @@ class AnswerRecords:
         find = self.find(name, owner)
         if find is None:
             return None
-        jobs = [
-            one for one in list(self._front.processors) if answer_of(one) == find["id"]
-        ]
+        jobs = [one for one in self._front.processors if answer_of(one) == find["id"]]
         self._front.cancel(jobs)
         return {**find, "cancelled": len(jobs)}
 
     def _drop_oldest(self) -> None:
         """Drop the oldest record of the key that has most of them."""
         most = max(self._counts.values())
-        candidates = self._finished.items()
-        oldest = next(name for name, one in candidates if self._counts[one.owner] == most)
-        forgotten = self._finished.pop(oldest)
+        ended = ((name, one) for name, one in self._records.items() if one.finished)
+        oldest = next(name for name, one in ended if self._counts[one.owner] == most)
+        forgotten = self._records.pop(oldest)
         self._counts[forgotten.owner] -= 1
         if not self._counts[forgotten.owner]:
             del self._counts[forgotten.owner]
@@ -131,16 +127,13 @@ class AnswerRecords:
         if self._ids.get(chosen_id) == oldest:
             del self._ids[chosen_id]
 
-    def _get(self, name: str) -> AnswerRecord | None:
-        return self._live.get(name) or self._finished.get(name)
-
     def _running_prompts(
         self, name: str, ended_prompts: dict[int, JsonObject]
     ) -> dict[int, OutputProcessor]:
         """The prompts of an answer in the engine, of the first `PARTS`."""
         found = {}
         for i in range(PARTS):
-            job = self._front.processors.get(prompt_name(name, i))
+            job = self._front.processor(prompt_name(name, i))
             if job is not None and i not in ended_prompts:
                 found[i] = job
         return found
@@ -149,7 +142,7 @@ class AnswerRecords:
         """Store the figures of a prompt whose samples have all ended."""
         name, _, number = job.request.id.rpartition("-")
         with self._lock:
-            record = self._get(name)
+            record = self._records.get(name)
             if record is not None and int(number) < PARTS:
                 record.ended_prompts[int(number)] = _prompt_figures(job)
 

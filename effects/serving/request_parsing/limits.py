@@ -16,6 +16,7 @@ from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.errors import ApiError, ContextLengthError
 from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.request_parsing.body_counts import BodyCounter
+from minfer.lifecycle.arrive import longest_prompt, queue_is_full
 
 LEAST_BODY: Final = 2**22  # bytes that are accepted for any model
 ID_BYTES: Final = 8  # of a token id in JSON, with its comma
@@ -60,7 +61,7 @@ class Limits:
         """Refuse what an idle server could not serve either. Raises ApiError."""
         n, prompts = request.width, len(request.prompts)
         field = "best_of" if n > request.params.n else "n"
-        if n > self.max_waiting:
+        if queue_is_full(0, n, self.max_waiting):
             why = f"{field}: {n} samples do not fit into the waiting queue, which"
             remedy = f"holds {self.max_waiting} (max_waiting); ask for fewer at once"
             raise ApiError(f"{why} {remedy}", field)
@@ -80,7 +81,8 @@ class Limits:
             return
         for i, prompt in enumerate(request.prompts):
             length = len(prompt.ids)
-            if length < self.context < length + requested:
+            fits = length <= longest_prompt(self.context, output=True)
+            if fits and length + requested > self.context:
                 several = len(request.prompts) > 1
                 place = f"{prompt_field}[{i}]" if several else prompt_field
                 by = request.max_tokens_field

@@ -1,12 +1,13 @@
 """Who waits for its grammar comes in line once that is compiled, or is not wanted."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
+from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import THREADS, Grammars
 from minfer.records.request import Request, SamplingParams
@@ -49,12 +50,23 @@ def grammars(compiler: Compiler) -> Grammars:
 
 @pytest.fixture
 def compiling(grammars: Grammars) -> CompilingRequests:
-    return CompilingRequests(grammars)
+    return CompilingRequests(grammars, LiveRequests())
+
+
+def wait(
+    compiling: CompilingRequests,
+    requests: Sequence[Request],
+    then: Callable[[list[str]], object],
+) -> bool:
+    """Have live requests wait."""
+    for one in requests:
+        compiling.live.add(one)
+    return compiling.wait_for_grammars(requests, then)
 
 
 def test_who_needs_no_grammar_does_not_wait(compiling: CompilingRequests) -> None:
-    assert not compiling.wait_for_grammars([ask("a"), ask("b")], print)
-    assert not CompilingRequests(None).wait_for_grammars([ask("a", "x")], print)
+    assert not wait(compiling, [ask("a"), ask("b")], print)
+    assert not wait(CompilingRequests(None, LiveRequests()), [ask("a", "x")], print)
 
 
 @pytest.mark.parametrize("regex", ["x", "bad"])
@@ -69,23 +81,21 @@ def test_requests_of_a_batch_wait_for_each_other(
         done.set()
 
     batch = (ask("a"), ask("b", regex), ask("c", "y"))
-    assert compiling.wait_for_grammars(batch, then)
+    assert wait(compiling, batch, then)
     assert len(compiling) == 3
     compiler.go.set()
     assert done.wait(5)
     assert told == [["a", "b", "c"]]
     assert compiling.release(["b", "nobody", "a"]) == [batch]
     assert not len(compiling)
-    assert not compiling.wait_for_grammars(
-        [ask("d", regex)], then
-    )  # it was compiled, or refused
+    assert not wait(compiling, [ask("d", regex)], then)  # it was compiled, or refused
 
 
 def test_who_is_released_early_takes_its_batch_along(
     compiling: CompilingRequests,
 ) -> None:
-    compiling.wait_for_grammars([ask("a", "x"), ask("b")], print)
-    compiling.wait_for_grammars([ask("c", "x")], print)
+    wait(compiling, [ask("a", "x"), ask("b")], print)
+    wait(compiling, [ask("c", "x")], print)
     (batch,) = compiling.release(["b"])
     assert [one.id for one in batch] == ["a", "b"]
     assert len(compiling) == 1
@@ -98,8 +108,8 @@ def test_what_only_who_was_released_waited_for_is_not_compiled(
     for _ in busy:  # else they are in line, and the shortest comes first
         assert compiler.begun.acquire(timeout=60)
     told = list[list[str]]()
-    compiling.wait_for_grammars([ask("a", "x"), ask("b", "y")], told.append)
-    compiling.wait_for_grammars([ask("c", "y")], told.append)
+    wait(compiling, [ask("a", "x"), ask("b", "y")], told.append)
+    wait(compiling, [ask("c", "y")], told.append)
     assert grammars.pending == len(busy) + 2
     compiling.release(["a"])
     assert grammars.pending == len(busy) + 1

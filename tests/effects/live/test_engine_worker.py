@@ -338,7 +338,7 @@ def test_a_sample_is_finished_at_a_length(folder: str) -> None:
         messages = listened(llm)
 
         def cut(message: EngineMessage) -> None:
-            if len(tokens_of([message], "a")) and "a" in llm.worker.served:
+            if len(tokens_of([message], "a")) and llm.worker.live.known("a"):
                 llm.client.finish([Finish("a", 0, 1), Finish("unknown", 0, 1)])
 
         llm.client.listen(cut)
@@ -556,7 +556,7 @@ def test_who_waits_for_its_grammar_holds_nobody_up_and_can_be_cancelled(
     slowly = Slowly()
     with LLM(folder, executor="oracle", num_gpu_blocks_override=2000) as llm:
         llm.worker.driver.deferred.masks._grammars = store = Grammars(lambda: slowly)  # type: ignore[attr-defined]  # of one that is slow
-        llm.worker.compiling = CompilingRequests(store)
+        llm.worker.compiling = CompilingRequests(store, llm.worker.live)
         messages = listened(llm)
         llm.client.submit([constrained("a")])
         llm.client.submit([constrained("b")])
@@ -578,7 +578,7 @@ def test_who_waits_for_its_grammar_holds_nobody_up_and_can_be_cancelled(
 def test_who_waits_for_its_grammar_is_told_when_the_engine_closes(folder: str) -> None:
     slowly = Slowly()
     llm = LLM(folder, executor="oracle", num_gpu_blocks_override=2000)
-    llm.worker.compiling = CompilingRequests(Grammars(lambda: slowly))
+    llm.worker.compiling = CompilingRequests(Grammars(lambda: slowly), llm.worker.live)
     messages = listened(llm)
     llm.client.submit([constrained("a")])
     llm.close()

@@ -15,6 +15,7 @@ from minfer.effects.live.client import (
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.front import Front
+from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ class Stub:
     dead: BaseException | None = None
     working: bool = True
     resets: int = 0
+    live: LiveRequests = field(factory=LiveRequests)
 
     @property
     def unready(self) -> str:

@@ -142,7 +142,7 @@ def test_the_tokens_of_an_answer_are_those_of_its_usage(bundled: Serving) -> Non
     records = bundled.service.records
     answer = bundled.post("completions", prompt=["def f(", "x"], max_tokens=3)
     name = answer.headers["x-request-id"]
-    bundled.until(lambda: not records._live)
+    bundled.until(lambda: not records.live)
     log = AccessLog(bundled.service, kept, "json", "server", records.find)
     scope = {"type": "http", "method": "POST", "path": "/v1/completions"}
     log._log(scope, named(name), 0.0, 1.0)

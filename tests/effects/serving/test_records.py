@@ -1,6 +1,7 @@
 """What is told of requests, while they are served and after."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -115,17 +116,19 @@ def test_the_oldest_are_forgotten(
 ) -> None:
     monkeypatch.setattr(records, "KEPT", 2)
     kept = bundled.service.records
-    monkeypatch.setattr(kept, "_finished", type(kept._finished)())
+    bundled.until(lambda: not kept.live)
+    monkeypatch.setattr(kept, "_records", {})
+    monkeypatch.setattr(kept, "_counts", Counter())
     monkeypatch.setattr(kept, "_ids", {})
     url = f"{bundled.url}/v1/completions"
     body = {"prompt": "x", "max_tokens": 1}
     for name in ("a", "b", "a", "c"):
         bundled.http.post(url, json=body, headers={"x-request-id": name})
-    bundled.until(lambda: not kept._live)
+    bundled.until(lambda: not kept.live)
     # The first "a" is gone, and the second one is found.
     found = [bundled.get(f"/v1/requests/{name}").status_code for name in "abc"]
     assert found == [200, 404, 200]
-    assert len(kept._finished) == len(kept._ids) == 2
+    assert len(kept._records) == len(kept._ids) == 2
 
 
 def test_a_record_has_the_first_of_many_prompts(

@@ -46,7 +46,7 @@ def test_a_request_is_cancelled_by_its_id(slow: Serving) -> None:
     assert error["message"] == "the request was cancelled"
     assert error["code"] == "cancelled"
     slow.idle()
-    slow.until(lambda: not slow.service.records._live)
+    slow.until(lambda: not slow.service.records.live)
     assert cancelled(slow, "mine").json()["cancelled"] == 0
     assert cancelled(slow, "nobody's").status_code == 404
 

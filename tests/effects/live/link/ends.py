@@ -11,6 +11,7 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.remote import Remote
+from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.totals import NO_TOTALS
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request
@@ -34,6 +35,11 @@ IDLE = Snapshot(
 )
 
 
+def names_of(remote: Remote) -> list[str]:
+    """The names of a front's requests on its link."""
+    return [name for one in remote._requests.all() for name in one.names]
+
+
 def request(name: str = "a", **more: Any) -> Request:
     return Request(id=name, prompt=(1, 2, 3), max_tokens=9, **more)
 
@@ -54,6 +60,7 @@ class MadeUp:
     unready: str = ""
     working: bool = False
     resets: int = 0
+    live: LiveRequests = field(factory=LiveRequests)
 
     def clock(self) -> float:
         return self.now
@@ -71,6 +78,8 @@ class MadeUp:
         for one in requests:
             if one.id in self.served or one.id in self.busy:
                 raise RequestError(f"{one.id} is being served")
+        for one in requests:
+            self.live.add(one).stage = Stage.SUBMITTED
         self.served.update({one.id: one for one in requests})
         self.asked.append(tuple(one.id for one in requests))
 
@@ -115,6 +124,7 @@ class MadeUp:
     def end(self, name: str, reason: str = "length") -> None:
         done = Finished(name, 0, reason, 1)
         del self.served[name]
+        self.live.end(name)
         self.say(TurnOutputs(time=self.now, finished=(done,)))
 
 

@@ -5,6 +5,7 @@ from attrs import evolve
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.front_requests import FrontRequests
 from minfer.effects.live.link.quarantine import GUILTY_DEATHS
+from minfer.effects.live.live_requests import LiveRequests
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
@@ -19,7 +20,7 @@ def news(*ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]) -> wire.Fro
 
 
 def test_what_came_is_history_when_it_is_asked_again() -> None:
-    requests = FrontRequests()
+    requests = FrontRequests(LiveRequests())
     requests.add(request())
     requests.take(news(("a", 0), tokens=((5, 6),)))
     told = requests.take(
@@ -35,7 +36,7 @@ def test_what_came_is_history_when_it_is_asked_again() -> None:
 
 
 def test_samples_that_have_begun_go_on_each_by_itself() -> None:
-    requests = FrontRequests()
+    requests = FrontRequests(LiveRequests())
     requests.add(request(n=3, first_sample=4))
     requests.take(news(("a", 0), ("a", 2), tokens=((5,), (6,))))
     requests.end((Finished("a", 0, "length", 1),))
@@ -54,7 +55,7 @@ def test_samples_that_have_begun_go_on_each_by_itself() -> None:
 
 
 def test_samples_that_have_not_begun_go_on_as_one_request() -> None:
-    requests = FrontRequests()
+    requests = FrontRequests(LiveRequests())
     requests.add(request(n=3))
     requests.lose("")
     (again,) = requests.resumed()
@@ -62,7 +63,7 @@ def test_samples_that_have_not_begun_go_on_as_one_request() -> None:
 
 
 def test_who_is_blamed() -> None:
-    requests = FrontRequests()
+    requests = FrontRequests(LiveRequests())
     for name in "abc":
         requests.add(request(name))
     started = tuple(
@@ -81,7 +82,7 @@ def test_who_is_blamed() -> None:
 
 
 def test_who_may_have_been_compiling_is_blamed() -> None:
-    requests = FrontRequests()
+    requests = FrontRequests(LiveRequests())
     asked = SamplingParams(structured_outputs=StructuredOutputs(regex="x"))
     for name in ("compiles", "in line"):
         requests.add(evolve(request(name), sampling=asked))
@@ -101,11 +102,13 @@ def test_who_may_have_been_compiling_is_blamed() -> None:
 
 
 def _name_of(requests: FrontRequests, own: str) -> str:
-    return next(name for name, (one, _) in requests._names.items() if one == own)
+    kept = requests.get(own)
+    assert kept is not None
+    return next(iter(kept.names))
 
 
 def test_what_was_to_end_ends_without_an_engine() -> None:
-    requests = FrontRequests()
+    requests = FrontRequests(LiveRequests())
     for name in "abc":
         requests.add(request(name))
     requests.take(news(("a", 0), ("b", 0), tokens=((1, 2, 3), (4,))))

@@ -14,7 +14,15 @@ from minfer.effects.live.totals import Totals
 from minfer.records.messages import Finish, Finished, QueueBlocked
 from minfer.records.request import SamplingParams
 from minfer.sampling.structured import StructuredOutputs
-from tests.effects.live.link.ends import IDLE, READY, Ends, MadeUp, linked, request
+from tests.effects.live.link.ends import (
+    IDLE,
+    READY,
+    Ends,
+    MadeUp,
+    linked,
+    names_of,
+    request,
+)
 
 
 def hello(front: int = 0, life: int = 1, *resumed: wire.Resumed) -> wire.Hello:
@@ -32,9 +40,8 @@ def joined(ends: Ends) -> tuple[Session, list[bytes]]:
 def nothing_left(ends: Ends) -> None:
     """Of requests that have gone, nothing is kept."""
     host = ends.host
-    assert not host._requests
+    assert not host._live
     assert not host._quarantine.waiting()
-    assert not any(session.ids for session in host._sessions)
 
 
 def ended(ends: Ends, front: int = 0) -> list[tuple[str, str]]:
@@ -91,7 +98,7 @@ def test_who_starts_is_told_before_the_step() -> None:
     ends.carry()
     ends.cut()
     ends.link()
-    (kept,) = ends.remotes[0]._requests._kept.values()
+    (kept,) = ends.remotes[0]._requests.all()
     assert kept.histories[0].deaths == 1  # the engine had it, and gave it nothing
 
 
@@ -119,6 +126,7 @@ def test_what_a_front_had_asked_for_is_cancelled_when_it_goes() -> None:
     ends.host.leave(ends.sessions[0])
     assert ends.engine.cancelled == ["a", "b"]
     ends.engine.end("a", "cancelled")  # nobody hears of it
+    ends.engine.end("b", "cancelled")
     ends.remotes[1].cancel(["c"])
     ends.engine.end("c", "cancelled")
     nothing_left(ends)
@@ -130,15 +138,14 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
         ends.remotes[0].submit([request(str(number))])
         ends.cut()
         ends.link()
-        ends.remotes[0].cancel(list(ends.remotes[0]._requests._kept))
+        ends.remotes[0].cancel(list(ends.remotes[0].live))
         for name in list(ends.engine.served):
             ends.engine.end(name, "cancelled")
         ends.carry()
     nothing_left(ends)
     assert len(ends.host._sessions) == 1
     remote = ends.remotes[0]
-    assert not remote._requests._kept
-    assert not remote._requests._names
+    assert not remote.live
 
 
 @pytest.mark.parametrize(
@@ -389,6 +396,7 @@ def test_a_front_that_is_started_again_while_the_engine_loads() -> None:
     ends.host.receive(session, wire.SubmitRequests((request("b"),)))
     ends.open()
     assert ends.engine.asked == [("b",)]
+    assert list(ends.engine.live) == ["b"], "it is in the registry of the client"
     assert wire.read_to_front(said[-1]) == READY
     ends.engine.end("b")
     nothing_left(ends)
@@ -412,7 +420,7 @@ def test_fronts_that_drain_get_what_suspects_hold_back() -> None:
     remote.submit([request("a"), request("b")])
     for _ in range(2):  # two engines die that gave them nothing
         ends.engine.admit(
-            *[name for name in remote._requests._names if name in ends.engine.served]
+            *[name for name in names_of(remote) if name in ends.engine.served]
         )
         ends.carry()
         ends.cut()

@@ -5,15 +5,19 @@ from hypothesis import strategies as st
 
 from minfer.effects.live.client import TurnOutputs
 from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.output_routing import LinkedRequest, OutputRouter, Session
+from minfer.effects.live.link.output_routing import OutputRouter, Session
+from minfer.effects.live.live_requests import LiveRequest
 from minfer.records.messages import Finished
+from tests.effects.live.link.ends import request
 
 NAMES = "abcdef"
 BATCHES = st.lists(st.lists(st.sampled_from(NAMES), unique=True), min_size=1, max_size=6)
 
 
-def of(**sessions: Session) -> dict[str, LinkedRequest]:
-    return {name: LinkedRequest(session, 1) for name, session in sessions.items()}
+def of(**sessions: Session) -> dict[str, LiveRequest]:
+    return {
+        name: LiveRequest(request(name), session) for name, session in sessions.items()
+    }
 
 
 @given(BATCHES, st.lists(st.integers(-1, 2), min_size=6, max_size=6), st.data())
@@ -22,7 +26,7 @@ def test_each_is_told_of_its_own_and_of_nothing_else(
 ) -> None:
     sessions = [Session(lambda _: None) for _ in range(3)]
     owners = {
-        name: LinkedRequest(sessions[at], 1)
+        name: LiveRequest(request(name), sessions[at])
         for name, at in zip(NAMES, owned, strict=True)
         if at >= 0
     }
@@ -45,7 +49,7 @@ def test_each_is_told_of_its_own_and_of_nothing_else(
         own = [
             (name, token)
             for name, token in right
-            if name in owners and owners[name].session is session
+            if name in owners and owners[name].reader is session
         ]
         assert heard[id(session)] == own
 

@@ -3,7 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.live.link.quarantine import CLEARING_TOKENS, Quarantine
+from minfer.effects.live.link.quarantine import (
+    CLEARING_TOKENS,
+    SUSPECT_DEATHS,
+    Quarantine,
+)
 from tests.effects.live.link.ends import request
 
 A, B, C = map(request, "abc")
@@ -20,8 +24,7 @@ def test_without_suspects_nobody_waits() -> None:
 def test_suspects_run_one_after_the_other_and_then_all_who_waited() -> None:
     line = Quarantine()
     line.hold([C])
-    line.suspect(A)
-    line.suspect(B)
+    line.hold([A, B], SUSPECT_DEATHS)
     assert line.due() == (A,)
     assert (line.probing, line.due(), line.closed) == ("a", (), True)
     assert line.waiting() == {"b", "c"}
@@ -37,7 +40,7 @@ def test_suspects_run_one_after_the_other_and_then_all_who_waited() -> None:
 def test_who_saw_most_engines_die_runs_first() -> None:
     line = Quarantine()
     for one, deaths in ((A, 2), (B, 4), (C, 4)):
-        line.suspect(one, deaths)
+        line.hold([one], deaths)
     for one in (B, C, A):
         assert line.due() == (one,)
         assert line.clear(one.id)
@@ -47,7 +50,7 @@ def test_who_saw_most_engines_die_runs_first() -> None:
 def test_a_few_tokens_clear_nobody() -> None:
     line = Quarantine()
     for one in (A, B):
-        line.suspect(one)
+        line.hold([one], SUSPECT_DEATHS)
         line.due()
         assert not any(
             line.give(sample, 1) for sample in (0, 1) for _ in range(CLEARING_TOKENS)
@@ -59,7 +62,7 @@ def test_a_few_tokens_clear_nobody() -> None:
 def test_who_is_dropped_is_not_served() -> None:
     line = Quarantine()
     line.hold([A])
-    line.suspect(B)
+    line.hold([B], SUSPECT_DEATHS)
     assert line.drop("a") == A
     assert line.drop("b") == B
     assert line.drop("a") is None
@@ -75,7 +78,7 @@ def test_everybody_is_served_once_or_dropped(moves: list[str]) -> None:
             case "hold" | "suspect":
                 one = request(str(number))
                 came.append(one.id)
-                line.hold([one]) if move == "hold" else line.suspect(one)
+                line.hold([one], SUSPECT_DEATHS if move == "suspect" else 1)
             case "due":
                 due = line.due()
                 served += [one.id for one in due]

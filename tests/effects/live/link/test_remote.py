@@ -17,7 +17,7 @@ from minfer.effects.live.link.quarantine import CLEARING_TOKENS, GIVEN_UP, GUILT
 from minfer.effects.live.link.remote import Remote
 from minfer.records.request import SamplingParams
 from tests.circles import seeds
-from tests.effects.live.link.ends import IDLE, linked, request
+from tests.effects.live.link.ends import IDLE, linked, names_of, request
 from tests.effects.live.link.world import Poison, World
 
 
@@ -186,7 +186,7 @@ def test_a_request_is_given_up_at_the_length_that_it_has() -> None:
     for _ in range(3 * GUILTY_DEATHS):
         if not ends.remotes[0].working:
             break
-        ends.engine.admit(*ends.remotes[0]._requests._names)
+        ends.engine.admit(*names_of(ends.remotes[0]))
         ends.carry()
         ends.cut()
         ends.engine.served.clear()
@@ -209,7 +209,7 @@ def test_what_comes_after_the_end_of_a_link_leaves_nothing_behind() -> None:
         ends.cut()  # cancelled while the link was up, and it never came to be
         ends.link()
         ends.carry()
-    assert (remote._requests._kept, remote._requests._names) == ({}, {})
+    assert not remote.live
 
 
 def test_ready_is_said_twice_and_a_hello_once_a_link() -> None:

@@ -147,7 +147,7 @@ def alone(request: Request) -> dict[int, tuple[int, ...]]:
 
     engine.listen(hear)
     engine.submit([request])
-    while engine.served:
+    while engine.live:
         engine.pump()
     return {i: tuple(tokens) for i, tokens in got.items()}
 
@@ -236,7 +236,7 @@ class World:
         self.host = self.engine = None
         if engine is not None and host is not None:
             probing = host._quarantine.probing
-            if probing and engine.served.keys() <= {probing}:
+            if probing and engine.live.served().keys() <= {probing}:
                 self.alone[probing.split("#")[0]] += 1
         for front in self.fronts:
             while front.link is not None and front.link.down:
@@ -320,11 +320,7 @@ class World:
             if all(not front.remote.working for front in self.fronts):
                 return
             self.move(hostile=False)
-        left = [
-            one.request.id
-            for f in self.fronts
-            for one in f.remote._requests._kept.values()
-        ]
+        left = [one.request.id for f in self.fronts for one in f.remote._requests.all()]
         raise AssertionError(f"not drained: {left}")
 
     # --- judgement ----------------------------------------------------------------------

@@ -58,6 +58,27 @@ def test_a_prompt_that_is_too_long_does_not_travel(worker: InputWorker) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [(PATH, {"max_tokens": 0}), ("/v1/embeddings", {})],
+    ids=["scored", "pooled"],
+)
+def test_a_prompt_without_output_may_fill_the_context(
+    worker: InputWorker, path: str, body: dict[str, object]
+) -> None:
+    field = "input" if path != PATH else "prompt"
+
+    def reply(length: int) -> WorkerReply:
+        data = json.dumps({field: [5] * length, **body}).encode()
+        return worker.reply(WorkerRequest(path=path, data=data))
+
+    assert reply(2048).prepared is not None
+    error = reply(2049).refusal
+    assert error is not None
+    assert "the prompt has 2049 tokens" in error.message
+    assert "left for the output" not in error.message
+
+
+@pytest.mark.parametrize(
     ("error", "status", "last"),
     [(KeyError("secret"), 500, False), (MemoryError("secret"), 413, True)],
 )

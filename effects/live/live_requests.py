@@ -1,0 +1,129 @@
+"""The live requests of a process: the only registry by request id.
+
+It is the engine client's; the link's host has one until its engine is ready, and passes
+it on. A record is added by what takes the request first: a front, the host, or else the
+client. It is removed when its client has ended it and nothing reads its outputs.
+
+    NEW ---> COMPILING ---> SUBMITTED ---> ENDED    set by the engine client
+      +------> SEARCHING --------------------^      set by `BeamSearches`
+
+Each part changes its own fields of a record, under its own lock; additions and removals
+have a lock here. Other threads add and remove meanwhile: copy before you iterate.
+
+What has another lifetime is kept by its owner: by sample, the matchers of grammars, the
+tokens read for drafts, and the times of last outputs, which are folds over transitions
+and have no other access to clients; by answer, `AnswerRecords`, which begin before the
+answer's requests and outlive them.
+"""
+
+import threading
+from enum import Enum
+from typing import Final, TypeVar
+
+from attrs import define
+
+from minfer.effects.live.errors import RequestError
+from minfer.records.messages import clip
+from minfer.records.request import Request
+
+
+class Stage(Enum):
+    """What the engine client has done with a request."""
+
+    NEW = "new"  # it does not have it yet: the link's host may hold it
+    COMPILING = "compiling"  # a grammar, its own or of its batch
+    SUBMITTED = "submitted"  # to the engine
+    SEARCHING = "searching"  # its rounds are submitted, as requests of their own
+    ENDED = "ended"  # its last outputs may not be read yet
+
+
+T = TypeVar("T")
+_SERVED: Final = (Stage.COMPILING, Stage.SUBMITTED)
+
+
+@define(eq=False)
+class LiveRequest:
+    """A live request. The types of `reader` and `kept` are those of their owners."""
+
+    request: Request
+    # What gets its outputs: an `OutputProcessor`, the `Session` of its front, or, of a
+    # request in a round, the `SearchBeam` of its search.
+    reader: object = None
+    # What its client keeps of it: the `PendingBatch` that compiles, the `FrontRequest`
+    # that is resubmitted after a crash, or the `LiveSearch`.
+    kept: object = None
+    arrived: float = 0.0  # at its client
+    stage: Stage = Stage.NEW
+
+
+class LiveRequests(dict[str, LiveRequest]):
+    """The records, by id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.RLock()  # an interrupt's handler may cancel requests
+
+    def check_new(self, request: Request) -> None:
+        """Raise RequestError if the id of a request is that of a live one. A request that
+        is passed on to the engine client is not yet that.
+        """
+        record = self.get(request.id)
+        if record is None:
+            return
+        if record.request is not request or record.stage is not Stage.NEW:
+            name = clip(request.id)
+            raise RequestError(
+                f"a request with the id {name!r} is being served; ids must differ"
+            )
+
+    def add(self, request: Request, reader: object = None) -> LiveRequest:
+        """Returns the record of a new request, which may have been added before. Raises
+        RequestError as `check_new`.
+        """
+        with self._lock:
+            self.check_new(request)
+            return self.setdefault(request.id, LiveRequest(request, reader))
+
+    def served(self) -> dict[str, LiveRequest]:
+        """Returns the requests that the engine client has."""
+        return {name: one for name, one in list(self.items()) if one.stage in _SERVED}
+
+    def known(self, name: str) -> bool:
+        """Returns whether the engine client has a request."""
+        return (record := self.get(name)) is not None and record.stage in _SERVED
+
+    def reader(self, name: str, kind: type[T]) -> T | None:
+        """Returns what reads the outputs of a request, if it is of this kind."""
+        reader = None if (record := self.get(name)) is None else record.reader
+        return reader if isinstance(reader, kind) else None
+
+    def readers(self, kind: type[T]) -> dict[str, T]:
+        """Returns all readers of a kind, by the ids of their requests."""
+        each = [(name, record.reader) for name, record in list(self.items())]
+        return {name: reader for name, reader in each if isinstance(reader, kind)}
+
+    def kept(self, name: str, kind: type[T]) -> T | None:
+        """Returns what the client keeps of a request, if it is of this kind."""
+        kept = None if (record := self.get(name)) is None else record.kept
+        return kept if isinstance(kept, kind) else None
+
+    def all_kept(self, kind: type[T]) -> list[T]:
+        """Returns all that is kept of a kind, in the order of arrival."""
+        each = [record.kept for record in list(self.values())]
+        return [kept for kept in each if isinstance(kept, kind)]
+
+    def end(self, name: str) -> None:
+        """Note that its client has ended a request."""
+        with self._lock:
+            if (record := self.get(name)) is not None:
+                record.stage, record.kept = Stage.ENDED, None
+                if record.reader is None:
+                    del self[name]
+
+    def release(self, name: str) -> None:
+        """Note that nothing reads the outputs of a request any more."""
+        with self._lock:
+            if (record := self.get(name)) is not None:
+                record.reader = None
+                if record.stage in (Stage.NEW, Stage.ENDED):
+                    del self[name]
