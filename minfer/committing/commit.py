@@ -51,7 +51,7 @@ def commit(
         )
     sizes = tuple(map(len, event.yields))  # tokens per row
     flaw = _flaw(config, plan, sizes, tokens)
-    flaw = flaw or flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
+    flaw = flaw or flaw_beside(event.logprobs, event.pooled, sizes)
     if flaw:
         return discard(config, state, plan.step, flaw)
     return _commit_results(config, state, event, tokens, sizes)

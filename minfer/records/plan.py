@@ -44,7 +44,6 @@ Contract of an executor:
 """
 
 from itertools import chain
-from math import isfinite
 from typing import Any, Final
 
 from attrs import frozen
@@ -53,7 +52,6 @@ from minfer.records.sequence import SampleId
 from minfer.sampling.reference_sampler import RowSampling
 
 Yields = tuple[tuple[int, ...], ...]  # token ids per row
-Scores = tuple[tuple[float, ...], ...]  # per row, one for each token it yielded, or none
 DEVICE: Final = "device"  # the tier of the blocks that rows read and write
 
 
@@ -86,12 +84,10 @@ POOLINGS: Final = (LAST, MEAN)
 Pooled = tuple[bytes, ...]
 
 
-def flaw_beside(scores: Any, logprobs: Any, pooled: Any, sizes: tuple[int, ...]) -> str:
-    """What is wrong with scores, log-probabilities or pooled results, or nothing; `sizes`
-    are the tokens that each row yielded.
+def flaw_beside(logprobs: Any, pooled: Any, sizes: tuple[int, ...]) -> str:
+    """What is wrong with log-probabilities or pooled results, or nothing; `sizes` are the
+    tokens that each row yielded.
     """
-    if not _is_nothing(scores) and not _are_scores(scores, sizes):
-        return "scores must be none or one finite number for each token of a row"
     if not _is_nothing(logprobs) and not _are_by_row(logprobs, sizes):
         return "log-probabilities must be none or one for each token of a row"
     if not _is_nothing(pooled) and not _are_vectors(pooled, len(sizes)):
@@ -114,13 +110,6 @@ def _are_by_row(column: Any, sizes: tuple[int, ...]) -> bool:
         return False
     each = zip(column, sizes, strict=True)
     return all(type(some) is tuple and len(some) in (0, size) for some, size in each)
-
-
-def _are_scores(scores: Any, sizes: tuple[int, ...]) -> bool:
-    if not _are_by_row(scores, sizes):
-        return False
-    every = tuple(chain.from_iterable(scores))
-    return set(map(type, every)) <= {float} and all(map(isfinite, every))
 
 
 @frozen

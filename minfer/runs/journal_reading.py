@@ -287,10 +287,9 @@ def read_turn(payload: bytes, state: EngineState, head: Head) -> RecordedTurn:
             plan = state.inflight[0]
             sizes = tuple(rest.get("sizes", plan.most))
             begin = sum(sizes)
-            scores = tuple(map(tuple, rest.get("scores", ())))
             yields = _split(ids[:begin], sizes)
             logprobs = _logprobs(rest.get("logprobs", ()), len(sizes))
-            events.append(Executed(plan.step, yields, scores, logprobs))
+            events.append(Executed(plan.step, yields, logprobs))
         for record in rest.get("events", ()):
             event, begin = _read_event(record, ids, begin, block_size)
             events.append(event)

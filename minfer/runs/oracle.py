@@ -27,7 +27,6 @@ from minfer.records.plan import (
     Plan,
     Pooled,
     SampleDeferred,
-    Scores,
     TokenLogprobs,
     Yields,
 )
@@ -101,7 +100,6 @@ class Oracle:
         self.memory: dict[int, list[int]] = {}  # block -> digest after each slot written
         self.tiers: dict[str, dict[int, list[int]]] = {DEVICE: self.memory}
         self.rows: dict[int, OracleRow] = {}
-        self.scored: set[int] = set()  # rows whose tokens have scores
         self.plans: deque[Plan] = deque()
         self.apart: dict[int, SampleDeferred] = {}  # by step, the host's masks
 
@@ -126,13 +124,8 @@ class Oracle:
             )
         yields = tuple(self._run(plan))
         self.apart.pop(plan.step, None)
-        return Executed(
-            plan.step,
-            yields,
-            self._scores(plan, yields),
-            self._logprobs(plan, yields),
-            pooled=self._pooled(plan),
-        )
+        logprobs, pooled = self._logprobs(plan, yields), self._pooled(plan)
+        return Executed(plan.step, yields, logprobs, pooled)
 
     def fail(self, error: str, *, halfway: bool) -> Failed:
         """Fail the next plan and drop all after it; rows lose their state on the
@@ -176,9 +169,6 @@ class Oracle:
         for opened in plan.opens:
             index = plan.rows[opened.index]
             self.rows[index] = OracleRow.of(opened)
-            self.scored.discard(index)
-            if opened.sampling.scores:
-                self.scored.add(index)
         for grow in plan.grows:
             if len(self.rows[grow.row].table) != grow.at:
                 raise AssertionError(
@@ -257,15 +247,6 @@ class Oracle:
         size = self.vocab or 8 * len(bits)
         following = ((token + more) % size for more in range(size))
         return next(one for one in following if _is_set(bits, one))
-
-    def _scores(self, plan: Plan, yields: Yields) -> Scores:
-        """For rows that were opened with scores, a number for each token; else none."""
-        if self.scored.isdisjoint(plan.rows):
-            return ()
-        return tuple(
-            tuple(-float(token) for token in some) if row in self.scored else ()
-            for row, some in zip(plan.rows, yields, strict=True)
-        )
 
     def _logprobs(self, plan: Plan, yields: Yields) -> Logprobs:
         """For rows that were opened with log-probabilities, those of their token, if it

@@ -27,7 +27,6 @@ from minfer.records.plan import (
     Open,
     Plan,
     Pooled,
-    Scores,
     TokenLogprobs,
     Yields,
 )
@@ -136,7 +135,6 @@ class LogprobColumns:
     rows: int
     vocab: int
     logprobs: dict[int, list[TokenLogprobs]] = field(factory=dict)
-    scores: dict[int, list[float]] = field(factory=dict)
 
     def read(self, slot: HostSlot, draw: Draw) -> None:
         """Add a forward's log-probabilities."""
@@ -154,9 +152,6 @@ class LogprobColumns:
 
     def _read_row(self, words: Words, place: int, owner: Open) -> None:
         sampling = owner.sampling
-        if sampling.scores:
-            own = float(words[1, :1].view(np.float32)[0])
-            self.scores.setdefault(place, []).append(own)
         if sampling.logprobs is not None:
             ids, bits = words[:, : 1 + min(sampling.logprobs, self.vocab)]
             rank, *likeliest = ids.tolist()
@@ -164,11 +159,10 @@ class LogprobColumns:
             found = TokenLogprobs(logprob, rank, tuple(likeliest), tuple(others))
             self.logprobs.setdefault(place, []).append(found)
 
-    def columns(self) -> tuple[Scores, Logprobs]:
+    def column(self) -> Logprobs:
         """Returns one entry for each row, as results have them, or none at all."""
-        scores = tuple(tuple(self.scores.get(i, ())) for i in range(self.rows))
         logprobs = tuple(tuple(self.logprobs.get(i, ())) for i in range(self.rows))
-        return scores if self.scores else (), logprobs if self.logprobs else ()
+        return logprobs if self.logprobs else ()
 
 
 def results(
@@ -187,8 +181,7 @@ def results(
     for slot in slots:
         if slot.scored and slot.draw is not None:
             beside.read(slot, slot.draw)
-    scores, logprobs = beside.columns()
-    return Executed(plan.step, yields, scores, logprobs, pooled)
+    return Executed(plan.step, yields, beside.column(), pooled)
 
 
 def _prompt_outputs(slots: Sequence[HostSlot], rows: int) -> Pooled:

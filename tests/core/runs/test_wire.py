@@ -68,7 +68,6 @@ SAMPLINGS = st.builds(
     sample=st.integers(0, 127),
     stop_ids=st.frozensets(st.integers(0, 2**32 - 1), max_size=4),
     logprobs=st.none() | st.integers(0, 20),
-    scores=st.booleans(),
     prompt_logprobs=st.none() | st.integers(0, 20),
 )
 OPENS = st.builds(
@@ -112,7 +111,6 @@ RESULTS = st.builds(
     Executed,
     NUMBERS,
     st.lists(COLUMN, max_size=4).map(tuple),
-    st.lists(st.lists(FLOATS, max_size=3).map(tuple), max_size=3).map(tuple),
     st.lists(st.lists(LOGPROBS, max_size=2).map(tuple), max_size=3).map(tuple),
     st.lists(st.binary(max_size=9), max_size=3).map(tuple),
 )

@@ -112,6 +112,8 @@ GONE: dict[tuple[str, str], tuple[Any, Any, str]] = {  # what is read, what is n
     ("Request", "beams"): (None, {"is": "BeamSearch"}, "beam search"),
     ("Executed", "candidates"): ([], [{"is": "Candidates"}], "beam search"),
     ("RowSampling", "candidates"): (0, 4, "beam search"),
+    ("Executed", "scores"): ([], [[-0.5]], "scores of tokens"),
+    ("RowSampling", "scores"): (False, True, "scores of tokens"),
 }
 
 

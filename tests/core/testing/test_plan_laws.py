@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from itertools import islice
-from math import inf, nan
 from typing import Any
 
 import pytest
@@ -192,8 +191,6 @@ class Whole(int):
 ONE = TokenLogprobs(-1.0, 1)
 ODD: tuple[tuple[bool, dict[str, Any]], ...] = (
     (True, {}),
-    (True, {"scores": ((0.5,), (0.5,), (0.5,))}),
-    (True, {"scores": ((0.5,), (), (0.5,))}),
     (True, {"logprobs": ((ONE,), (), (ONE,))}),
     (True, {"pooled": (b"", b"x", b"")}),
     (False, {"yields": ((True,), (1,), (2,))}),
@@ -207,14 +204,6 @@ ODD: tuple[tuple[bool, dict[str, Any]], ...] = (
     (False, {"yields": [(1,), (1,), (2,)]}),
     (False, {"yields": ((-1,), (1,), (2,))}),
     (False, {"yields": ((50,), (1,), (2,))}),
-    (False, {"scores": ((0.5,), (0.5,))}),
-    (False, {"scores": ((1,), (0.5,), (0.5,))}),
-    (False, {"scores": ((True,), (0.5,), (0.5,))}),
-    (False, {"scores": ((nan,), (0.5,), (0.5,))}),
-    (False, {"scores": ((inf,), (0.5,), (0.5,))}),
-    (False, {"scores": ((0.5, 0.5), (0.5,), (0.5,))}),
-    (False, {"scores": [(0.5,), (0.5,), (0.5,)]}),
-    (False, {"scores": None}),
     (False, {"logprobs": ((ONE,), (ONE,))}),
     (False, {"logprobs": ((ONE, ONE), (), ())}),
     (False, {"logprobs": ([ONE], (), ())}),
