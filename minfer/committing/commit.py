@@ -18,9 +18,10 @@ from minfer.lifecycle.transitions import Cause
 from minfer.planning.spread import deferrable_blocks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Finished, clip
-from minfer.records.plan import Logprobs, Plan, Pooled, Yields, flaw_beside, tokens_of
+from minfer.records.plan import Plan, Pooled, Yields, flaw_beside, tokens_of
 from minfer.records.sequence import Running, edited, positions
 from minfer.records.state import EngineState, Transition, emit, ignore
+from minfer.records.token_logprobs import Logprobs
 from minfer.speculate.learn import update_acceptance
 from minfer.values import thresholds
 from minfer.values.record import evolve

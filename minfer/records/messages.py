@@ -12,10 +12,11 @@ from typing import Final, get_args
 
 from attrs import field, frozen
 
-from minfer.records.plan import Logprobs, Plan, Pooled, Yields
+from minfer.records.plan import Plan, Pooled, Yields
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId, SampleIds
 from minfer.records.speculation import MOST_DRAFTS
+from minfer.records.token_logprobs import Logprobs
 from minfer.values.checks import (
     ParameterError,
     check_flag,

@@ -29,7 +29,7 @@ Contract of an executor:
   tokens, as log-probabilities are.
 - For a row that was opened with `prompt_logprobs`, each plan that has inputs of its
   prompt yields the log-probabilities of the prompt tokens that follow these inputs
-  (`minfer.records.prompt_logprobs`): in the place of a vector, as such a row is never
+  (`minfer.records.token_logprobs`): in the place of a vector, as such a row is never
   pooled.
 - A row in `deferred` is sampled when the host sends `SampleDeferred`, with a mask of the
   allowed tokens (deferred sampling). The other rows do not wait for it, but the plan's
@@ -65,17 +65,6 @@ def tokens_of(yields: Any) -> tuple[int, ...] | None:
     return tokens if set(map(type, tokens)) <= {int} else None
 
 
-@frozen
-class TokenLogprobs:
-    """The log-probability of a token, and of the likeliest tokens at its place."""
-
-    logprob: float  # natural
-    rank: int  # 1: the likeliest token
-    likeliest: tuple[int, ...] = ()  # token ids, the likeliest first
-    logprobs: tuple[float, ...] = ()  # of `likeliest`
-
-
-Logprobs = tuple[tuple[TokenLogprobs, ...], ...]  # per row, one for each token
 LAST: Final = "last"  # ways of pooling: the hidden state of the last input,
 MEAN: Final = "mean"  # or the mean over all inputs
 POOLINGS: Final = (LAST, MEAN)

@@ -22,16 +22,14 @@ from minfer.records.plan import (
     DEVICE,
     MEAN,
     Draft,
-    Logprobs,
     Open,
     Plan,
     Pooled,
     SampleDeferred,
-    TokenLogprobs,
     Yields,
 )
-from minfer.records.prompt_logprobs import PromptPart, packed
 from minfer.records.sequence import SampleId
+from minfer.records.token_logprobs import Logprobs, TokenLogprobs, pack_part
 from minfer.sampling.reference_sampler import RowSampling
 
 WRONG = 4  # about one of so many drafts of the draft model is wrong
@@ -54,12 +52,12 @@ def offer_of(digest: int, vocab: int, count: int) -> Offer:
     return tokens, tuple(accumulate(falls))
 
 
-def part_of(first: int, digests: Sequence[int]) -> PromptPart:
+def part_of(first: int, digests: Sequence[int]) -> bytes:
     """Log-probabilities of the tokens of a prompt from `first` on, which encode the
     digests before them, modulo 2^30.
     """
-    ids = struct.pack(f"<{len(digests)}i", *(digest % 2**30 for digest in digests))
-    return PromptPart(first, len(digests), 1, ids, bytes(len(ids)))
+    lines = [struct.pack("<if", digest % 2**30, 0.0) for digest in digests]
+    return pack_part(first, len(lines), b"".join(lines))
 
 
 def masks_of(deferred: SampleDeferred, index: int, drafts: int = 0) -> list[bytes]:
@@ -265,7 +263,7 @@ class Oracle:
         likeliest, logprobs = self._likeliest(row, max(1, count))
         rank = 1 + (likeliest.index(tokens[0]) if tokens[0] in likeliest else count)
         own = logprobs[min(rank, len(logprobs)) - 1]
-        return (TokenLogprobs(own, rank, likeliest[:count], logprobs[:count]),)
+        return (TokenLogprobs(tokens[0], own, rank, likeliest[:count], logprobs[:count]),)
 
     def _likeliest(self, row: OracleRow, count: int) -> Offer:
         return offer_of(self._digest(row), self.vocab, count)
@@ -285,10 +283,10 @@ class Oracle:
             start, count = plan.starts[fill.index], plan.counts[fill.index]
             followed = min(start + count, row.prompt - 1) - start
             if row.sampling.prompt_logprobs is not None and followed > 0:
-                found[fill.index] = packed(self._part(row, start, followed))
+                found[fill.index] = self._part(row, start, followed)
         return tuple(found.get(i, b"") for i in range(len(plan.rows))) if found else ()
 
-    def _part(self, row: OracleRow, start: int, count: int) -> PromptPart:
+    def _part(self, row: OracleRow, start: int, count: int) -> bytes:
         """Log-probabilities of the tokens after these inputs, from digests of KV."""
         digests = [
             self._read(row.table[position // self.block_size], position % self.block_size)

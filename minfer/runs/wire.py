@@ -35,15 +35,14 @@ from minfer.records.plan import (
     Draft,
     Fill,
     Grow,
-    Logprobs,
     Mask,
     Move,
     Open,
     Plan,
     SampleDeferred,
     Stand,
-    TokenLogprobs,
 )
+from minfer.records.token_logprobs import Logprobs, TokenLogprobs
 from minfer.sampling.reference_sampler import RowSampling
 
 _COUNT: Final = struct.Struct("<I")
@@ -266,10 +265,7 @@ def results_to(done: Executed | Failed) -> bytes:
         words.extend(tokens)
     fields: dict[str, Any] = {}
     if done.logprobs:
-        fields["logprobs"] = [
-            [[one.logprob, one.rank, one.likeliest, one.logprobs] for one in row]
-            for row in done.logprobs
-        ]
+        fields["logprobs"] = [[*map(attrs.astuple, row)] for row in done.logprobs]
     if done.pooled:
         fields["pooled"] = [
             b2a_base64(one, newline=False).decode() for one in done.pooled
@@ -296,8 +292,8 @@ def results_from(data: bytes) -> Executed | Failed:
 def _logprobs_from(fields: Any) -> Logprobs:
     return tuple(
         tuple(
-            TokenLogprobs(logprob, rank, tuple(likeliest), tuple(logprobs))
-            for logprob, rank, likeliest, logprobs in row
+            TokenLogprobs(token, logprob, rank, tuple(likeliest), tuple(logprobs))
+            for token, logprob, rank, likeliest, logprobs in row
         )
         for row in fields
     )

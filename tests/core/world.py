@@ -37,11 +37,11 @@ from minfer.records.messages import (
     Tick,
 )
 from minfer.records.policy import FirstCome, Load, Policy
-from minfer.records.prompt_logprobs import parts_of
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
+from minfer.records.token_logprobs import unpack_parts
 from minfer.runs.oracle import START, vector_of
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
@@ -145,12 +145,11 @@ def told_of(data: bytes) -> list[int]:
     is the same.
     """
     told: list[int] = []
-    for part in parts_of(data):
-        new = [part.line(at).rank for at in range(part.count)]
-        assert 1 <= part.first <= len(told) + 1, f"nothing came before {part.first}"
-        old = told[part.first - 1 :][: part.count]
-        assert old == new[: len(old)]
-        told += new[len(old) :]
+    for at, one in unpack_parts(data, range(2**31)):
+        assert 1 <= at <= len(told) + 1, f"nothing came before {at}"
+        if at > len(told):
+            told.append(one.rank)
+        assert told[at - 1] == one.rank
     return told
 
 

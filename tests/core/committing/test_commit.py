@@ -10,8 +10,8 @@ from hypothesis import given
 from minfer.blocks.keys import block_keys
 from minfer.committing.commit import align_yields
 from minfer.records.messages import Cancel, Discarded, Emit, Executed, Ignored, Submit
-from minfer.records.plan import TokenLogprobs
 from minfer.records.speculation import DEVICE, Speculation
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.values import thresholds
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 
@@ -60,7 +60,7 @@ def test_log_probabilities_follow_their_tokens(others: int) -> None:
     while bench.state.requests:
         done = bench.oracle.collect()
         assert isinstance(done, Executed)
-        scored = tuple(tuple(TokenLogprobs(-t, 1) for t in row) for row in done.yields)
+        scored = tuple(tuple(TokenLogprobs(t, -t, 1) for t in row) for row in done.yields)
         late = [Submit(ask(f"late{len(said)}", 4, 6))] if len(said) < others else []
         turn = bench.give(evolve(done, logprobs=scored), *late)
         said += [one for one in turn.commands if isinstance(one, Emit)]

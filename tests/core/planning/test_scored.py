@@ -16,10 +16,10 @@ from minfer.records.messages import (
     Preempted,
     Submit,
 )
-from minfer.records.prompt_logprobs import parts_of
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.state import Transition
+from minfer.records.token_logprobs import unpack_parts
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.world import scored_reference, told_of
 
@@ -113,7 +113,8 @@ def test_after_a_failure_it_goes_on_where_its_scores_ended() -> None:
     assert bench.plans[-1].starts == (16,)
     rest = served(bench)["a", 0]
     assert told_of(first + rest) == scored_reference(one, 4)
-    assert [part.first for part in parts_of(first + rest)] == [1, 17, 33]
+    indices = [at for at, _ in unpack_parts(first + rest, one.prompt)]
+    assert indices == [*range(1, 40)]
 
 
 @pytest.mark.parametrize("scored", [False, True])

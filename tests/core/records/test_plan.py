@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from minfer.records.plan import TokenLogprobs, flaw_beside, tokens_of
+from minfer.records.plan import flaw_beside, tokens_of
+from minfer.records.token_logprobs import TokenLogprobs
 
 
 def test_results_are_read_row_after_row() -> None:
@@ -22,7 +23,7 @@ def test_what_is_no_tuple_of_tuples_of_whole_numbers_is_nothing(yields: Any) -> 
 
 
 SIZES = (2, 0, 1)  # tokens of three rows
-SCORE = TokenLogprobs(-0.5, 1)
+SCORE = TokenLogprobs(7, -0.5, 1)
 
 
 def test_log_probabilities_are_none_or_one_for_each_token_of_a_row() -> None:

@@ -27,11 +27,11 @@ from minfer.records.plan import (
     Plan,
     SampleDeferred,
     Stand,
-    TokenLogprobs,
 )
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import initial
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.runs.oracle import Oracle
 from minfer.runs.wire import (
     WireError,
@@ -105,7 +105,12 @@ PLANS = st.builds(
 )
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 LOGPROBS = st.builds(
-    TokenLogprobs, FLOATS, NUMBERS, COLUMN, st.lists(FLOATS, max_size=4).map(tuple)
+    TokenLogprobs,
+    NUMBERS,
+    FLOATS,
+    NUMBERS,
+    COLUMN,
+    st.lists(FLOATS, max_size=4).map(tuple),
 )
 RESULTS = st.builds(
     Executed,

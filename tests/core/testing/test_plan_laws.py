@@ -10,8 +10,9 @@ from attrs import evolve
 from minfer import schedule as scheduling
 from minfer.engine import step
 from minfer.records.messages import Discarded, Execute, Executed, Pause, Submit, Tick
-from minfer.records.plan import Fill, TokenLogprobs
+from minfer.records.plan import Fill
 from minfer.records.state import Transition, Turn
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import check_turn
 from minfer.testing.result_laws import good
@@ -188,7 +189,7 @@ class Whole(int):
     """A whole number that is none of the plain ones."""
 
 
-ONE = TokenLogprobs(-1.0, 1)
+ONE = TokenLogprobs(3, -1.0, 1)
 ODD: tuple[tuple[bool, dict[str, Any]], ...] = (
     (True, {}),
     (True, {"logprobs": ((ONE,), (), (ONE,))}),

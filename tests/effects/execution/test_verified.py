@@ -12,9 +12,10 @@ from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Discarded, Executed, Failed, Preempted
-from minfer.records.plan import Draft, Fill, Plan, TokenLogprobs
+from minfer.records.plan import Draft, Fill, Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, HOST, Speculation
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.values.checks import ConfigError
 from tests.circles import claimed
 from tests.core.executing import opened

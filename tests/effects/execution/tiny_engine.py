@@ -18,8 +18,8 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Finished, Submit
-from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request, SamplingParams, row_sampling
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling import reference_sampler as sample
 
 VOCAB: Final = 101

@@ -15,8 +15,8 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
-from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamSearch
 from tests.effects.live.test_front import Stub
 
@@ -105,7 +105,7 @@ def beside(one: Request) -> TokenLogprobs:
     assert count == WIDTH + 1
     best = sorted(range(VOCAB), key=lambda token: -likely(one.prompt, token))[:count]
     logprobs = tuple(likely(one.prompt, token) for token in best)
-    return TokenLogprobs(logprobs[0], 1, tuple(best), logprobs)
+    return TokenLogprobs(best[0], logprobs[0], 1, tuple(best), logprobs)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import Logprob, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.messages import Finish, Finished
-from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request, SamplingParams
+from minfer.records.token_logprobs import TokenLogprobs
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,9 @@ def test_what_was_not_flushed_is_not_taken() -> None:
         id="a", prompt=(1,), max_tokens=9, sampling=SamplingParams(logprobs=0)
     )
     job = OutputProcessor(request, heard.append, streaming=True)
-    job.feed(0, (5, 6), 1.0, [TokenLogprobs(-0.5, 1), TokenLogprobs(-0.25, 2)])
+    job.feed(0, (5, 6), 1.0, [TokenLogprobs(5, -0.5, 1), TokenLogprobs(6, -0.25, 2)])
     job.flush()
-    job.feed(0, (7,), 2.0, [TokenLogprobs(-4.0, 3)])
+    job.feed(0, (7,), 2.0, [TokenLogprobs(7, -4.0, 3)])
     job.finish(Finished("a", 0, "length", 3))
     output = job.take()
     assert output.outputs[0].token_ids == (5, 6)

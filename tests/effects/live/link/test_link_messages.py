@@ -18,8 +18,8 @@ from minfer.records.messages import (
     Preempted,
     QueueBlocked,
 )
-from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request, SamplingParams
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound, BeamSearch
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.live.link.ends import IDLE, linked, other
@@ -162,7 +162,10 @@ def test_news_are_the_same_for_who_listens_to_a_front() -> None:
         time=4.5,
         ids=(("a", 0), ("a", 2)),
         tokens=((1, 2), ()),
-        logprobs=((TokenLogprobs(-0.5, 2, (7,), (-0.25,)), TokenLogprobs(-1.5, 1)), ()),
+        logprobs=(
+            (TokenLogprobs(3, -0.5, 2, (7,), (-0.25,)), TokenLogprobs(4, -1.5, 1)),
+            (),
+        ),
         pooled=(b"", b"\x00\x80\xff?"),
         drafts=(3, 0),
         finished=(FINISHED,),
