@@ -13,7 +13,7 @@ from minfer.effects.live.input_processing.input_processor import (
     TooLongError,
 )
 from minfer.effects.live.llm import LLM
-from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.text.chat_templates import ChatTemplateError
 
 _HELP: Final = """\
 /clear  forget the conversation, but not --system

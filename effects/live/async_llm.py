@@ -31,7 +31,7 @@ from minfer.records.plan import LAST
 from minfer.records.request import SamplingParams
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
+    from minfer.effects.text.chat_templates import ChatOptions, Conversation, Tools
 
 
 class AsyncLLM(ServedModel):

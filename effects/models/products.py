@@ -82,7 +82,7 @@ def norm_gated(
     """Returns silu(gate) * up of gate and up, fused in `linear`: [tokens, inputs] ->
     [tokens, outputs / 2].
 
-    `fused` is as in `minfer.kernels.linear.norm_gated`.
+    `fused` is as in `minfer.kernels.fused_linear.norm_gated`.
     """
     kernels = _kernels(linear)
     return kernels.norm_gated(x, norm, eps, linear.weight, linear.bias, fused=fused)
@@ -122,6 +122,8 @@ def _on_cpu() -> Products:
 
 @cache
 def _on_gpu() -> Products:
-    from minfer.kernels import linear  # imports Triton, which the CPU does not need
+    from minfer.kernels import (
+        fused_linear as linear,  # imports Triton, which the CPU does not need
+    )
 
     return linear

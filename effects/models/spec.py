@@ -8,7 +8,7 @@ from attrs import frozen
 
 from minfer.effects.models.families import Family
 from minfer.effects.models.layers import Layer, LayerGroup, layer_groups
-from minfer.effects.models.rope import Rope
+from minfer.effects.models.rope_scaling import Rope
 
 EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # names in a checkpoint
 

@@ -7,7 +7,7 @@ from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.families import FAMILIES, OF_TYPE, Family
 from minfer.effects.models.layers import read_layers
-from minfer.effects.models.rope import parse_rope
+from minfer.effects.models.rope_scaling import parse_rope
 from minfer.effects.models.spec import ModelSpec
 
 RMS_NORM_EPS = 1e-6  # where a config has none

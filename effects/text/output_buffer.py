@@ -10,7 +10,7 @@ themselves, and gets them at once.
 from attrs import define, evolve, field
 
 from minfer.effects.text.detokenizer import Detokenizer
-from minfer.effects.text.logprobs import by_id
+from minfer.effects.text.logprobs_by_id import by_id
 from minfer.effects.text.outputs import BeamFinished, CompletionOutput
 from minfer.effects.text.stops import StopMatcher
 from minfer.records.messages import Finished

@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 
 from minfer.effects.text.best_of import best_of
 from minfer.effects.text.detokenizer import Detokenizer
-from minfer.effects.text.logprobs import PromptScores
+from minfer.effects.text.logprobs_by_id import PromptScores
 from minfer.effects.text.output_buffer import OutputBuffer
 from minfer.effects.text.outputs import (
     CompletionOutput,

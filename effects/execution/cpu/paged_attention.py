@@ -24,7 +24,7 @@ from minfer.effects.execution.cpu.attention_reads import (
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.gqa import GQA
-from minfer.effects.models.rope import inverse_frequencies
+from minfer.effects.models.rope_scaling import inverse_frequencies
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.plain import rms_norm
 from minfer.records.plan import Copy

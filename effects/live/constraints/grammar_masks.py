@@ -44,14 +44,14 @@ from minfer.effects.live.constraints.sample_grammars import (
     due_mask,
 )
 from minfer.effects.live.masks import StepMasks, no_memory, ready_masks
-from minfer.effects.text.grammars.job_threads import FOR_SLOW, JobThreads
-from minfer.effects.text.grammars.mask_lines import Lines, TokenBans, fill
-from minfer.effects.text.grammars.protocol import (
+from minfer.effects.text.grammars.grammar_library import (
     MASK_WAIT,
     GrammarError,
     Matcher,
     MatcherUpdate,
 )
+from minfer.effects.text.grammars.job_threads import FOR_SLOW, JobThreads
+from minfer.effects.text.grammars.mask_lines import Lines, TokenBans, fill
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Event, Execute, Finish, Pause
 from minfer.records.plan import Plan

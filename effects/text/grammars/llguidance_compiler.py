@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 
+from minfer.effects.text.grammars.grammar_library import GrammarError, MatcherUpdate
 from minfer.effects.text.grammars.grammar_text import (
     WHITESPACE,
     GrammarText,
@@ -26,7 +27,6 @@ from minfer.effects.text.grammars.llguidance_matcher import (
 )
 from minfer.effects.text.grammars.mask_lines import Lines
 from minfer.effects.text.grammars.parallel_masks import ParallelMasks
-from minfer.effects.text.grammars.protocol import GrammarError, MatcherUpdate
 from minfer.effects.text.grammars.vocabulary import without_markers
 from minfer.sampling.structured import StructuredOutputs
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from minfer.effects.text.grammars.grammar_library import MASK_WAIT, GrammarError
 from minfer.effects.text.grammars.job_threads import FOR_SLOW
-from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher

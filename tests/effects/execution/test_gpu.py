@@ -31,7 +31,7 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import MemoryPlan, NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.kernels import linear
+from minfer.kernels import fused_linear
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.gated import gated
 from minfer.kernels.packages import FLASH, QUACK, missing
@@ -568,10 +568,10 @@ def test_bfloat16_distributions_are_those_of_float32(
     chunk, splits, package = WAYS[way]
     if package and (why := missing(package, torch.bfloat16, torch.device(DEVICE))):
         pytest.skip(why)
-    monkeypatch.setattr(linear, "pays", lambda *_: True)
+    monkeypatch.setattr(fused_linear, "pays", lambda *_: True)
     with (
         LLM(dtype="bfloat16", **SMALL) as llm,
-        patch.object(linear, "gated", wraps=gated) as used,
+        patch.object(fused_linear, "gated", wraps=gated) as used,
     ):
         runner = runner_of(llm)
         found = forced(runner, ids, chunk, splits, package).double().log_softmax(-1)

@@ -10,8 +10,12 @@ from typing import Any
 from attrs import define, field
 
 from minfer.effects.live.constraints.sample_grammars import DueMask
+from minfer.effects.text.grammars.grammar_library import (
+    MASK_WAIT,
+    GrammarError,
+    MatcherUpdate,
+)
 from minfer.effects.text.grammars.mask_lines import Lines
-from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, MatcherUpdate
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.one_by_one import OneByOne

@@ -16,7 +16,7 @@ from minfer import LLM, AsyncLLM, ParameterError, SamplingParams
 from minfer.effects.live.client import EngineMessage, RequestReason, TurnOutputs
 from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
-from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.text.chat_templates import ChatTemplateError
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import RequestOutput
 from minfer.records.messages import (

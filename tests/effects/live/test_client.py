@@ -103,7 +103,7 @@ def test_nobody_reaches_over_the_line() -> None:
     """Rooms above use the client and the front of a model, not the engine's insides."""
     allowed = {
         "effects/live/served_model.py",  # makes it
-        "effects/cli/compare/logits.py",  # of the executor's own model
+        "effects/cli/compare/logit_differences.py",  # of the executor's own model
     }
     for path in sorted((ROOT / "effects").rglob("*.py")):
         name = str(path.relative_to(ROOT))

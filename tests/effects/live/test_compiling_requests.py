@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.store import THREADS, Grammars
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs

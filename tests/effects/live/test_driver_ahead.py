@@ -16,7 +16,7 @@ from minfer.records.messages import Executed, Failed, Pause, Submit
 from minfer.records.plan import Mask, Plan
 from minfer.records.request import SamplingParams
 from minfer.records.state import EngineState
-from tests.effects.live.test_deferred_sampling import (
+from tests.effects.live.test_deferred_rows import (
     CONFIG,
     VOCAB,
     Eleven,

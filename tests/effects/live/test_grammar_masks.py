@@ -9,8 +9,8 @@ from attrs import define, evolve, field
 from minfer.effects.live.constraints.grammar_masks import STUCK, GrammarMasks
 from minfer.effects.live.constraints.sample_grammars import AllowedTokens
 from minfer.effects.live.masks import StepMasks
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.mask_lines import Lines
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.engine import step
 from minfer.records.config import EngineConfig

@@ -20,7 +20,7 @@ from minfer.effects.live.input_processing.prompts import Prompt
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.text.chat_templates import ChatTemplateError
 from minfer.effects.text.outputs import RequestOutput
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan

@@ -22,7 +22,7 @@ from attrs import frozen
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.setup.speculation import METHODS
+from minfer.effects.setup.speculation_settings import METHODS
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.messages import Admitted

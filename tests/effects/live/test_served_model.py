@@ -15,7 +15,12 @@ from minfer import LLM, AsyncLLM, SamplingParams
 from minfer.effects.execution.warming.start_progress import Report, ignore_progress
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.text.chat import ChatOptions, Conversation, Conversations, Tools
+from minfer.effects.text.chat_templates import (
+    ChatOptions,
+    Conversation,
+    Conversations,
+    Tools,
+)
 from minfer.effects.text.tools.formats import Parsers
 from tests.effects.scripted import say, write_talker
 

@@ -12,7 +12,7 @@ from minfer.effects.live.constraints.grammar_masks import (
     GrammarMasks,
 )
 from minfer.effects.live.constraints.sample_grammars import DueMask
-from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError
+from minfer.effects.text.grammars.grammar_library import MASK_WAIT, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Ignored, Pause
 from tests.effects.live.matchers import Clock, Counting, ask, counted

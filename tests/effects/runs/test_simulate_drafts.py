@@ -10,7 +10,7 @@ from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report, draft_figures
 from minfer.effects.runs.simulate_drafts import DRAFTERS, with_drafts
-from minfer.effects.setup.speculation import METHODS
+from minfer.effects.setup.speculation_settings import METHODS
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from tests.core.runs.drafted import by_device

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.answer_parsing import (
     AnswerParser,
     ParsedAnswer,

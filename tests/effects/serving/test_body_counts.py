@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from minfer.effects.live.errors import TooLongError
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.body_counts import (
     CONTAINERS,
     ITEMS,

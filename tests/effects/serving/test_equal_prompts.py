@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from minfer.effects.live.input_processing.prompts import rendered
 from minfer.effects.serving.anthropic.count_tokens import CountBody
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.tokens.tokenize import TokenizeBody

@@ -18,7 +18,7 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving.access.api_keys import Key
 from minfer.effects.serving.access.server_bounds import ServerBounds
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.intake import LONG, Intake
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing import bodies

@@ -13,7 +13,7 @@ from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.errors import ApiError, ContextLengthError
+from minfer.effects.serving.client_errors import ApiError, ContextLengthError
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.request_parsing.limits import (
     LEAST_BODY,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.anthropic.messages import ENDPOINT as MESSAGES
-from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
+from minfer.effects.serving.anthropic.create_message import ENDPOINT as MESSAGES
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.openai.chat_completions import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest
 from minfer.effects.serving.request_parsing import tool_constraints as calling

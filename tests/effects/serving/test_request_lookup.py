@@ -15,7 +15,7 @@ from minfer.effects.live.link.link_messages import RequestQuery
 from minfer.effects.live.link.request_queries import RequestQueries
 from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
 from minfer.effects.serving.access.server_bounds import ServerBounds
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.observability import records
 from minfer.effects.serving.observability import request_lookup as lookup
 from minfer.effects.serving.observability.request_lookup import RequestLookup

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.input_processing.prompts import Renders
-from minfer.effects.serving.anthropic.messages import ENDPOINT as MESSAGES
-from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
+from minfer.effects.serving.anthropic.create_message import ENDPOINT as MESSAGES
+from minfer.effects.serving.openai.chat_completions import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
 from minfer.effects.serving.protocol import Endpoint, PromptUsage
 from minfer.effects.serving.wire.stamp import Stamp

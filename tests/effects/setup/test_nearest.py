@@ -6,9 +6,12 @@ import pytest
 from attrs import fields
 
 from minfer.effects.serving.addresses import suggest_address
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.setup.nearest import nearest
-from minfer.effects.setup.speculation import SpeculativeConfig, speculative_config
+from minfer.effects.setup.speculation_settings import (
+    SpeculativeConfig,
+    speculative_config,
+)
 from minfer.values.checks import ConfigError
 from tests.effects.serving.openai.helpers import HI, refused
 

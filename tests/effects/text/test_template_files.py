@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from minfer.effects.models.json_files import CorruptFileError
-from minfer.effects.text.chat import ChatTemplateError, render_chat
+from minfer.effects.text.chat_templates import ChatTemplateError, render_chat
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers
 from tests.effects.text.test_side_files import CONFIG, write

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.text.chat import ChatTemplateError, render_chat
+from minfer.effects.text.chat_templates import ChatTemplateError, render_chat
 from minfer.effects.text.template_limits import LONGEST, ROUNDS
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.quick import at_most

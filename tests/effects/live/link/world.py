@@ -23,7 +23,7 @@ from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.quarantine import GUILTY_DEATHS
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.totals import NO_TOTALS
-from minfer.effects.text.grammars.protocol import Grammar, GrammarError
+from minfer.effects.text.grammars.grammar_library import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Finish, Finished

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.effects.cli.bench import serve
+from minfer.effects.cli.bench import serve_load
 from minfer.effects.runs.load import load_metrics as metrics
 from minfer.effects.runs.load.command import bench_serve
 from minfer.effects.runs.load.load_client import Client, Outcome
@@ -206,6 +206,6 @@ def test_doubts_are_printed_aside(
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "find_spec", lambda _: None)
+    monkeypatch.setattr(serve_load, "find_spec", lambda _: None)
     with pytest.raises(LoadError, match=r"needs aiohttp: pip install '\.\[load\]'"):
-        serve.run(options())
+        serve_load.run(options())

@@ -15,7 +15,7 @@ import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError, TooLongError
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers import process
 from minfer.effects.serving.input_workers import worker_pool as module
 from minfer.effects.serving.input_workers.task import ModelFacts, Prepared

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.openai.embeddings import (
     MAX_INPUTS,
     EmbeddingBody,

@@ -1,6 +1,6 @@
 """Errors in OpenAI's shape, to the byte."""
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.error_form import failure
 
 

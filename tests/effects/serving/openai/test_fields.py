@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.beams.beam_search import BeamSearchParams
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.records.request import ParameterError
 from minfer.sampling.params import ADVISED, SamplingParams

@@ -10,7 +10,7 @@ from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
 from minfer.effects.serving.openai import fields
-from minfer.effects.serving.openai.logprobs import CompletionLogprobs
+from minfer.effects.serving.openai.logprob_formats import CompletionLogprobs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.outputs import Logprob, PromptLogprobs
 from minfer.effects.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.sampling.structured import MAX_CONSTRAINT, StructuredOutputs

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from tests.effects.served import Serving

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic_core import from_json
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.envelope import (
     LONGEST_ID,
     CancelMessage,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire import post
 from minfer.effects.serving.wire.post import Post
 from minfer.effects.serving.wire.transport import ignore_part

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import minfer.effects
+from minfer.effects.text.grammars.grammar_library import GrammarError, Matcher
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sampling.structured import StructuredOutputs
 

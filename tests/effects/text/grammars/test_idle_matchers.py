@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minfer.effects.text.grammars.grammar_library import Matcher
 from minfer.effects.text.grammars.idle_matchers import (
     CAPACITY,
     CHARACTERS,
@@ -12,7 +13,6 @@ from minfer.effects.text.grammars.idle_matchers import (
     TOKENS,
     IdleMatchers,
 )
-from minfer.effects.text.grammars.protocol import Matcher
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.live.matchers import Walker
 from tests.effects.text.grammars.bundled import compiler

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from minfer.effects.text.grammars import llguidance_matcher as walking
+from minfer.effects.text.grammars.grammar_library import GrammarError, Matcher
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
     ENDS,

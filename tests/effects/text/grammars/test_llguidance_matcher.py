@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.text.grammars import llguidance_matcher as walking
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.llguidance_matcher import (
     MOST_CHARS,
     Companions,
@@ -13,7 +14,6 @@ from minfer.effects.text.grammars.llguidance_matcher import (
     check,
     cut,
 )
-from minfer.effects.text.grammars.protocol import GrammarError
 from tests.effects.text.grammars.bundled import ENDS, allowed, ids, matcher
 
 

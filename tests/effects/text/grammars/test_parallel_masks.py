@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from minfer.effects.text.grammars import parallel_masks as module
-from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.grammars.parallel_masks import ParallelMasks
-from minfer.effects.text.grammars.protocol import (
+from minfer.effects.text.grammars.grammar_library import (
     MASK_WAIT,
     GrammarError,
     Matcher,
     MatcherUpdate,
 )
+from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
+from minfer.effects.text.grammars.parallel_masks import ParallelMasks
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
     ENDS,

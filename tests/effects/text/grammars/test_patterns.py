@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.patterns import rewrite_pattern
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.tools.forms import Callee, Calling, arguments_schema, grammar
 from tests.circles import claimed, long
 from tests.effects.text.grammars.bundled import (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.schemas import check_schema
 from tests.effects.text.grammars.bundled import refusal, takes_value
 from tests.quick import at_most

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from minfer.effects.text.grammars import store as module
-from minfer.effects.text.grammars.protocol import (
+from minfer.effects.text.grammars.grammar_library import (
     Grammar,
     GrammarError,
 )

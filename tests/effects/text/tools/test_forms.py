@@ -8,9 +8,9 @@ import pytest
 from attrs import evolve
 from tokenizers import AddedToken, Tokenizer
 
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import json_rule
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.tools import deepseek, harmony
 from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.forms import (

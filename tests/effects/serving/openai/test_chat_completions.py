@@ -7,8 +7,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.fields import MAX_ITEMS
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from minfer.effects.text.chat import ChatOptions, ChatTemplateError, render_chat
+from minfer.effects.text.chat_templates import ChatOptions, ChatTemplateError, render_chat
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.effects.text.trained import save
 

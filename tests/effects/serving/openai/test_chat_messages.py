@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.openai.chat import ChatBody
-from minfer.effects.serving.openai.conversation import have_tool_calls
+from minfer.effects.serving.openai.chat_completions import ChatBody
+from minfer.effects.serving.openai.chat_messages import have_tool_calls
 from tests.effects.serving.openai.helpers import HI, chat, refused
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}

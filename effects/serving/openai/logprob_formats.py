@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Final, TypedDict
 
 from minfer.effects.serving.protocol import Include
-from minfer.effects.text.logprobs import text_of
+from minfer.effects.text.logprobs_by_id import text_of
 from minfer.effects.text.outputs import CompletionOutput, Logprob, PromptLogprobs
 from minfer.effects.text.tokenizer import Tokenizer
 

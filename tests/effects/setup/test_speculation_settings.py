@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.setup.speculation import (
+from minfer.effects.setup.speculation_settings import (
     HOST_ROWS,
     SpeculativeConfig,
     read_json,

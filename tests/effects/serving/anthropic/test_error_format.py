@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from minfer.effects.serving.anthropic.errors import failure
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.anthropic.error_format import failure
+from minfer.effects.serving.client_errors import ApiError
 
 
 @pytest.mark.parametrize(

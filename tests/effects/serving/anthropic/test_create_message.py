@@ -10,7 +10,7 @@ from anthropic.types import Message
 
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.anthropic.messages import ENDPOINT
+from minfer.effects.serving.anthropic.create_message import ENDPOINT
 from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, Include
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.outputs import CompletionOutput

@@ -3,7 +3,7 @@
 import struct
 
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.text.logprobs import PromptScores, by_id
+from minfer.effects.text.logprobs_by_id import PromptScores, by_id
 from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.token_logprobs import TokenLogprobs, pack_part

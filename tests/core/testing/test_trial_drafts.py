@@ -12,7 +12,7 @@ from minfer.records.request import Request
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.state import EngineState, initial
 from minfer.runs.oracle import Oracle
-from minfer.testing.host_drafts import proposed
+from minfer.testing.trial_drafts import proposed
 
 CONFIG = EngineConfig(
     num_blocks=60,

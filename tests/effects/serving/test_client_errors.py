@@ -13,8 +13,8 @@ from minfer.effects.live.errors import (
     RequestError,
     TooLongError,
 )
-from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError, to_api_error
-from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError, to_api_error
+from minfer.effects.text.chat_templates import ChatTemplateError
 from minfer.records.request import ParameterError
 from tests.effects.served import serving
 from tests.effects.serving.raw_requests import SLOW, asking
