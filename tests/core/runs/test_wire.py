@@ -131,12 +131,12 @@ def test_a_plan_comes_over_as_it_is(plan: Plan) -> None:
 def test_results_come_over_as_they_are_log_probabilities_too(
     done: Executed | Failed,
 ) -> None:
-    told = results_from(results_to(done))
-    assert told == done
+    reported = results_from(results_to(done))
+    assert reported == done
     if isinstance(done, Executed):
-        assert isinstance(told, Executed)
-        assert told.logprobs == done.logprobs  # which equality leaves out
-        assert told.pooled == done.pooled  # likewise
+        assert isinstance(reported, Executed)
+        assert reported.logprobs == done.logprobs  # which equality leaves out
+        assert reported.pooled == done.pooled  # likewise
 
 
 @given(
@@ -147,8 +147,8 @@ def test_results_come_over_as_they_are_log_probabilities_too(
 def test_masks_come_over_as_they_are(
     number: int, masks: list[Mask], stands: list[Stand]
 ) -> None:
-    apart = SampleDeferred(number, tuple(masks), stands=tuple(stands))
-    assert deferred_from(deferred_to(apart)) == apart
+    separate = SampleDeferred(number, tuple(masks), stands=tuple(stands))
+    assert deferred_from(deferred_to(separate)) == separate
 
 
 def test_plans_of_a_hostile_world_come_over_as_they_are() -> None:

@@ -115,7 +115,7 @@ def in_lockstep() -> Turn:
         ("lockstep", lambda turn: stated(turn, lockstep=False)),
     ],
 )
-def test_who_may_not_run_ahead_is_sampled_apart_and_looked_for(
+def test_a_row_that_may_not_run_ahead_has_deferred_sampling_and_is_checked(
     law: str, wrong: Callable[[Turn], Transition]
 ) -> None:
     turn = in_lockstep()

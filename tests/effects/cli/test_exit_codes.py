@@ -79,7 +79,7 @@ import sys
 from minfer.effects.cli.exit_codes import guarded
 def run():
     sys.stdin.read()  # until the reader of our output has gone
-    print("nobody reads this")
+    print("this is not read")
     return 0
 sys.exit(guarded(run))
 """

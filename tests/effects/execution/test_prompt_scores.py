@@ -140,13 +140,13 @@ def test_few_logits_are_there_at_once(
     take = Scorer.scored
 
     def noted(self: Scorer, targets: Any) -> Any:
-        asked, found = take(self, targets)
+        requested, found = take(self, targets)
 
         def seen(first: int, logits: torch.Tensor) -> None:
             rows.append(len(logits))
-            asked.take(first, logits)
+            requested.take(first, logits)
 
-        return evolve(asked, few=5, take=seen), found
+        return evolve(requested, few=5, take=seen), found
 
     monkeypatch.setattr(Scorer, "scored", noted)
     with LLM(llama.folder, **PLAIN) as llm:
@@ -261,9 +261,9 @@ def test_what_comes_back_is_read_by_rows_and_must_be_finite() -> None:
     values = torch.tensor([[-2.0, -0.5], [-0.25, -0.25]])
     words[1:, 1, :2] = values.view(torch.int32)
     stretch = ScoredChunk(place=1, owner=OPENED, first=1, at=1, count=2, width=2)
-    nothing, said, nobody = ChunkScores((stretch,), words).read(3)
-    assert nothing == nobody == b""
-    assert [*unpack_parts(said, OPENED.known)] == [
+    nothing, emitted, padding = ChunkScores((stretch,), words).read(3)
+    assert nothing == padding == b""
+    assert [*unpack_parts(emitted, OPENED.known)] == [
         (1, TokenLogprobs(2, -2.0, 4, (9,), (-0.5,))),
         (2, TokenLogprobs(3, -0.25, 1, (8,), (-0.25,))),
     ]

@@ -105,13 +105,13 @@ def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
         Request(id=str(i), prompt=(i + 2,), max_tokens=40, sampling=GREEDY)
         for i in range(5)
     ]
-    alone = run.serve(long)
+    solo = run.serve(long)
     assert not any(steps)
     assert not run.scores
     steps.clear()
     short = evolve(long[0], id="asks", max_tokens=7, sampling=evolve(GREEDY, logprobs=1))
     again = run.serve([*(evolve(r, id="again-" + r.id) for r in long), short])
-    assert all(again["again-" + r.id, 0] == alone[r.id, 0] for r in long)
+    assert all(again["again-" + r.id, 0] == solo[r.id, 0] for r in long)
     assert steps == [True] * steps.count(True) + [False] * steps.count(False)
     assert 7 <= steps.count(True) < 12
     reported = run.scores["asks", 0]

@@ -217,7 +217,7 @@ def test_what_was_tried_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ways.graphs, ways.flash_from, ways.fused) == (True, 0, True)
 
 
-def test_a_capture_is_blamed_alone_and_memory_never(
+def test_only_a_capture_is_blamed_and_memory_never(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shortcuts, "load", lambda _: "")

@@ -20,7 +20,7 @@ from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.one_by_one import OneByOne
 
-ASKED = StructuredOutputs(regex="any")
+REQUESTED = StructuredOutputs(regex="any")
 EOS = 1
 FIRST = 2  # the token that a `Counting` matcher wants first
 WORDS = 20  # tokens that it counts with
@@ -151,6 +151,6 @@ class ByHand:
 
 def ask(name: str, **more: Any) -> Request:
     """A request with a constraint."""
-    params = SamplingParams(structured_outputs=ASKED, **more.pop("sampling", {}))
+    params = SamplingParams(structured_outputs=REQUESTED, **more.pop("sampling", {}))
     given = {"max_tokens": 20, "stop_ids": frozenset({EOS}), **more}
     return Request(id=name, prompt=(5, 6, 7), sampling=params, lockstep=True, **given)

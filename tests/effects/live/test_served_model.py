@@ -84,7 +84,7 @@ def test_a_conversations_options_are_named(method: Any) -> None:
         assert hints[name] == types[name]
 
 
-def test_an_unknown_setting_is_refused_by_the_class_that_was_asked() -> None:
+def test_an_unknown_setting_is_refused_by_the_class_that_was_called() -> None:
     with pytest.raises(TypeError, match=r"AsyncLLM has no setting 'modle'; it has"):
         AsyncLLM(modle="x")  # type: ignore[arg-type]  # the point
 

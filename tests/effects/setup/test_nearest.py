@@ -71,7 +71,7 @@ def test_addresses() -> None:
         assert suggest_address(path) is None
 
 
-def test_the_known_words_are_near_themselves_alone() -> None:
+def test_the_known_words_are_near_only_themselves() -> None:
     known = [one.name for one in fields(SpeculativeConfig)]
     assert [nearest(one, known) for one in known] == known
     assert nearest("", known) is None

@@ -18,12 +18,12 @@ def part(first: int, count: int) -> bytes:
 
 
 def ranks(scores: PromptScores) -> list[int | None] | None:
-    told = scores.by_token()
-    if told is None:
+    reported = scores.by_token()
+    if reported is None:
         return None
     return [
         None if one is None else one[token].rank
-        for token, one in zip(PROMPT, told, strict=True)
+        for token, one in zip(PROMPT, reported, strict=True)
     ]
 
 

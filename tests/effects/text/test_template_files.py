@@ -78,12 +78,12 @@ def test_templates_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_named_tokens_reach_the_template(tmp_path: Path) -> None:
-    said = {
+    emitted = {
         "extra_special_tokens": {"image_token": "<image>"},
         "audio_token": "<audio>",
         "chat_template": "{{ image_token }}{{ audio_token }}",
     }
-    write(tmp_path, {CONFIG: said})
+    write(tmp_path, {CONFIG: emitted})
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     found = render_chat(Tokenizer(tmp_path), TALK, {})
     assert found == theirs.apply_chat_template(TALK, tokenize=False) == "<image><audio>"

@@ -45,9 +45,9 @@ def tempting() -> frozenset[int]:
     return frozenset(i for i, text in enumerate(texts()) if odd.search(text))
 
 
-def written(rng: Random, asked: dict[str, Any], start: str = "") -> str | None:
+def written(rng: Random, requested: dict[str, Any], start: str = "") -> str | None:
     """An output under a constraint that is led astray; None: it did not end."""
-    walk = matcher(**asked)
+    walk = matcher(**requested)
     tokens = tokenizer().encode(start, add_special_tokens=False)
     walk.advance(tokens)
     for count in range(4 * LONGEST):

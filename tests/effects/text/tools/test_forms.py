@@ -69,8 +69,10 @@ class Vocabulary:
 
     def takes(self, text: str, calling: Calling) -> bool:
         """Whether an answer may be this text."""
-        asked = StructuredOutputs(grammar=grammar(evolve(calling, token=self.added.get)))
-        walk = self.compiler.compile(asked).matcher()
+        constraint = StructuredOutputs(
+            grammar=grammar(evolve(calling, token=self.added.get))
+        )
+        walk = self.compiler.compile(constraint).matcher()
         for one in self.tokens.encode(text, add_special_tokens=False).ids:
             if one not in allowed(walk.mask()):
                 return False
@@ -104,7 +106,7 @@ def hermes(*calls: str) -> str:
 
 
 def deep(form: str, *each: tuple[str, str]) -> str:
-    return calls(form, *(called(form, name, said) for name, said in each))
+    return calls(form, *(called(form, name, emitted) for name, emitted in each))
 
 
 def message(name: str, arguments: str) -> str:
